@@ -1,0 +1,1 @@
+"""Expressions, matching, board and wire format: decisions without I/O."""

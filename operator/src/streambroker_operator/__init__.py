@@ -1,0 +1,1 @@
+"""The broker of streambroker and its command line."""

@@ -1,0 +1,1 @@
+"""The agent and the Spark data source of streambroker."""

@@ -1,0 +1,1 @@
+"""Found by Spark, which imports modules named pyspark_* and registers their DefaultSource."""
