@@ -1,0 +1,317 @@
+"""Decide which Export feeds which Import, and say why where it does not.
+
+`match` is the definition. A `Matcher` keeps both sides and answers for one
+resource at a time; `ScanMatcher` does it by trying every pair and is the oracle
+for every faster one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, Protocol, TypeAlias
+
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.expression import Expression, check_filter, parse
+from streambroker_core.model import Export, Import, Policy, Properties
+from streambroker_core.schema import Schema, covers
+
+Reason: TypeAlias = Literal[
+    "NamespaceNotAllowed",
+    "ScopeDiffers",
+    "NothingWanted",
+    "ExportedByProperties",
+    "ExportedByName",
+    "StreamIdDiffers",
+    "ApplicationDiffers",
+    "SubscriptionInvalid",
+    "SubscriptionFalse",
+    "SubscriptionUnknown",
+    "FilterForbidden",
+    "FilterInvalid",
+    "SchemaMismatch",
+]
+
+NEAR: frozenset[Reason] = frozenset({"FilterForbidden", "FilterInvalid", "SchemaMismatch"})
+"""Refusals of pairs that want each other; users get to see these unasked."""
+
+_CACHED = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The two belong together.
+
+    Attributes:
+        policy: ``drop`` if the Export or the Import says so, else ``wait``.
+        filter: canonical text of the Import's filter, or None.
+    """
+
+    policy: Policy
+    filter: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The two do not belong together: a word for programs, a sentence for people."""
+
+    reason: Reason
+    message: str
+
+
+Outcome: TypeAlias = Match | Refusal
+
+
+def match(export: Export, import_: Import) -> Outcome:
+    """Decide one pair; the first rule that fails gives the reason.
+
+    The order of the rules is part of the answer: who may see it (namespace,
+    scope), who wants it (names or subscription), how it is sent (filter, schema).
+    """
+    return (
+        _audience(export, import_)
+        or _interest(export, import_)
+        or _filter(export, import_)
+        or _columns(export, import_)
+        or Match(policy=policy_of(export, import_), filter=canonical_filter(import_.filter))
+    )
+
+
+def policy_of(export: Export, import_: Import) -> Policy:
+    """Return the policy of a route: either side may ask for ``drop``."""
+    drops = export.congestion_policy == "drop" or import_.on_congestion == "drop"
+    return "drop" if drops else "wait"
+
+
+def canonical_filter(text: str | None) -> str | None:
+    """Return the canonical text of a filter; None for none, the text itself if it is invalid."""
+    if text is None or not text.strip():
+        return None
+    found = _parsed(text, "filter")
+    return text if isinstance(found, StreambrokerError) else str(found)
+
+
+def expression_problem(
+    text: str | None, kind: Literal["subscription", "filter"]
+) -> StreambrokerError | None:
+    """Return what is wrong with an expression's syntax, or None."""
+    if text is None or not text.strip():
+        return None
+    found = _parsed(text, kind)
+    return found if isinstance(found, StreambrokerError) else None
+
+
+def filter_problem(text: str | None, schema: Schema | None) -> StreambrokerError | None:
+    """Return what is wrong with a filter for a schema; without a schema, with its syntax."""
+    if text is None or not text.strip():
+        return None
+    return _typed(text, schema)
+
+
+def import_filter_problem(import_: Import, exports: Iterable[Export]) -> StreambrokerError | None:
+    """Return why an Import's filter can never work, or None.
+
+    The Import's own schema decides if it has one. Otherwise it is wrong if it is
+    wrong for every Export that the Import matches without it; with no such
+    Export only the syntax counts.
+    """
+    problem = filter_problem(import_.filter, import_.schema)
+    if problem is not None or import_.filter is None or import_.schema is not None:
+        return problem
+    bare = replace(import_, filter=None)
+    problems = [
+        filter_problem(import_.filter, export.schema)
+        for export in exports
+        if export.allow_filter and isinstance(match(export, bare), Match)
+    ]
+    found = [problem for problem in problems if problem is not None]
+    return found[0] if found and len(found) == len(problems) else None
+
+
+def _audience(export: Export, import_: Import) -> Refusal | None:
+    home, guest = export.key.namespace, import_.key.namespace
+    allowed = export.allowed_namespaces
+    if guest != home and guest not in allowed and "*" not in allowed:
+        return Refusal(
+            reason="NamespaceNotAllowed",
+            message=f"{export.key} does not allow the namespace {guest}",
+        )
+    if export.application.scope != import_.application_scope:
+        return Refusal(
+            reason="ScopeDiffers",
+            message=f"{export.key} is in the scope {export.application.scope!r}, "
+            f"the import looks in {import_.application_scope!r}",
+        )
+    return None
+
+
+def _interest(export: Export, import_: Import) -> Refusal | None:
+    if import_.streams:
+        return _by_name(export, import_)
+    text = import_.subscription
+    if text is None or not text.strip():
+        return Refusal(
+            reason="NothingWanted", message=f"{import_.key} has neither subscription nor streams"
+        )
+    if export.properties is None:
+        return Refusal(
+            reason="ExportedByName",
+            message=f"{export.key} is exported by name, the import has a subscription",
+        )
+    return _by_properties(export, export.properties, text)
+
+
+def _by_name(export: Export, import_: Import) -> Refusal | None:
+    if export.stream_id is None:
+        return Refusal(
+            reason="ExportedByProperties",
+            message=f"{export.key} is exported by properties, the import names streams",
+        )
+    named = [name for name in import_.streams if name.stream_id == export.stream_id]
+    if not named:
+        return Refusal(
+            reason="StreamIdDiffers",
+            message=f"{export.key} has the stream id {export.stream_id!r}, "
+            "which the import does not name",
+        )
+    if any(name.application_name in (None, export.application.name) for name in named):
+        return None
+    return Refusal(
+        reason="ApplicationDiffers",
+        message=f"{export.key} is of the application {export.application.name!r}, "
+        f"the import wants {named[0].application_name!r}",
+    )
+
+
+def _by_properties(export: Export, properties: Properties, text: str) -> Refusal | None:
+    expression = _parsed(text, "subscription")
+    if isinstance(expression, StreambrokerError):
+        return Refusal(reason="SubscriptionInvalid", message=str(expression))
+    value = expression.evaluate(properties)
+    if value is True:
+        return None
+    if value is False:
+        return Refusal(
+            reason="SubscriptionFalse",
+            message=f"the subscription is false for the properties of {export.key}",
+        )
+    return Refusal(
+        reason="SubscriptionUnknown",
+        message=f"the subscription is unknown for {export.key}: a property is missing or of "
+        "another type",
+    )
+
+
+def _filter(export: Export, import_: Import) -> Refusal | None:
+    text = import_.filter
+    if text is None or not text.strip():
+        return None
+    if not export.allow_filter:
+        return Refusal(reason="FilterForbidden", message=f"{export.key} allows no filters")
+    problem = filter_problem(text, import_.schema) or filter_problem(text, export.schema)
+    if problem is None:
+        return None
+    return Refusal(reason="FilterInvalid", message=str(problem))
+
+
+def _columns(export: Export, import_: Import) -> Refusal | None:
+    if import_.schema is None or export.schema is None:
+        return None
+    difference = covers(export.schema, import_.schema)
+    if difference is None:
+        return None
+    return Refusal(reason="SchemaMismatch", message=f"{export.key}: {difference}")
+
+
+@lru_cache(maxsize=_CACHED)
+def _parsed(text: str, kind: Literal["subscription", "filter"]) -> Expression | StreambrokerError:
+    try:
+        return parse(text, kind=kind)
+    except StreambrokerError as error:
+        return error.with_traceback(None)
+
+
+@lru_cache(maxsize=_CACHED)
+def _typed(text: str, schema: Schema | None) -> StreambrokerError | None:
+    expression = _parsed(text, "filter")
+    if isinstance(expression, StreambrokerError):
+        return expression
+    if schema is None:
+        return None
+    try:
+        check_filter(expression, schema)
+    except StreambrokerError as error:
+        return error.with_traceback(None)
+    return None
+
+
+class Matcher(Protocol):
+    """Both sides of the matching, changed one resource at a time.
+
+    Resources go by uid; putting one again replaces it. The answers hold matches
+    and `NEAR` refusals only.
+    """
+
+    def put_export(self, export: Export) -> None:
+        """Add or replace an Export."""
+
+    def remove_export(self, uid: str) -> None:
+        """Take an Export away; an unknown one changes nothing."""
+
+    def put_import(self, import_: Import) -> None:
+        """Add or replace an Import."""
+
+    def remove_import(self, uid: str) -> None:
+        """Take an Import away; an unknown one changes nothing."""
+
+    def matches_of_export(self, uid: str) -> Mapping[str, Outcome]:
+        """Return the outcome per Import's uid; empty for an unknown Export."""
+
+    def matches_of_import(self, uid: str) -> Mapping[str, Outcome]:
+        """Return the outcome per Export's uid; empty for an unknown Import."""
+
+
+class ScanMatcher:
+    """The `Matcher` that tries every pair: linear in the other side per answer."""
+
+    def __init__(self) -> None:
+        self._exports: dict[str, Export] = {}
+        self._imports: dict[str, Import] = {}
+
+    def put_export(self, export: Export) -> None:
+        """Add or replace an Export."""
+        self._exports[export.uid] = export
+
+    def remove_export(self, uid: str) -> None:
+        """Take an Export away; an unknown one changes nothing."""
+        self._exports.pop(uid, None)
+
+    def put_import(self, import_: Import) -> None:
+        """Add or replace an Import."""
+        self._imports[import_.uid] = import_
+
+    def remove_import(self, uid: str) -> None:
+        """Take an Import away; an unknown one changes nothing."""
+        self._imports.pop(uid, None)
+
+    def matches_of_export(self, uid: str) -> Mapping[str, Outcome]:
+        """Return the outcome per Import's uid; empty for an unknown Export."""
+        export = self._exports.get(uid)
+        if export is None:
+            return {}
+        tried = ((other, match(export, import_)) for other, import_ in self._imports.items())
+        return {other: outcome for other, outcome in tried if is_near(outcome)}
+
+    def matches_of_import(self, uid: str) -> Mapping[str, Outcome]:
+        """Return the outcome per Export's uid; empty for an unknown Import."""
+        import_ = self._imports.get(uid)
+        if import_ is None:
+            return {}
+        tried = ((other, match(export, import_)) for other, export in self._exports.items())
+        return {other: outcome for other, outcome in tried if is_near(outcome)}
+
+
+def is_near(outcome: Outcome) -> bool:
+    """Say whether an outcome is a match, or a refusal that users see unasked."""
+    return isinstance(outcome, Match) or outcome.reason in NEAR

@@ -1,0 +1,27 @@
+"""The one byte form of a JSON value, so that every replica hashes and signs alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+DIGEST_CHARS = 32
+"""Length of a content digest: 128 bits in hexadecimal."""
+
+
+def canonical(value: Any) -> bytes:
+    """Return JSON with sorted keys and without spaces, in ASCII.
+
+    Raises:
+        ValueError: the value holds NaN or an infinity.
+
+    >>> canonical({"b": 1, "a": [2.0, None]})
+    b'{"a":[2.0,null],"b":1}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of the canonical form, cut to `DIGEST_CHARS`."""
+    return hashlib.sha256(canonical(value)).hexdigest()[:DIGEST_CHARS]

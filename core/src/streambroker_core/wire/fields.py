@@ -1,0 +1,184 @@
+"""Read JSON-like data with checks that name the place of what is wrong.
+
+A `Fields` wraps one object. Each reader takes a key, checks what stands there,
+and raises `ManifestError` with the path from the root of the document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from streambroker_core.errors import ManifestError
+
+_T = TypeVar("_T")
+
+
+def json_type(value: object) -> str:
+    """Return what a user would call the type of a decoded JSON value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int):
+        return "an integer"
+    if isinstance(value, float):
+        return "a number"
+    if isinstance(value, str):
+        return "a text"
+    if isinstance(value, Mapping):
+        return "an object"
+    return "a list" if isinstance(value, Sequence) else type(value).__name__
+
+
+class Fields:
+    """One object of a document, and where it stands."""
+
+    __slots__ = ("_data", "path")
+
+    def __init__(self, data: object, path: str = "") -> None:
+        if not isinstance(data, Mapping):
+            raise ManifestError(path=path, reason=f"has to be an object, not {json_type(data)}")
+        for key in data:
+            if not isinstance(key, str):
+                raise ManifestError(path=path, reason=f"has the key {key!r}, which is not a text")
+        self._data: Mapping[str, Any] = data
+        self.path = path
+
+    def at(self, key: str) -> str:
+        """Return the path of a key."""
+        return f"{self.path}.{key}" if self.path else key
+
+    def bad(self, key: str, reason: str) -> ManifestError:
+        """Return the error that blames a key."""
+        return ManifestError(path=self.at(key), reason=reason)
+
+    def has(self, key: str) -> bool:
+        """Say whether a key is there and not null."""
+        return self._data.get(key) is not None
+
+    def get(self, key: str) -> Any:
+        """Return a raw value; None where it is absent or null."""
+        return self._data.get(key)
+
+    def raw(self) -> Mapping[str, Any]:
+        """Return the object itself."""
+        return self._data
+
+    def names(self) -> list[str]:
+        """Return the object's keys in order of the text."""
+        return sorted(self._data)
+
+    def only(self, allowed: Iterable[str]) -> None:
+        """Refuse keys that are not in a list; the message shows the list.
+
+        Raises:
+            ManifestError: there is another key.
+        """
+        known = sorted(allowed)
+        for key in self._data:
+            if key not in known:
+                raise self.bad(key, f"is not known here; known are {', '.join(known)}")
+
+    def text(
+        self,
+        key: str,
+        default: str | None = None,
+        *,
+        longest: int = 253,
+        check: Callable[[str], bool] | None = None,
+        wanted: str = "",
+    ) -> str:
+        """Return a non-empty text of at most ``longest`` UTF-8 bytes.
+
+        Raises:
+            ManifestError: it is missing without a default, or is something else.
+        """
+        value = self._data.get(key)
+        if value is None:
+            if default is None:
+                raise self.bad(key, "is required")
+            return default
+        if not isinstance(value, str):
+            raise self.bad(key, f"has to be a text, not {json_type(value)}")
+        self._check_text(key, value, longest)
+        if check is not None and not check(value):
+            raise self.bad(key, f"is {value!r}, which is not {wanted}")
+        return value
+
+    def _check_text(self, key: str, value: str, longest: int) -> None:
+        if not value:
+            raise self.bad(key, "is empty")
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError as error:
+            raise self.bad(key, "holds half of a surrogate pair") from error
+        if size > longest:
+            raise self.bad(key, f"has {size} bytes, the limit is {longest}")
+
+    def optional_text(self, key: str, *, longest: int = 253) -> str | None:
+        """Return a non-empty text, or None where it is absent."""
+        return self.text(key, longest=longest) if self.has(key) else None
+
+    def integer(self, key: str, default: int | None = None, *, low: int = 0, high: int) -> int:
+        """Return an integer from ``low`` to ``high``.
+
+        Raises:
+            ManifestError: it is missing without a default, or is something else.
+        """
+        value = self._data.get(key)
+        if value is None:
+            if default is None:
+                raise self.bad(key, "is required")
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.bad(key, f"has to be an integer, not {json_type(value)}")
+        if not low <= value <= high:
+            raise self.bad(key, f"is {value}, which is not from {low} to {high}")
+        return value
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """Return a boolean.
+
+        Raises:
+            ManifestError: it is something else; the texts ``"true"`` and ``"false"`` too.
+        """
+        value = self._data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.bad(key, f"has to be true or false, not {json_type(value)}")
+        return value
+
+    def word(self, key: str, words: Mapping[str, _T], default: _T) -> _T:
+        """Return what a word stands for.
+
+        Raises:
+            ManifestError: the word is not one of ``words``.
+        """
+        value = self._data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str) or value not in words:
+            raise self.bad(key, f"is {value!r}; it has to be {' or '.join(words)}")
+        return words[value]
+
+    def child(self, key: str) -> Fields:
+        """Return an object; an empty one where it is absent."""
+        value = self._data.get(key)
+        return Fields({} if value is None else value, self.at(key))
+
+    def items(self, key: str, *, most: int) -> list[Any]:
+        """Return a list of at most ``most`` entries; an empty one where it is absent.
+
+        Raises:
+            ManifestError: it is something else, or too long.
+        """
+        value = self._data.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple):
+            raise self.bad(key, f"has to be a list, not {json_type(value)}")
+        if len(value) > most:
+            raise self.bad(key, f"has {len(value)} entries, the limit is {most}")
+        return list(value)

@@ -1,0 +1,165 @@
+"""Hints: signed datagrams that say "your view has changed", and nothing else.
+
+A hint carries no routes. Losing, doubling, delaying, replaying or forging one
+costs at most one poll, because all it can do is make an agent ask the broker.
+
+Form, version 1, big-endian: ``SBH`` and the version byte; the first 8 bytes of
+the agent's SHA-256; the board's point as two unsigned 64-bit integers; one byte
+with the length of the view's version, then that version in ASCII; HMAC-SHA256 of
+all that, with the agent's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+
+from streambroker_core.errors import HintError
+
+HINT_VERSION = 1
+MAX_DATAGRAM = 200
+"""Bytes; a longer datagram is refused before it is looked at."""
+STALE_S = 90.0
+"""Seconds after which an older point is believed: the board was restored."""
+POLL_SPACING_S = 0.02
+"""Shortest time between two polls that hints ask for, in seconds."""
+
+_HEAD = struct.Struct(">3sB8sQQB")
+_MAC = hashlib.sha256().digest_size
+_LONGEST_VERSION = 64
+_LARGEST = (1 << 64) - 1
+
+Point = tuple[int, int]
+"""Processed versions of (exports, imports); ordered component by component."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """What a hint says: the agent's view has this version at this point."""
+
+    agent: str
+    version: str
+    point: Point
+
+
+def encode(key: bytes, agent: str, view_version: str, point: Point) -> bytes:
+    """Return a signed datagram of at most `MAX_DATAGRAM` bytes.
+
+    Args:
+        key: the agent's key from its registration.
+        agent: ``namespace/job/pe``.
+        view_version: the ETag of the agent's view, ASCII, at most 64 characters.
+        point: the board's point.
+
+    Raises:
+        HintError: the version or the point does not fit into a hint.
+    """
+    version = view_version.encode("ascii", "replace")
+    if len(version) > _LONGEST_VERSION or not view_version.isascii():
+        raise HintError(f"the view version {view_version[:80]!r} does not fit into a hint")
+    if not all(0 <= part <= _LARGEST for part in point):
+        raise HintError(f"the point {point} does not fit into a hint")
+    head = _HEAD.pack(b"SBH", HINT_VERSION, _digest(agent), point[0], point[1], len(version))
+    body = head + version
+    return body + _mac(key, body)
+
+
+def decode(key: bytes, datagram: bytes, agent: str) -> Hint:
+    """Return what a datagram says, if this agent's broker signed it.
+
+    Raises:
+        HintError: it is oversized, malformed, of another version, meant for
+            another agent, or forged.
+    """
+    if len(datagram) > MAX_DATAGRAM:
+        raise HintError(f"a hint has at most {MAX_DATAGRAM} bytes, this one has {len(datagram)}")
+    if len(datagram) < _HEAD.size + _MAC:
+        raise HintError(f"a hint of {len(datagram)} bytes is cut off")
+    magic, form, meant, exports, imports, length = _HEAD.unpack_from(datagram)
+    if magic != b"SBH":
+        raise HintError("the datagram is not a hint")
+    if form != HINT_VERSION:
+        raise HintError(f"the hint has form {form}, this agent reads form {HINT_VERSION}")
+    if length > _LONGEST_VERSION or len(datagram) != _HEAD.size + length + _MAC:
+        raise HintError("the hint's length does not fit its content")
+    body, mac = datagram[:-_MAC], datagram[-_MAC:]
+    if meant != _digest(agent):
+        raise HintError(f"the hint is not for {agent}")
+    if not hmac.compare_digest(mac, _mac(key, body)):
+        raise HintError("the hint's signature is wrong")
+    return Hint(agent=agent, version=_ascii(body[_HEAD.size :]), point=(exports, imports))
+
+
+def _ascii(version: bytes) -> str:
+    try:
+        return version.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise HintError("the hint's view version is not ASCII") from error
+
+
+def _digest(agent: str) -> bytes:
+    return hashlib.sha256(agent.encode()).digest()[:8]
+
+
+def _mac(key: bytes, body: bytes) -> bytes:
+    return hmac.new(key, b"hint\0" + body, hashlib.sha256).digest()
+
+
+class HintGate:
+    """Says which hints are worth a poll and which views are to be taken.
+
+    Args:
+        version: ETag of the view the agent has, or None.
+        point: the point of that view.
+    """
+
+    __slots__ = ("_point", "_stale_since", "_version")
+
+    def __init__(self, version: str | None = None, point: Point = (0, 0)) -> None:
+        self._version = version
+        self._point = point
+        self._stale_since: float | None = None
+
+    def offer(self, hint: Hint, now: float) -> bool:
+        """Say whether to poll because of a hint.
+
+        Args:
+            hint: what `decode` returned.
+            now: a monotonic clock, in seconds.
+
+        Returns:
+            False for the version the agent has, and for an older point during
+            the first `STALE_S` seconds in which older points are seen.
+        """
+        if hint.version == self._version:
+            return False
+        return self._believed(hint.point, now)
+
+    def take(self, version: str, point: Point, now: float) -> bool:
+        """Say whether to take a view that the broker answered, and remember it.
+
+        Returns:
+            False where the view's point is older than that of the view the
+            agent has, until such points have been seen for `STALE_S` seconds.
+        """
+        if version != self._version and not self._believed(point, now):
+            return False
+        if version != self._version or not is_older(point, self._point):
+            self._point = point
+        self._version = version
+        self._stale_since = None
+        return True
+
+    def _believed(self, point: Point, now: float) -> bool:
+        if not is_older(point, self._point):
+            return True
+        if self._stale_since is None:
+            self._stale_since = now
+        return now - self._stale_since >= STALE_S
+
+
+def is_older(point: Point, than: Point) -> bool:
+    """Say whether one component lies behind; such points are not comparable upwards."""
+    return point[0] < than[0] or point[1] < than[1]

@@ -1,0 +1,131 @@
+"""How an agent makes itself known, and the key it gets.
+
+The key is derived, never stored: every replica that has the broker's secret and
+the registration can sign for and check the agent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streambroker_core.errors import ManifestError
+from streambroker_core.model import PeKey
+from streambroker_core.wire.canonical import canonical
+from streambroker_core.wire.fields import Fields
+
+POLL_S = 30
+"""How often an agent asks for its view even if nobody hints, in seconds."""
+
+_INSTANCE = re.compile(r"[0-9a-f]{8,64}")
+_SCHEMES = ("grpc+tcp", "grpc+tls", "grpc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What an agent says of itself.
+
+    Attributes:
+        instance: hexadecimal id that stays with the agent's data directory.
+        location: where other agents read from it, ``grpc+tcp://host:port``.
+        hint: ``host:port`` where it listens for hints by UDP, or None.
+    """
+
+    instance: str
+    location: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """What the broker answers: the agent's key and its poll interval in seconds."""
+
+    key: bytes
+    poll_s: int = POLL_S
+
+
+def encode(registration: Registration) -> dict[str, Any]:
+    """Return the body of the request that registers an agent."""
+    return {
+        "instance": registration.instance,
+        "location": registration.location,
+        "hint": registration.hint,
+    }
+
+
+def decode(body: object) -> Registration:
+    """Read the body of the request that registers an agent.
+
+    Raises:
+        ManifestError: a field is missing or wrong; the error names it.
+    """
+    fields = Fields(body)
+    fields.only(("instance", "location", "hint"))
+    instance = fields.text(
+        "instance",
+        check=lambda text: _INSTANCE.fullmatch(text) is not None,
+        wanted="8 to 64 lower case hexadecimal digits",
+    )
+    location = fields.text("location")
+    scheme, _, address = location.partition("://")
+    if scheme not in _SCHEMES:
+        raise fields.bad("location", f"is {location!r}; it has to begin with grpc+tcp://")
+    _address(fields, "location", address)
+    hint = fields.optional_text("hint")
+    if hint is not None:
+        _address(fields, "hint", hint)
+    return Registration(instance=instance, location=location, hint=hint)
+
+
+def encode_answer(answer: Registered) -> dict[str, Any]:
+    """Return the body of the answer to a registration."""
+    return {"key": answer.key.hex(), "poll": answer.poll_s}
+
+
+def decode_answer(body: Mapping[str, Any]) -> Registered:
+    """Read the body of the answer to a registration.
+
+    Raises:
+        ManifestError: a field is missing or wrong; the error names it.
+    """
+    fields = Fields(body)
+    text = fields.text("key")
+    try:
+        key = bytes.fromhex(text)
+    except ValueError as error:
+        raise fields.bad("key", "is not hexadecimal") from error
+    return Registered(key=key, poll_s=fields.integer("poll", POLL_S, low=1, high=86_400))
+
+
+def derive_key(secret: bytes, pe: PeKey, instance: str) -> bytes:
+    """Return the agent's key: HMAC-SHA256 over ``[namespace, job, pe, instance]``."""
+    message = canonical([pe.namespace, pe.job, pe.pe, instance])
+    return hmac.new(secret, message, hashlib.sha256).digest()
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``host:port`` or ``[v6]:port``.
+
+    Raises:
+        ManifestError: the text has another form.
+    """
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    digits = port.isascii() and port.isdigit() and len(port) <= 5
+    if not host or any(c in host for c in "/@ \t\r\n") or not digits or not 0 < int(port) < 65536:
+        raise ManifestError(path="", reason=f"{text!r} is not host:port")
+    return host, int(port)
+
+
+def _address(fields: Fields, key: str, text: str) -> None:
+    try:
+        split_address(text)
+    except ManifestError as error:
+        raise fields.bad(key, f"is wrong: {error.reason}") from error
