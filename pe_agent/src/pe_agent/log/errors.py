@@ -1,0 +1,117 @@
+# ruff: noqa: N818 - these names are states of the log and equal the codes that status shows
+"""What can go wrong with a stream's log, and whose fault it is.
+
+::
+
+    StreambrokerError
+    └── LogError                 code LogError
+        ├── LogFull              the disk, a quota or a size limit: make room, go on
+        ├── LogFailed            a write or an fsync failed: reopen elsewhere
+        ├── LogCorrupt           frames that were safe on disk are damaged
+        ├── LogVersionUnknown    written by a newer release
+        ├── LogClosed            used after close()
+        ├── AddressGone          the frame was dropped, or cut by recovery
+        └── FrameTooLarge        the caller's frame is beyond the format's limits
+"""
+
+from pathlib import Path
+
+from streambroker_core.errors import StreambrokerError
+
+
+class LogError(StreambrokerError):
+    """The base of all errors of a stream's log."""
+
+    code = "LogError"
+
+
+class LogFull(LogError):
+    """There is no room for a frame; nothing was appended and the log stays usable."""
+
+    code = "LogFull"
+
+    def __init__(self, path: Path, *, wanted: int, free: int, why: str, remedy: str) -> None:
+        self.path = path
+        self.wanted = wanted
+        self.free = free
+        super().__init__(
+            f"{path}: no room for a frame of {wanted} bytes ({why}; {free} bytes free): {remedy}"
+        )
+
+
+class LogFailed(LogError):
+    """A write or an fsync failed, so nobody knows what is on disk: the log takes no more."""
+
+    code = "LogFailed"
+
+    def __init__(self, path: Path, *, why: str) -> None:
+        self.path = path
+        self.why = why
+        super().__init__(
+            f"{path}: the log has failed and takes no more frames ({why}): check the disk and "
+            "restart the agent, which recovers what had been acknowledged"
+        )
+
+
+class LogCorrupt(LogError):
+    """A frame that was safe on disk cannot be read any more."""
+
+    code = "LogCorrupt"
+
+    def __init__(self, path: Path, *, offset: int, why: str) -> None:
+        self.path = path
+        self.offset = offset
+        self.why = why
+        super().__init__(
+            f"{path}: damaged at offset {offset} ({why}): restore this file from a copy, or move "
+            "the log's directory away so that the export opens a successor stream"
+        )
+
+
+class LogVersionUnknown(LogError):
+    """A file was written in a format newer than this release reads."""
+
+    code = "LogVersionUnknown"
+
+    def __init__(self, path: Path, *, found: int, known: int) -> None:
+        self.path = path
+        self.found = found
+        self.known = known
+        super().__init__(
+            f"{path}: log format version {found}, this release reads up to {known}: start the "
+            "release that wrote it, or a newer one; nothing was changed"
+        )
+
+
+class LogClosed(LogError):
+    """The log was closed."""
+
+    code = "LogClosed"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__(f"{path}: the log is closed: open it again to use it")
+
+
+class AddressGone(LogError):
+    """An address names no frame of this log (any more)."""
+
+    code = "AddressGone"
+
+    def __init__(self, path: Path, *, offset: int, why: str) -> None:
+        self.path = path
+        self.offset = offset
+        super().__init__(
+            f"{path}: no frame at offset {offset} ({why}): ask the log for its frames again"
+        )
+
+
+class FrameTooLarge(LogError):
+    """A frame exceeds what the format can hold."""
+
+    code = "FrameTooLarge"
+
+    def __init__(self, what: str, *, size: int, limit: int) -> None:
+        self.size = size
+        self.limit = limit
+        super().__init__(f"{what} of {size} bytes, at most {limit}: cut it into several frames")

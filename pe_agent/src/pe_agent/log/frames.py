@@ -1,0 +1,338 @@
+"""The bytes of one frame: a fixed header, a small meta part, a payload.
+
+::
+
+    offset  size
+         0     4  magic "SBLF"
+         4     4  crc32 of bytes 8..32 and the meta part
+         8     1  format version
+         9     1  kind
+        10     2  flags (0)
+        12     4  meta bytes
+        16     4  payload bytes
+        20     4  crc32 of the payload
+        24     8  sequence, counted over the whole log from 0
+        32        meta, then payload
+
+All numbers are little endian. The first checksum covers the second, so
+everything after it is covered, yet a chain of headers and metas is verified
+without reading payloads, and the payload's pass runs outside of any lock.
+Every format version keeps these 32 bytes: only so can an old release tell a
+newer frame from a damaged one.
+"""
+
+import enum
+import errno
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from pe_agent.log.errors import FrameTooLarge, LogVersionUnknown
+
+MAGIC = b"SBLF"
+VERSION = 1
+HEADER_BYTES = 32
+MAX_META_BYTES = 16 << 20
+MAX_PAYLOAD_BYTES = 1 << 30
+
+Payload: TypeAlias = Any
+"""One object with the buffer protocol, or a list or tuple of such objects."""
+
+_FRONT = struct.Struct("<4sI")
+_REST = struct.Struct("<BBHIIIQ")
+_BLANK = bytes(HEADER_BYTES)
+_WINDOW_BYTES = 32 << 10
+_CHUNK_BYTES = 1 << 20
+
+
+class Kind(enum.IntEnum):
+    """What a frame holds; the log itself treats all kinds alike."""
+
+    STAGE_DATA = 1
+    MANIFEST = 2
+    STAGE_END = 3
+    NOTE = 4
+
+
+class Header(NamedTuple):
+    """The fixed part of a frame, as it stands in the file."""
+
+    crc: int
+    version: int
+    kind: int
+    flags: int
+    meta_bytes: int
+    payload_bytes: int
+    payload_crc: int
+    sequence: int
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole frame."""
+        return HEADER_BYTES + self.meta_bytes + self.payload_bytes
+
+
+class Found(NamedTuple):
+    """One frame met by a scan: where it begins, its header and its meta bytes."""
+
+    offset: int
+    header: Header
+    meta: bytes
+
+
+def views(payload: Payload) -> list[memoryview]:
+    """Return the payload's buffers as flat views of bytes; nothing is copied.
+
+    Raises:
+        TypeError: an item has no buffer, or one that is not contiguous.
+    """
+    parts: Sequence[Any] = payload if isinstance(payload, (list, tuple)) else (payload,)
+    return [memoryview(part).cast("B") for part in parts]
+
+
+def checksum(parts: Sequence[memoryview]) -> int:
+    """Return the crc32 over the parts, in order."""
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return crc
+
+
+def check_size(meta_bytes: int, payload_bytes: int) -> None:
+    """Refuse what the format cannot hold.
+
+    Raises:
+        FrameTooLarge: meta above 16 MiB or payload above 1 GiB.
+    """
+    if meta_bytes > MAX_META_BYTES:
+        raise FrameTooLarge("the meta part", size=meta_bytes, limit=MAX_META_BYTES)
+    if payload_bytes > MAX_PAYLOAD_BYTES:
+        raise FrameTooLarge("the payload", size=payload_bytes, limit=MAX_PAYLOAD_BYTES)
+
+
+def encode(kind: int, meta: bytes, *, payload_bytes: int, payload_crc: int, sequence: int) -> bytes:
+    """Return header and meta of a frame; the payload follows them in the file."""
+    rest = _REST.pack(VERSION, kind, 0, len(meta), payload_bytes, payload_crc, sequence)
+    return _FRONT.pack(MAGIC, zlib.crc32(meta, zlib.crc32(rest))) + rest + meta
+
+
+def decode(head: bytes) -> Header | None:
+    """Return the header in the first 32 bytes of `head`, or None if there is none.
+
+    Only the magic and the limits are checked here: the checksum needs the meta
+    part, see `is_whole`.
+    """
+    if len(head) < HEADER_BYTES:
+        return None
+    magic, crc = _FRONT.unpack_from(head)
+    header = Header(crc, *_REST.unpack_from(head, _FRONT.size))
+    if magic != MAGIC or header.meta_bytes > MAX_META_BYTES:
+        return None
+    return header if header.payload_bytes <= MAX_PAYLOAD_BYTES else None
+
+
+def is_whole(head: bytes, meta: bytes) -> bool:
+    """Whether the header's checksum fits the 32 header bytes and the meta bytes."""
+    crc = zlib.crc32(meta, zlib.crc32(head[_FRONT.size : HEADER_BYTES]))
+    return bool(_FRONT.unpack_from(head)[1] == crc)
+
+
+class Window:
+    """A file read through one small buffer, so that short frames cost no call each."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd = fd
+        self._start = 0
+        self._data = b""
+        self.size = size
+
+    def take(self, offset: int, count: int) -> bytes:
+        """Return up to `count` bytes at `offset`; fewer only at the end of the file."""
+        count = max(0, min(count, self.size - offset))
+        at = offset - self._start
+        if at < 0 or at + count > len(self._data):
+            self._data = read_at(self._fd, max(count, _WINDOW_BYTES), offset)
+            self._start, at = offset, 0
+        return self._data[at : at + count]
+
+    def crc(self, offset: int, count: int) -> int:
+        """Return the crc32 of `count` bytes at `offset`, read in chunks."""
+        crc, stop = 0, offset + count
+        while offset < stop:
+            data = self.take(offset, min(_CHUNK_BYTES, stop - offset))
+            if not data:
+                break
+            crc = zlib.crc32(data, crc)
+            offset += len(data)
+        return crc
+
+    def find(self, needle: bytes, offset: int) -> int | None:
+        """Return where `needle` is found next, at or after `offset`."""
+        while offset < self.size:
+            data = self.take(offset, _CHUNK_BYTES)
+            at = data.find(needle)
+            if at >= 0:
+                return offset + at
+            if len(data) < _CHUNK_BYTES:
+                return None
+            offset += len(data) - len(needle) + 1
+        return None
+
+    def data_end(self, offset: int) -> int:
+        """Return the offset after the last byte that is not zero, at least `offset`."""
+        if self.size <= offset or not _has_data(self._fd, offset):
+            return offset
+        stop = self.size
+        while stop > offset:
+            start = max(offset, stop - _CHUNK_BYTES)
+            data = self.take(start, stop - start).rstrip(b"\0")
+            if data:
+                return start + len(data)
+            stop = start
+        return offset
+
+
+def read_at(fd: int, count: int, offset: int) -> bytes:
+    """Return `count` bytes of the file at `offset`; fewer only at its end."""
+    data = os.pread(fd, count, offset)
+    while data and len(data) < count:
+        more = os.pread(fd, count - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _has_data(fd: int, offset: int) -> bool:
+    """Whether the file system knows of data behind `offset`; preallocated room is none."""
+    try:
+        os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError as error:
+        return error.errno != errno.ENXIO
+    return True
+
+
+class Scan:
+    """The frames of one file, in order, up to its end or the first that is damaged.
+
+    After the iteration `end` is the offset behind the last good frame,
+    `sequence` the one due next, `damage` a sentence or None. A blank header is
+    the end, not damage: room is preallocated as zeros.
+    """
+
+    def __init__(
+        self, window: Window, path: Path, *, start: int, sequence: int, deep_from: int
+    ) -> None:
+        """Prepare a scan.
+
+        Args:
+            window: the file.
+            path: its name, for messages.
+            start: offset of the first frame.
+            sequence: the first frame's sequence.
+            deep_from: frames that end behind this offset have their payload
+                verified too.
+        """
+        self._window = window
+        self._path = path
+        self._deep_from = deep_from
+        self.end = start
+        self.sequence = sequence
+        self.damage: str | None = None
+
+    def __iter__(self) -> Iterator[Found]:
+        """Yield the good frames.
+
+        Raises:
+            LogVersionUnknown: a frame is whole and of a newer version.
+        """
+        while (found := self._next()) is not None:
+            self.end += found.header.length
+            self.sequence += 1
+            yield found
+
+    def _next(self) -> Found | None:
+        head = self._window.take(self.end, HEADER_BYTES)
+        if not head.strip(b"\0"):
+            return None
+        found, self.damage = examine(self._window, self._path, self.end, head)
+        if found is None:
+            return None
+        if found.header.sequence != self.sequence:
+            self.damage = f"frame {found.header.sequence} where {self.sequence} was due"
+            return None
+        if self.end + found.header.length > self._deep_from:
+            self.damage = payload_damage(self._window, found)
+        return None if self.damage else found
+
+
+def examine(
+    window: Window, path: Path, offset: int, head: bytes
+) -> tuple[Found | None, str | None]:
+    """Return the frame whose header is `head`, or None and what is wrong with it.
+
+    Raises:
+        LogVersionUnknown: the frame is whole and of a newer version.
+    """
+    header = decode(head)
+    if header is None:
+        return None, "no frame header"
+    meta = window.take(offset + HEADER_BYTES, header.meta_bytes)
+    if len(meta) < header.meta_bytes or not is_whole(head, meta):
+        return None, "the checksum of a frame's header differs"
+    if header.version > VERSION:
+        raise LogVersionUnknown(path, found=header.version, known=VERSION)
+    if offset + header.length > window.size:
+        return None, "a frame's payload is cut short"
+    return Found(offset, header, meta), None
+
+
+def payload_damage(window: Window, found: Found) -> str | None:
+    """Return what is wrong with a frame's payload, None if its checksum fits."""
+    header = found.header
+    start = found.offset + HEADER_BYTES + header.meta_bytes
+    if window.crc(start, header.payload_bytes) != header.payload_crc:
+        return "the checksum of a frame's payload differs"
+    return None
+
+
+def whole_frame_after(window: Window, path: Path, offset: int, *, sequence: int) -> int | None:
+    """Return the offset of the next whole frame behind `offset`, None if there is none.
+
+    Frames older than `sequence` do not count: a payload may hold copies of
+    frames.
+    """
+    at = window.find(MAGIC, offset + 1)
+    while at is not None:
+        found, _ = examine(window, path, at, window.take(at, HEADER_BYTES))
+        if found and found.header.sequence > sequence and not payload_damage(window, found):
+            return at
+        at = window.find(MAGIC, at + 1)
+    return None
+
+
+__all__ = [
+    "HEADER_BYTES",
+    "MAX_META_BYTES",
+    "MAX_PAYLOAD_BYTES",
+    "VERSION",
+    "Found",
+    "Header",
+    "Kind",
+    "Payload",
+    "Scan",
+    "Window",
+    "check_size",
+    "checksum",
+    "decode",
+    "encode",
+    "examine",
+    "is_whole",
+    "payload_damage",
+    "read_at",
+    "views",
+    "whole_frame_after",
+]

@@ -1,0 +1,487 @@
+"""The durable log of one stream: frames in, frames out.
+
+Rules:
+
+1. A frame is acknowledged by `sync`, never by `append`.
+2. An fdatasync is not repeated after it failed: the kernel may have dropped
+   the pages and would answer "done".
+3. `_state` guards the tail and the list of segments. Checksums of payloads,
+   reads and fdatasyncs run outside of it, so appends go on meanwhile.
+
+One process owns a directory at a time; the agent's lock on its data directory
+sees to that.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pe_agent.log import frames, segments
+from pe_agent.log.commit import Committer
+from pe_agent.log.errors import AddressGone, LogClosed, LogCorrupt, LogFailed
+from pe_agent.log.frames import Header, Kind, Payload
+from pe_agent.log.recovery import Progress, Recovered, Recovery, Verify, recover
+from pe_agent.log.segments import ReadFiles, Segment, SegmentInfo
+
+SEGMENT_BYTES = 64 << 20
+FLUSH_BYTES = 16 << 20
+
+
+class Address(NamedTuple):
+    """Where a frame is: segment number, offset in its file, bytes of the whole frame.
+
+    Addresses are ordered as the frames were appended.
+    """
+
+    segment: int
+    offset: int
+    length: int
+
+
+_Place = tuple[int, int]
+"""A segment's number and an offset in it; places are ordered like the frames."""
+
+
+class StreamLog:
+    """Append-only segments of checksummed frames; thread-safe.
+
+    Attributes:
+        directory: where the segments are.
+        recovered: what opening found.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        found: Recovered,
+        *,
+        segment_bytes: int,
+        flush_bytes: int,
+        committer: Committer,
+    ) -> None:
+        """Take over a recovered directory; callers use `open`."""
+        self.directory = directory
+        self.recovered: Recovery = found.report
+        self._segment_bytes = segment_bytes
+        self._flush_bytes = flush_bytes
+        self._committer = committer
+        self._segments = {segment.number: segment for segment in found.segments}
+        self._active = found.segments[-1]
+        self._sequence = found.sequence
+        self._state = threading.Condition()
+        self._flushing = threading.Lock()
+        self._behind = [one for one in found.segments[:-1] if one.mark < one.end]
+        self._unflushed = 0
+        first = self._behind[0] if self._behind else self._active
+        self._synced: _Place = (first.number, first.mark)
+        self._failure: Exception | None = None
+        self._closed = False
+        self._files = ReadFiles(directory)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        committer: Committer,
+        progress: Progress | None = None,
+        flush_bytes: int = FLUSH_BYTES,
+        verify: Verify = "tail",
+    ) -> "StreamLog":
+        """Create the log, or recover it. What it then holds is safe on disk.
+
+        Args:
+            directory: of this log alone; created if missing.
+            segment_bytes: bytes of frames after which a segment is full. A
+                longer frame gets a segment of its own.
+            committer: shared by all logs of the agent.
+            progress: called with (bytes done, bytes in all) while scanning.
+            flush_bytes: appended bytes after which an fdatasync is started in
+                the background.
+            verify: "all" checks every payload; "tail" those of the last
+                segment and of frames no mark covers, of others the headers.
+
+        Raises:
+            LogCorrupt: acknowledged frames in the middle are damaged; nothing changed.
+            LogVersionUnknown: a newer release wrote here; nothing changed.
+            LogFull: there is no room for the first segment.
+            LogFailed: the disk fails.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        found = recover(directory, verify=verify, progress=progress)
+        if not found.segments:
+            segments.sync_directory(directory.parent)
+            found.segments.append(_create_first(directory))
+        log = cls(
+            directory,
+            found,
+            segment_bytes=segment_bytes,
+            flush_bytes=flush_bytes,
+            committer=committer,
+        )
+        log.flush()
+        log._check()
+        return log
+
+    def append(self, kind: int, meta: bytes, payload: Payload = b"") -> Address:
+        """Write a frame behind the last one; it is safe only after `sync`.
+
+        Args:
+            kind: one of `Kind`.
+            meta: small JSON, at most 16 MiB.
+            payload: a buffer, or a list or tuple of buffers, together at most
+                1 GiB. They are written from where they are.
+
+        Returns:
+            The frame's address; it never changes.
+
+        Raises:
+            LogFull: no room; nothing was appended, the log stays usable.
+            LogFailed: the write failed; nothing can be appended any more.
+            LogClosed: the log is closed.
+            FrameTooLarge: beyond the format's limits.
+            ValueError: the kind is unknown.
+        """
+        kind = Kind(kind)
+        parts = frames.views(payload)
+        payload_bytes = sum(map(len, parts))
+        frames.check_size(len(meta), payload_bytes)
+        crc = frames.checksum(parts)
+        length = frames.HEADER_BYTES + len(meta) + payload_bytes
+        with self._state:
+            self._check()
+            head = frames.encode(
+                kind,
+                meta,
+                payload_bytes=payload_bytes,
+                payload_crc=crc,
+                sequence=self._sequence,
+            )
+            segment = self._write([memoryview(head), *parts], length)
+            address = Address(segment.number, segment.end, length)
+            segment.end += length
+            segment.frames += 1
+            self._sequence += 1
+            self._unflushed += length
+            behind = self._unflushed >= self._flush_bytes
+            if behind:
+                self._unflushed = 0
+        if behind:
+            self._committer.request(self)
+        return address
+
+    def _write(self, parts: list[memoryview], length: int) -> Segment:
+        """Write a frame's parts and return the segment, whose `end` is still before them."""
+        path = self._active.path
+        try:
+            segment = self._room(length)
+            path = segment.path
+            segment.reserve(length, segment_bytes=self._segment_bytes)
+            segment.write(parts)
+        except BaseException as error:
+            self._undo(error)
+            if isinstance(error, OSError) and error.errno in segments.NO_ROOM:
+                raise segments.full(path, length, error) from error
+            if isinstance(error, OSError):
+                raise LogFailed(self.directory, why=str(error)) from error
+            raise
+        return segment
+
+    def _undo(self, error: BaseException) -> None:
+        """Cut off what a failed append has written; fail for good if that is not possible."""
+        try:
+            self._active.cut()
+        except OSError as second:
+            self.fail(second)
+        if isinstance(error, OSError) and error.errno not in segments.NO_ROOM:
+            self.fail(error)
+
+    def _room(self, length: int) -> Segment:
+        """Return the active segment, a new one if the frame does not fit in it."""
+        active = self._active
+        used = active.end - segments.HEADER_BYTES
+        if not used or used + length <= self._segment_bytes:
+            return active
+        fresh = segments.create(self.directory, active.number + 1, self._sequence)
+        self._segments[fresh.number] = fresh
+        self._behind.append(active)
+        self._active = fresh
+        active.cut()
+        return fresh
+
+    def sync(self, upto: Address | None = None) -> None:
+        """Return when the frames up to `upto` are safe on disk; all frames by default.
+
+        Callers that wait at the same time share an fdatasync.
+
+        Raises:
+            LogFailed: it is unknown what is on disk.
+            LogClosed: the log was closed before.
+        """
+        with self._state:
+            place = self._tail() if upto is None else (upto.segment, upto.offset + upto.length)
+            if self._synced >= place and self._failure is None:
+                return
+            self._check()
+        self._committer.request(self)
+        with self._state:
+            self._state.wait_for(
+                lambda: self._synced >= place or self._failure is not None or self._closed
+            )
+            if self._synced < place:
+                self._check()
+
+    def flush(self) -> None:
+        """Make everything appended so far safe; called by the committer.
+
+        Never raises for the disk's sake: a failed fdatasync fails the log.
+        """
+        with self._flushing:
+            with self._state:
+                if self._failure is not None or self._closed:
+                    return
+                behind = list(self._behind)
+                due = [(one, one.end) for one in (*behind, self._active) if one.end > one.mark]
+                place = self._tail()
+                self._unflushed = 0
+            try:
+                for segment, end in due:
+                    segment.sync(end)
+            except OSError as error:
+                self.fail(error)
+                self._forget_unsynced()
+                return
+            with self._state:
+                self._synced = place
+                del self._behind[: len(behind)]
+                self._state.notify_all()
+            for segment in behind:
+                segment.release()
+
+    def _forget_unsynced(self) -> None:
+        """Cut the frames a failed fdatasync left in doubt, as far as the disk lets us.
+
+        They may be in the page cache alone; an agent that opens the log again
+        would read them there and take them for safe.
+        """
+        with self._state, contextlib.suppress(OSError):
+            for segment in (*self._behind, self._active):
+                os.ftruncate(segment.open_for_writing(), segment.mark)
+
+    def fail(self, error: Exception) -> None:
+        """Take no more frames: nobody knows what is on disk."""
+        with self._state:
+            self._failure = self._failure or error
+            self._state.notify_all()
+
+    def _tail(self) -> _Place:
+        return self._active.number, self._active.end
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise LogFailed(self.directory, why=str(self._failure)) from self._failure
+        if self._closed:
+            raise LogClosed(self.directory)
+
+    def read(self, address: Address) -> memoryview:
+        """Return a frame's payload, verified.
+
+        The frame need not be synced yet; after a failure only synced ones are
+        read.
+
+        Raises:
+            LogCorrupt: the frame on disk is damaged.
+            AddressGone: its segment was dropped, or there never was such a frame.
+            LogFailed, LogClosed: see `append`.
+        """
+        with self._frame(address) as (fd, header, _):
+            start = address.offset + header.length - header.payload_bytes
+            payload = memoryview(frames.read_at(fd, header.payload_bytes, start))
+        if frames.checksum([payload]) != header.payload_crc:
+            why = "the checksum of a frame's payload differs"
+            raise LogCorrupt(self._path(address.segment), offset=address.offset, why=why)
+        return payload
+
+    def read_meta(self, address: Address) -> bytes:
+        """Return a frame's meta bytes, verified; raises what `read` raises."""
+        with self._frame(address) as (_, _, meta):
+            return meta
+
+    @contextlib.contextmanager
+    def _frame(self, address: Address) -> Iterator[tuple[int, Header, bytes]]:
+        path = self._path(address.segment)
+        self._check_readable(address)
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = stack.enter_context(self._files.hold(address.segment))
+            except FileNotFoundError:
+                why = "its segment was dropped"
+                raise AddressGone(path, offset=address.offset, why=why) from None
+            window = frames.Window(fd, address.offset + address.length)
+            head = window.take(address.offset, frames.HEADER_BYTES)
+            found, damage = frames.examine(window, path, address.offset, head)
+            if found is None:
+                raise LogCorrupt(path, offset=address.offset, why=damage or "")
+            if found.header.length != address.length:
+                why = f"a frame of {found.header.length} bytes, not {address.length}"
+                raise LogCorrupt(path, offset=address.offset, why=why)
+            yield fd, found.header, found.meta
+
+    def _check_readable(self, address: Address) -> None:
+        path = self._path(address.segment)
+        end = address.offset + address.length
+        with self._state:
+            if self._closed or (self._failure and (address.segment, end) > self._synced):
+                self._check()
+            segment = self._segments.get(address.segment)
+            if segment is None:
+                raise AddressGone(path, offset=address.offset, why="its segment was dropped")
+            if end > segment.end:
+                raise AddressGone(path, offset=address.offset, why="the log ends before it")
+
+    def _path(self, number: int) -> Path:
+        return segments.segment_path(self.directory, number)
+
+    def frames(self, kinds: Collection[int] | None = None) -> Iterator[tuple[Address, Kind, bytes]]:
+        """Yield (address, kind, meta bytes) of the frames there are now, in order.
+
+        Payloads are not read. Segments that are dropped meanwhile are left out.
+
+        Args:
+            kinds: only these; None for all.
+
+        Raises:
+            LogCorrupt: a frame's header is damaged.
+            LogClosed: the log is closed.
+        """
+        with self._state:
+            if self._closed:
+                self._check()
+            stop = self._synced if self._failure else self._tail()
+            ends = [(one.number, one.end) for one in self._segments.values()]
+        for number, end in ends:
+            if number > stop[0]:
+                return
+            yield from self._frames_of(number, stop[1] if number == stop[0] else end, kinds)
+
+    def _frames_of(
+        self, number: int, end: int, kinds: Collection[int] | None
+    ) -> Iterator[tuple[Address, Kind, bytes]]:
+        path = self._path(number)
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = stack.enter_context(self._files.hold(number))
+            except FileNotFoundError:
+                return
+            header = segments.read_header(fd, path)
+            scan = frames.Scan(
+                frames.Window(fd, end),
+                path,
+                start=segments.HEADER_BYTES,
+                sequence=header.sequence,
+                deep_from=end,
+            )
+            for found in scan:
+                if kinds is None or found.header.kind in kinds:
+                    address = Address(number, found.offset, found.header.length)
+                    yield address, Kind(found.header.kind), found.meta
+            if scan.end < end:
+                raise LogCorrupt(path, offset=scan.end, why=scan.damage or "a blank frame")
+
+    def segments(self) -> list[SegmentInfo]:
+        """Return the segments, oldest first; the last one is active."""
+        with self._state:
+            return [segment.info for segment in self._segments.values()]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all frames."""
+        return sum(info.bytes for info in self.segments())
+
+    def drop_segment(self, number: int) -> int:
+        """Remove a segment and its frames; reads that have begun end well.
+
+        Returns:
+            Bytes of frames removed; 0 if there is no such segment (any more).
+
+        Raises:
+            ValueError: it is the active segment.
+            LogFailed: the directory cannot be written.
+            LogClosed: the log is closed.
+        """
+        dropped = self._drop({number}.__contains__, refuse_active=True)
+        return sum(info.bytes for info in dropped)
+
+    def remove_segments(self, keep: Callable[[int], bool]) -> list[SegmentInfo]:
+        """Remove the segments whose number `keep` refuses, never the active one.
+
+        Returns:
+            The removed segments.
+
+        Raises:
+            LogFailed: the directory cannot be written.
+            LogClosed: the log is closed.
+        """
+        return self._drop(lambda number: not keep(number))
+
+    def _drop(
+        self, chosen: Callable[[int], bool], *, refuse_active: bool = False
+    ) -> list[SegmentInfo]:
+        with self._state:
+            self._check()
+            if refuse_active and chosen(self._active.number):
+                raise ValueError(f"segment {self._active.number} is active and cannot be dropped")
+            going = [
+                one
+                for one in self._segments.values()
+                if one is not self._active and chosen(one.number)
+            ]
+            for segment in going:
+                del self._segments[segment.number]
+        try:
+            for segment in going:
+                segment.path.unlink(missing_ok=True)
+                self._files.forget(segment.number)
+            if going:
+                segments.sync_directory(self.directory)
+        except OSError as error:
+            self.fail(error)
+            raise LogFailed(self.directory, why=str(error)) from error
+        return [segment.info for segment in going]
+
+    def close(self) -> None:
+        """Make everything safe and close the files; later calls raise `LogClosed`.
+
+        Raises:
+            LogFailed: what was appended last could not be made safe.
+        """
+        with self._state:
+            if self._closed:
+                return
+            failed_before = self._failure is not None
+        self.flush()
+        with self._flushing, self._state:
+            self._closed = True
+            self._state.notify_all()
+            if self._failure is None and self._active.fd is not None:
+                with contextlib.suppress(OSError):  # unused room, given back
+                    self._active.cut()
+            for segment in (*self._behind, self._active):
+                segment.release()
+        self._files.close()
+        if self._failure is not None and not failed_before:
+            raise LogFailed(self.directory, why=str(self._failure)) from self._failure
+
+
+def _create_first(directory: Path) -> Segment:
+    try:
+        return segments.create(directory, 1, 0)
+    except OSError as error:
+        if error.errno in segments.NO_ROOM:
+            path = segments.segment_path(directory, 1)
+            raise segments.full(path, segments.HEADER_BYTES, error) from error
+        raise LogFailed(directory, why=str(error)) from error

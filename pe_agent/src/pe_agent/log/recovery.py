@@ -1,0 +1,280 @@
+"""Find out what a log holds after a stop of any kind, and cut what nobody was promised.
+
+Everything is scanned before anything is changed. A bad frame is one of three:
+
+- behind the last mark, so never acknowledged: a torn tail. After a loss of
+  power whole frames may follow it, because a disk writes in any order. All of
+  it is cut.
+- before a mark, and whole frames follow: damage in the middle. Refused.
+- before a mark, and nothing whole follows: cut like a torn tail, for there is
+  nothing else to save, and counted in `Recovery.lost_bytes`.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pe_agent.log import frames, segments
+from pe_agent.log.errors import LogCorrupt
+from pe_agent.log.segments import Segment
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), at most once per 8 MiB and at the end."""
+Verify: TypeAlias = Literal["tail", "all"]
+
+TORN_KEPT = 4
+_REPORT_BYTES = 8 << 20
+_CHUNK_BYTES = 1 << 20
+_log = logging.getLogger("pe_agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What opening a log found.
+
+    Attributes:
+        frames: frames the log holds.
+        bytes: bytes of these frames.
+        cut_bytes: bytes of the torn tail that was cut, without preallocated room.
+        cut_segment: the segment it was cut from; None if nothing was cut.
+        lost_bytes: part of `cut_bytes` that had been safe on disk once and was
+            acknowledged; above 0 only if the disk lost what it had confirmed.
+        seconds: how long it took.
+    """
+
+    frames: int
+    bytes: int
+    cut_bytes: int
+    cut_segment: int | None
+    lost_bytes: int
+    seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Scanned:
+    """One segment as it was found."""
+
+    path: Path
+    number: int
+    first: int
+    mark: int
+    end: int
+    sequence: int
+    frames: int
+    data_end: int
+    damage: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Recovered:
+    """A directory's segments in order, ready for use, and the sequence due next."""
+
+    segments: list[Segment]
+    sequence: int
+    report: Recovery
+
+
+@dataclass(slots=True, kw_only=True)
+class _Meter:
+    """Turns bytes read into calls of `progress`."""
+
+    total: int
+    progress: Progress | None
+    done: int = 0
+    _told: int = field(default=0)
+
+    def reach(self, done: int) -> None:
+        self.done = done
+        if self.progress and (done - self._told >= _REPORT_BYTES or done == self.total):
+            self._told = done
+            self.progress(done, self.total)
+
+
+def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> Recovered:
+    """Scan a log's directory, cut its torn tail and return what is left.
+
+    Raises:
+        LogCorrupt: acknowledged frames in the middle are damaged; nothing changed.
+        LogVersionUnknown: a newer release wrote here; nothing changed.
+    """
+    started = time.perf_counter()
+    found = _scan_all(directory, verify, progress)
+    cut = _first_damage(found)
+    cut_bytes = lost = 0
+    if cut is not None:
+        cut_bytes, lost = _judge(found, cut)
+        _cut(directory, found, cut)
+        _tell(found[cut], cut_bytes, lost)
+        found = found[: cut + 1]
+    for leftover in directory.glob(f"*{segments.NEW_SUFFIX}"):
+        leftover.unlink()
+    report = Recovery(
+        frames=sum(one.frames for one in found),
+        bytes=sum(one.end - segments.HEADER_BYTES for one in found),
+        cut_bytes=cut_bytes,
+        cut_segment=found[-1].number if cut is not None else None,
+        lost_bytes=lost,
+        seconds=time.perf_counter() - started,
+    )
+    return Recovered(
+        segments=[_segment(one) for one in found],
+        sequence=found[-1].sequence if found else 0,
+        report=report,
+    )
+
+
+def _segment(one: _Scanned) -> Segment:
+    mark = min(one.mark, one.end)
+    return Segment(one.path, one.number, end=one.end, frames=one.frames, mark=mark)
+
+
+def _scan_all(directory: Path, verify: Verify, progress: Progress | None) -> list[_Scanned]:
+    numbers = segments.numbers(directory)
+    paths = [segments.segment_path(directory, number) for number in numbers]
+    meter = _Meter(total=sum(path.stat().st_size for path in paths), progress=progress)
+    found: list[_Scanned] = []
+    for path in paths:
+        last = path == paths[-1]
+        found.append(_scan(path, deep=last or verify == "all", last=last, meter=meter))
+    for one, after in itertools.pairwise(found):
+        _check_chain(one, after)
+    return found
+
+
+def _scan(path: Path, *, deep: bool, last: bool, meter: _Meter) -> _Scanned:
+    base = meter.done
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        header = segments.read_header(fd, path)
+        window = frames.Window(fd, os.fstat(fd).st_size)
+        scan = frames.Scan(
+            window,
+            path,
+            start=segments.HEADER_BYTES,
+            sequence=header.sequence,
+            deep_from=0 if deep else header.mark,
+        )
+        count = 0
+        for _ in scan:
+            count += 1
+            meter.reach(base + scan.end)
+        data_end = window.data_end(scan.end) if last or scan.damage else scan.end
+        meter.reach(base + window.size)
+    finally:
+        os.close(fd)
+    if data_end > scan.end and not scan.damage:
+        scan.damage = "data behind a blank"
+    return _Scanned(
+        path=path,
+        number=header.number,
+        first=header.sequence,
+        mark=header.mark,
+        end=scan.end,
+        sequence=scan.sequence,
+        frames=count,
+        data_end=data_end,
+        damage=scan.damage,
+    )
+
+
+def _check_chain(one: _Scanned, after: _Scanned) -> None:
+    """Note as damage of `one` that frames between it and `after` are missing.
+
+    Dropped segments leave a gap in the numbers, so a gap in the sequence is
+    damage only between neighbours.
+    """
+    neighbours = after.number == one.number + 1
+    if one.damage or (after.first == one.sequence if neighbours else after.first >= one.sequence):
+        return
+    one.damage = f"frame {one.sequence} was due, the next segment begins with {after.first}"
+
+
+def _first_damage(found: list[_Scanned]) -> int | None:
+    return next((at for at, one in enumerate(found) if one.damage), None)
+
+
+def _judge(found: list[_Scanned], cut: int) -> tuple[int, int]:
+    """Return (bytes to cut, bytes of them that had been acknowledged).
+
+    Raises:
+        LogCorrupt: the damage is in the middle.
+    """
+    bad, later = found[cut], found[cut + 1 :]
+    acknowledged = max(0, bad.mark - bad.end)
+    acknowledged += sum(one.mark - segments.HEADER_BYTES for one in later)
+    if acknowledged and (any(one.frames for one in later) or _continues(bad)):
+        raise LogCorrupt(bad.path, offset=bad.end, why=bad.damage or "")
+    torn = bad.data_end - bad.end
+    torn += sum(one.data_end - segments.HEADER_BYTES for one in later)
+    return torn, acknowledged
+
+
+def _continues(bad: _Scanned) -> bool:
+    """Whether a whole frame follows the damage in the same segment."""
+    fd = os.open(bad.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        window = frames.Window(fd, os.fstat(fd).st_size)
+        after = frames.whole_frame_after(window, bad.path, bad.end, sequence=bad.sequence)
+        return after is not None
+    finally:
+        os.close(fd)
+
+
+def _cut(directory: Path, found: list[_Scanned], cut: int) -> None:
+    """Cut the log behind the last good frame; an interruption leaves the same to do again."""
+    for one in reversed(found[cut + 1 :]):
+        one.path.rename(_torn_path(one.path))
+    bad = found[cut]
+    with contextlib.suppress(OSError):  # a copy for inspection; the disk may be full
+        _save_torn(bad)
+    fd = os.open(bad.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, bad.end)
+        segments.write_mark(fd, min(bad.mark, bad.end))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    segments.sync_directory(directory)
+    _keep_newest(directory)
+
+
+def _torn_path(path: Path) -> Path:
+    return path.with_name(path.name + segments.TORN_SUFFIX)
+
+
+def _save_torn(bad: _Scanned) -> None:
+    with bad.path.open("rb") as source, _torn_path(bad.path).open("wb") as copy:
+        source.seek(bad.end)
+        for data in _chunks(source.read, bad.data_end - bad.end):
+            copy.write(data)
+
+
+def _chunks(read: Callable[[int], bytes], count: int) -> Iterator[bytes]:
+    while count and (data := read(min(count, _CHUNK_BYTES))):
+        count -= len(data)
+        yield data
+
+
+def _keep_newest(directory: Path) -> None:
+    torn = directory.glob(f"*{segments.TORN_SUFFIX}")
+    newest_first = sorted(torn, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in newest_first[TORN_KEPT:]:
+        path.unlink()
+
+
+def _tell(bad: _Scanned, cut_bytes: int, lost: int) -> None:
+    _log.log(
+        logging.ERROR if lost else logging.WARNING,
+        "log tail cut: segment=%s offset=%d cut_bytes=%d lost_bytes=%d reason=%s",
+        bad.path,
+        bad.end,
+        cut_bytes,
+        lost,
+        bad.damage,
+    )

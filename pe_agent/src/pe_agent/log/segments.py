@@ -1,0 +1,334 @@
+"""Segment files: the pieces a log is cut into, the unit of retention.
+
+A segment begins with one page of its own::
+
+    offset  size
+         0     4  magic "SBLS"
+         4     4  crc32 of bytes 8..32
+         8     4  format version
+        12     4  0
+        16     8  number of the segment
+        24     8  sequence of its first frame
+        32     8  mark: offset up to which the file was safe on disk
+        40     4  crc32 of the mark
+      4096        frames
+
+It appears under its name whole or not at all (written as ``.new``, fsync,
+rename, fsync of the directory). The *mark* is written after each fdatasync and
+reaches the disk with the next one. It may be late and is never wrong, so
+recovery can tell a torn tail nobody was promised from damage to frames that
+had been acknowledged. A page of its own keeps it away from the frames' writes.
+"""
+
+import contextlib
+import errno
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pe_agent.log.errors import LogCorrupt, LogFull, LogVersionUnknown
+from pe_agent.log.frames import VERSION, read_at
+
+HEADER_BYTES = 4096
+SUFFIX = ".segment"
+TORN_SUFFIX = ".torn"
+NEW_SUFFIX = ".new"
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_MAGIC = b"SBLS"
+_FRONT = struct.Struct("<4sI")
+_REST = struct.Struct("<IIQQ")
+_MARK = struct.Struct("<QI")
+_MARK_OFFSET = 32
+_MAX_BUFFERS = 1024
+_CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+_EVERYTHING = (1 << 63) - 1
+_REMEDIES = {
+    errno.ENOSPC: "free space on this file system, or lower the export's buffer.maxBytes",
+    errno.EDQUOT: "raise the quota of the agent's user, or lower the export's buffer.maxBytes",
+    errno.EFBIG: "raise the agent's file size limit (ulimit -f), or make the segments smaller",
+}
+
+
+class SegmentInfo(NamedTuple):
+    """One segment as callers see it: its number, bytes of its frames, number of frames."""
+
+    number: int
+    bytes: int
+    frames: int
+
+
+class SegmentHeader(NamedTuple):
+    """The first page of a segment."""
+
+    number: int
+    sequence: int
+    mark: int
+
+
+class Segment:
+    """One segment of an open log; `fd` is None once nothing is written to it any more."""
+
+    def __init__(
+        self, path: Path, number: int, *, end: int = HEADER_BYTES, frames: int = 0, mark: int
+    ) -> None:
+        self.path = path
+        self.number = number
+        self.end = end
+        self.frames = frames
+        self.mark = mark
+        self.reserved = end
+        self.fd: int | None = None
+
+    @property
+    def info(self) -> SegmentInfo:
+        """The segment as callers see it."""
+        return SegmentInfo(self.number, self.end - HEADER_BYTES, self.frames)
+
+    def open_for_writing(self) -> int:
+        """Return the descriptor frames are written to, opened at the first call."""
+        if self.fd is None:
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        return self.fd
+
+    def reserve(self, length: int, *, segment_bytes: int) -> None:
+        """Preallocate up to `segment_bytes` of frames, or just what one frame needs.
+
+        A file system that cannot preallocate is no error; neither is one that
+        has no room for the whole segment but has room for the frame.
+
+        Raises:
+            OSError: there is no room for the frame, or the disk fails.
+        """
+        fd, stop = self.open_for_writing(), HEADER_BYTES + segment_bytes
+        if self.end + length <= self.reserved:
+            return
+        if stop >= self.end + length and self._allocate(fd, stop):
+            return
+        self._allocate(fd, self.end + length)
+
+    def _allocate(self, fd: int, stop: int) -> bool:
+        try:
+            os.posix_fallocate(fd, self.end, stop - self.end)
+        except AttributeError:  # not on this platform
+            self.reserved = _EVERYTHING
+            return True
+        except OSError as error:
+            if error.errno in _CANNOT_RESERVE:
+                self.reserved = _EVERYTHING
+                return True
+            if error.errno not in NO_ROOM:
+                raise
+            os.ftruncate(fd, self.end)
+            self.reserved = self.end
+            return False
+        self.reserved = stop
+        return True
+
+    def write(self, parts: list[memoryview]) -> None:
+        """Write the parts behind the last frame, all of them; `end` does not move.
+
+        Raises:
+            OSError: a part could not be written; the caller cuts the rest off.
+        """
+        fd, offset, first = self.open_for_writing(), self.end, 0
+        while first < len(parts):
+            written = os.pwritev(fd, parts[first : first + _MAX_BUFFERS], offset)
+            if written <= 0:
+                raise OSError(errno.EIO, "the file takes no more bytes", str(self.path))
+            offset += written
+            while first < len(parts) and written >= len(parts[first]):
+                written -= len(parts[first])
+                first += 1
+            if written:
+                parts[first] = parts[first][written:]
+
+    def cut(self) -> None:
+        """Remove everything behind the last frame, room included."""
+        self.reserved = self.end
+        os.ftruncate(self.open_for_writing(), self.end)
+
+    def sync(self, end: int) -> None:
+        """Make all frames before `end` safe and write the mark that says so.
+
+        Raises:
+            OSError: the fdatasync failed; it must not be tried again.
+        """
+        fd = self.open_for_writing()
+        os.fdatasync(fd)
+        self.mark = end
+        with contextlib.suppress(OSError):  # a late mark is harmless
+            write_mark(fd, end)
+
+    def release(self) -> None:
+        """Close the descriptor frames were written to."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    """Return the path of a segment."""
+    return directory / f"{number:010d}{SUFFIX}"
+
+
+def numbers(directory: Path) -> list[int]:
+    """Return the numbers of a directory's segments, in order."""
+    return sorted(int(path.stem) for path in directory.glob(f"*{SUFFIX}") if path.stem.isdigit())
+
+
+def create(directory: Path, number: int, sequence: int) -> Segment:
+    """Create an empty segment, safe on disk under its name.
+
+    Raises:
+        OSError: nothing is left behind if there was no room.
+    """
+    path = segment_path(directory, number)
+    fresh = path.with_name(path.name + NEW_SUFFIX)
+    rest = _REST.pack(VERSION, 0, number, sequence)
+    head = _FRONT.pack(_MAGIC, zlib.crc32(rest)) + rest + _mark(HEADER_BYTES)
+    fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    try:
+        _write_all(fd, head.ljust(HEADER_BYTES, b"\0"))
+        os.fsync(fd)
+        fresh.rename(path)
+        sync_directory(directory)
+    except BaseException:
+        os.close(fd)
+        fresh.unlink(missing_ok=True)
+        raise
+    segment = Segment(path, number, mark=HEADER_BYTES)
+    segment.fd = fd
+    return segment
+
+
+def read_header(fd: int, path: Path) -> SegmentHeader:
+    """Return the first page of a segment.
+
+    Raises:
+        LogCorrupt: it is damaged. A damaged mark alone reads as "nothing safe".
+        LogVersionUnknown: it is whole and of a newer version.
+    """
+    page = read_at(fd, HEADER_BYTES, 0)
+    if len(page) < HEADER_BYTES:
+        raise LogCorrupt(path, offset=0, why="the segment's header is cut short")
+    magic, crc = _FRONT.unpack_from(page)
+    if magic != _MAGIC or crc != zlib.crc32(page[_FRONT.size : _MARK_OFFSET]):
+        raise LogCorrupt(path, offset=0, why="the segment's header is damaged")
+    version, _, number, sequence = _REST.unpack_from(page, _FRONT.size)
+    if version > VERSION:
+        raise LogVersionUnknown(path, found=version, known=VERSION)
+    if segment_path(path.parent, number) != path:
+        raise LogCorrupt(path, offset=0, why=f"this is segment {number} under another name")
+    mark, mark_crc = _MARK.unpack_from(page, _MARK_OFFSET)
+    whole = mark_crc == zlib.crc32(page[_MARK_OFFSET : _MARK_OFFSET + 8])
+    return SegmentHeader(number, sequence, mark if whole else HEADER_BYTES)
+
+
+def write_mark(fd: int, end: int) -> None:
+    """Note in the file that everything before `end` is safe."""
+    os.pwrite(fd, _mark(end), _MARK_OFFSET)
+
+
+def _mark(end: int) -> bytes:
+    return _MARK.pack(end, zlib.crc32(end.to_bytes(8, "little")))
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], done)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make created, renamed and unlinked names of a directory safe."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def full(path: Path, wanted: int, error: OSError) -> LogFull:
+    """Return the refusal for a frame of `wanted` bytes that found no room."""
+    stat = os.statvfs(path.parent)
+    return LogFull(
+        path,
+        wanted=wanted,
+        free=stat.f_bavail * stat.f_frsize,
+        why=os.strerror(error.errno or errno.ENOSPC),
+        remedy=_REMEDIES.get(error.errno or errno.ENOSPC, _REMEDIES[errno.ENOSPC]),
+    )
+
+
+class _OpenFile:
+    __slots__ = ("fd", "stale", "users")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.users = 0
+        self.stale = False
+
+
+class ReadFiles:
+    """Descriptors segments are read by, at most `limit` of them kept while unused.
+
+    A held descriptor pins its segment: a segment that is dropped meanwhile is
+    read to the end of the hold. Thread-safe.
+    """
+
+    def __init__(self, directory: Path, *, limit: int = 16) -> None:
+        self._directory = directory
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._files: dict[int, _OpenFile] = {}
+
+    @contextlib.contextmanager
+    def hold(self, number: int) -> Iterator[int]:
+        """Hold a descriptor of the segment for the length of a ``with`` block.
+
+        Raises:
+            FileNotFoundError: the segment is gone.
+        """
+        with self._lock:
+            file = self._files.pop(number, None)
+            if file is None:
+                path = segment_path(self._directory, number)
+                file = _OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            self._files[number] = file
+            file.users += 1
+            self._evict()
+        try:
+            yield file.fd
+        finally:
+            with self._lock:
+                file.users -= 1
+                if file.stale and not file.users:
+                    os.close(file.fd)
+
+    def forget(self, number: int) -> None:
+        """Close the segment's descriptor, at once or when its last holder is done."""
+        with self._lock:
+            self._close(number)
+
+    def close(self) -> None:
+        """Forget all segments."""
+        with self._lock:
+            for number in list(self._files):
+                self._close(number)
+
+    def _evict(self) -> None:
+        unused = [number for number, file in self._files.items() if not file.users]
+        for number in unused[: max(0, len(self._files) - self._limit)]:
+            self._close(number)
+
+    def _close(self, number: int) -> None:
+        file = self._files.pop(number, None)
+        if file is not None:
+            file.stale = True
+            if not file.users:
+                os.close(file.fd)
