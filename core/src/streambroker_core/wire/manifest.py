@@ -139,11 +139,13 @@ def read_spec(
 def _port_key(fields: Fields, namespace: str, key: PortKey | None) -> PortKey:
     found = PortKey(
         namespace=namespace if key is None else key.namespace,
-        job=fields.text("job", key and key.job, check=is_label, wanted="a DNS label"),
+        job=fields.text(
+            "job", None if key is None else key.job, check=is_label, wanted="a DNS label"
+        ),
         pe=fields.integer("pe", 0 if key is None else key.pe, high=MAX_PE),
         port=fields.text(
             "port",
-            key and key.port,
+            None if key is None else key.port,
             check=is_port_name,
             wanted="a name of letters, digits, - and _, at most 63, beginning with a letter or _",
         ),

@@ -1,0 +1,39 @@
+"""The board: which Export feeds which Import, as a pure state machine."""
+
+from streambroker_core.board.events import (
+    Action,
+    AgentRegistered,
+    Event,
+    ExportApplied,
+    ExportRemoved,
+    FeedLost,
+    Hint,
+    ImportApplied,
+    ImportRemoved,
+    PeDeclared,
+    PeWithdrawn,
+    RoutesChanged,
+    Status,
+    StatusChanged,
+    Synced,
+)
+from streambroker_core.board.state import Board
+
+__all__ = [
+    "Action",
+    "AgentRegistered",
+    "Board",
+    "Event",
+    "ExportApplied",
+    "ExportRemoved",
+    "FeedLost",
+    "Hint",
+    "ImportApplied",
+    "ImportRemoved",
+    "PeDeclared",
+    "PeWithdrawn",
+    "RoutesChanged",
+    "Status",
+    "StatusChanged",
+    "Synced",
+]

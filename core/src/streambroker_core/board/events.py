@@ -1,0 +1,150 @@
+"""What goes into the board and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Resource
+from streambroker_core.wire.hints import Point
+from streambroker_core.wire.registration import Registration
+from streambroker_core.wire.view import RefusedPair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportApplied:
+    """An Export was seen at a version: new, changed, or the same again."""
+
+    export: Export
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRemoved:
+    """An Export was seen to go; the version is the deletion's own."""
+
+    uid: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportApplied:
+    """An Import was seen at a version: new, changed, or the same again."""
+
+    import_: Import
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRemoved:
+    """An Import was seen to go; the version is the deletion's own."""
+
+    uid: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRegistered:
+    """A PE's agent said where it is. A lower version than the known one is late."""
+
+    pe: PeKey
+    registration: Registration
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeDeclared:
+    """A PE exists, though it has no resource and no agent (any more)."""
+
+    pe: PeKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeWithdrawn:
+    """A PE is gone for good: forget its agent, and the PE once it has no port left."""
+
+    pe: PeKey
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """A consistent list of all resources of one kind.
+
+    Attributes:
+        listed: each resource with its own version.
+        version: the version of the list; nothing listed is younger.
+    """
+
+    kind: Kind
+    listed: tuple[tuple[Resource, int], ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedLost:
+    """The feed of one kind broke off; the board stays until the next `Synced`."""
+
+    kind: Kind
+
+
+Event: TypeAlias = (
+    ExportApplied
+    | ExportRemoved
+    | ImportApplied
+    | ImportRemoved
+    | AgentRegistered
+    | PeDeclared
+    | PeWithdrawn
+    | Synced
+    | FeedLost
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """Order: tell the PE's agent that its view has this version now."""
+
+    pe: PeKey
+    version: str
+    point: Point
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutesChanged:
+    """The PE's view has other content; None where the PE is no longer known."""
+
+    pe: PeKey
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChanged:
+    """Order: bring the status of a resource up to date."""
+
+    kind: Kind
+    uid: str
+
+
+Action: TypeAlias = Hint | RoutesChanged | StatusChanged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What the board has to say about one resource.
+
+    Attributes:
+        accepted: whether it takes part at all.
+        reason: ``Accepted``, or the word for why not.
+        message: a sentence; empty if accepted.
+        matches: how many routes it has.
+        peers: the first ten ports it is connected to.
+        refused: pairs that fail for filter or schema alone, at most twenty.
+    """
+
+    accepted: bool = True
+    reason: str = "Accepted"
+    message: str = ""
+    matches: int = 0
+    peers: tuple[PortKey, ...] = ()
+    refused: tuple[RefusedPair, ...] = ()

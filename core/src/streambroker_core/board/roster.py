@@ -1,0 +1,98 @@
+"""Who holds a port and a stream id when several resources claim the same.
+
+The older holds it: by creation time, then by uid. The others stand by, and the
+next one comes in when the holder goes. The outcome depends on who is there, not
+on the order in which they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from streambroker_core.board.shelf import Change
+from streambroker_core.model import Export, Import
+
+R = TypeVar("R", Export, Import)
+
+
+class _Claims:
+    """Claims on names; each name goes to the oldest claimant."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[Hashable, dict[str, float]] = {}
+        self._of: dict[str, Hashable] = {}
+
+    def claim(self, uid: str, name: Hashable | None, created: float) -> set[str]:
+        """Set what a resource claims; return all resources this may concern."""
+        old = self._of.get(uid)
+        concerned = {uid}
+        if old is not None:
+            rivals = self._by_name[old]
+            concerned.update(rivals)
+            del rivals[uid], self._of[uid]
+            if not rivals:
+                del self._by_name[old]
+        if name is not None:
+            rivals = self._by_name.setdefault(name, {})
+            concerned.update(rivals)
+            rivals[uid] = created
+            self._of[uid] = name
+        return concerned
+
+    def holder_over(self, uid: str) -> str | None:
+        """Return who holds the name that a resource claims; None if it claims none."""
+        name = self._of.get(uid)
+        if name is None:
+            return None
+        rivals = self._by_name[name]
+        return min(rivals, key=lambda rival: (rivals[rival], rival))
+
+
+class Roster(Generic[R]):
+    """Which resources of one kind take part.
+
+    Args:
+        stream_of: the stream name a resource claims, or None.
+    """
+
+    def __init__(self, stream_of: Callable[[R], Hashable | None]) -> None:
+        self._stream_of: Callable[[R], Hashable | None] = stream_of
+        self._known: dict[str, R] = {}
+        self._ports = _Claims()
+        self._streams = _Claims()
+
+    def change(self, change: Change[R]) -> set[str]:
+        """Take in a change; return the uids whose standing may be another now."""
+        uid, new = change.uid, change.new
+        if new is None:
+            self._known.pop(uid, None)
+            concerned = self._ports.claim(uid, None, 0.0)
+        else:
+            self._known[uid] = new
+            concerned = self._ports.claim(uid, new.key, new.created)
+        for rival in sorted(concerned):
+            concerned = concerned | self._claim_stream(rival)
+        return concerned
+
+    def _claim_stream(self, uid: str) -> set[str]:
+        resource = self._known.get(uid)
+        if resource is None or self._ports.holder_over(uid) != uid:
+            return self._streams.claim(uid, None, 0.0)
+        return self._streams.claim(uid, self._stream_of(resource), resource.created)
+
+    def port_rival(self, uid: str) -> str | None:
+        """Return who holds the resource's port instead of it, or None."""
+        holder = self._ports.holder_over(uid)
+        return None if holder == uid else holder
+
+    def stream_rival(self, uid: str) -> str | None:
+        """Return who holds the resource's stream id instead of it, or None."""
+        holder = self._streams.holder_over(uid)
+        return None if holder == uid else holder
+
+    def takes_part(self, uid: str) -> bool:
+        """Say whether a resource is there and holds what it claims."""
+        return (
+            uid in self._known and self.port_rival(uid) is None and self.stream_rival(uid) is None
+        )

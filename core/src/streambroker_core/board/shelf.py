@@ -1,0 +1,191 @@
+"""Keep the newest known state of all resources of one kind.
+
+Events come late, twice, out of order, or not at all. The shelf decides what each
+one is worth, by four rules:
+
+- An event is late if the resource is known at its version or a higher one, if
+  the resource is known to be gone, or if the last list is as young as the event.
+- A list is the truth at its version: what it leaves out is gone, unless it was
+  seen after that version.
+- Two resources of one name cannot exist together: the lower version is gone.
+- Versions that go down mean that the store behind the feed was restored. A new
+  session begins; what the list leaves out is gone, whatever version it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from streambroker_core.model import Export, Import
+
+R = TypeVar("R", Export, Import)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(Generic[R]):
+    """One resource before and after; None where it is not there."""
+
+    uid: str
+    old: R | None
+    new: R | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held(Generic[R]):
+    """A resource, its version, the version up to which that is known, its session."""
+
+    resource: R
+    version: int
+    seen: int
+    session: int
+
+
+class Shelf(Generic[R]):
+    """All resources of one kind, by uid."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Held[R]] = {}
+        self._gone: dict[str, tuple[int, int]] = {}
+        self._names: dict[tuple[str, str], tuple[int, str]] = {}
+        self._session = 0
+        self._listed_at = -1
+        self._reached = 0
+        self.point = 0
+        self.synced = False
+        self.stale = False
+
+    def __iter__(self) -> Iterator[R]:
+        return (held.resource for held in self._held.values())
+
+    def get(self, uid: str) -> R | None:
+        """Return a resource, or None."""
+        held = self._held.get(uid)
+        return None if held is None else held.resource
+
+    def apply(self, resource: R, version: int) -> list[Change[R]]:
+        """Take in a resource as it was at a version; return what that changed."""
+        self._reach(version)
+        held = self._held.get(resource.uid)
+        if held is not None:
+            return [] if version <= held.seen else self._replace(held, resource, version)
+        if version <= self._listed_at or resource.uid in self._gone:
+            return []
+        return self._admit(resource, version)
+
+    def _admit(self, resource: R, version: int) -> list[Change[R]]:
+        changes: list[Change[R]] = []
+        name = (resource.key.namespace, resource.name)
+        known = self._names.get(name)
+        if resource.name and known is not None:
+            if version < known[0]:
+                self._bury(resource.uid, version)
+                return []
+            changes += self._drop(known[1], version)
+        self._put(resource, version, seen=version)
+        changes.append(Change(uid=resource.uid, old=None, new=resource))
+        return changes
+
+    def _put(self, resource: R, version: int, *, seen: int) -> None:
+        self._held[resource.uid] = _Held(
+            resource=resource, version=version, seen=seen, session=self._session
+        )
+        if resource.name:
+            self._names[(resource.key.namespace, resource.name)] = (version, resource.uid)
+
+    def _replace(self, held: _Held[R], resource: R, version: int) -> list[Change[R]]:
+        old = held.resource
+        same = old == resource
+        self._put(old if same else resource, version, seen=version)
+        return [] if same else [Change(uid=resource.uid, old=old, new=resource)]
+
+    def remove(self, uid: str, version: int) -> list[Change[R]]:
+        """Take in that a resource went at a version; return what that changed."""
+        self._reach(version)
+        held = self._held.get(uid)
+        if held is None:
+            if version > self._listed_at:
+                self._bury(uid, version)
+            return []
+        if version < held.seen:
+            return []
+        return self._drop(uid, version)
+
+    def _drop(self, uid: str, version: int) -> list[Change[R]]:
+        held = self._held.pop(uid, None)
+        self._bury(uid, version)
+        if held is None:
+            return []
+        name = (held.resource.key.namespace, held.resource.name)
+        if self._names.get(name, (0, ""))[1] == uid:
+            self._names[name] = (version, uid)
+        return [Change(uid=uid, old=held.resource, new=None)]
+
+    def _bury(self, uid: str, version: int) -> None:
+        self._gone[uid] = (version, self._session)
+
+    def _buried_after(self, uid: str, version: int) -> bool:
+        at, session = self._gone.get(uid, (-1, self._session))
+        return at > version and session == self._session
+
+    def lost(self) -> None:
+        """Note that the feed broke off: what was seen so far is of an old session."""
+        self._session += 1
+        self._reached = 0
+        self.stale = True
+
+    def relist(self, entries: Iterable[tuple[R, int]], version: int) -> list[Change[R]]:
+        """Take in a consistent list; return what that changed."""
+        listed = {resource.uid: (resource, own) for resource, own in entries}
+        if self._restored(listed, version):
+            self.lost()
+        changes = self._leave_out(listed, version)
+        for resource, own in listed.values():
+            changes += self._take_listed(resource, own, version)
+        self._gone = {
+            uid: grave for uid, grave in self._gone.items() if self._buried_after(uid, version)
+        }
+        self._names = {
+            name: (at, uid)
+            for name, (at, uid) in self._names.items()
+            if uid in self._held or uid in self._gone
+        }
+        self._listed_at = version
+        self._reached = max(self._reached, version)
+        self.point = self._reached if self.stale else max(self.point, self._reached)
+        self.synced, self.stale = True, False
+        return changes
+
+    def _restored(self, listed: dict[str, tuple[R, int]], version: int) -> bool:
+        if version < self._listed_at:
+            return True
+        for uid, (_, own) in listed.items():
+            held = self._held.get(uid)
+            if held is not None and own < held.version <= version:
+                return True
+        return False
+
+    def _leave_out(self, listed: dict[str, tuple[R, int]], version: int) -> list[Change[R]]:
+        missing = [
+            uid
+            for uid, held in self._held.items()
+            if uid not in listed and (held.seen <= version or held.session < self._session)
+        ]
+        return [change for uid in missing for change in self._drop(uid, version)]
+
+    def _take_listed(self, resource: R, own: int, version: int) -> list[Change[R]]:
+        uid = resource.uid
+        held = self._held.get(uid)
+        if held is not None and held.session == self._session and held.version > version:
+            return []
+        if self._buried_after(uid, version):
+            return []
+        old = None if held is None else held.resource
+        same = old == resource
+        self._put(resource, own, seen=max(own, version))
+        return [] if same else [Change(uid=uid, old=old, new=resource)]
+
+    def _reach(self, version: int) -> None:
+        self._reached = max(self._reached, version)
+        self.point = max(self.point, version)

@@ -1,0 +1,282 @@
+"""The board: all resources, who matches whom, and every PE's view of it.
+
+Rule 1: every change of the routing state happens through `Board.handle`.
+Rule 2: nothing here acts. Events go in; the orders that come out are for the
+caller to carry out, in their order, at least once.
+Rule 3: before both kinds have been listed the board answers no view and gives no
+orders; a half-filled board would tear down what is merely not known yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from streambroker_core.board.events import (
+    Action,
+    AgentRegistered,
+    Event,
+    ExportApplied,
+    ExportRemoved,
+    FeedLost,
+    Hint,
+    ImportApplied,
+    ImportRemoved,
+    PeDeclared,
+    PeWithdrawn,
+    RoutesChanged,
+    Status,
+    StatusChanged,
+    Synced,
+)
+from streambroker_core.board.half import Half
+from streambroker_core.board.shelf import Change
+from streambroker_core.board.views import (
+    export_status,
+    import_status,
+    route_of,
+    view_of,
+)
+from streambroker_core.matching import Match, Matcher, Outcome, ScanMatcher
+from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Route
+from streambroker_core.wire.hints import Point
+from streambroker_core.wire.registration import Registration
+from streambroker_core.wire.view import View
+
+
+def _stream_of(export: Export) -> tuple[str, str, str | None, str, str] | None:
+    if export.stream_id is None:
+        return None
+    application = export.application
+    key = export.key
+    return (key.namespace, application.scope, application.name, key.job, export.stream_id)
+
+
+class Board:
+    """The state machine between resources and views.
+
+    Args:
+        matcher: decides pairs; a full scan by default.
+    """
+
+    def __init__(self, matcher: Matcher | None = None) -> None:
+        self._matcher: Matcher = ScanMatcher() if matcher is None else matcher
+        self._exports: Half[Export] = Half(_stream_of)
+        self._imports: Half[Import] = Half(lambda _: None)
+        self._agents: dict[PeKey, AgentRegistered] = {}
+        self._known: set[PeKey] = set()
+        self._views: dict[PeKey, View] = {}
+        self._statuses: dict[tuple[Kind, str], Status] = {}
+        self._dirty: set[PeKey] = set()
+        self._dirty_statuses: set[tuple[Kind, str]] = set()
+
+    # ---- what goes in ----------------------------------------------------
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one event in and return the orders it calls for.
+
+        The same event twice, or a late one, asks for nothing.
+        """
+        match event:
+            case ExportApplied(export=export, version=version):
+                self._export_changes(self._exports.shelf.apply(export, version))
+            case ExportRemoved(uid=uid, version=version):
+                self._export_changes(self._exports.shelf.remove(uid, version))
+            case ImportApplied(import_=import_, version=version):
+                self._import_changes(self._imports.shelf.apply(import_, version))
+            case ImportRemoved(uid=uid, version=version):
+                self._import_changes(self._imports.shelf.remove(uid, version))
+            case Synced():
+                self._synced(event)
+            case FeedLost(kind=kind):
+                (self._exports if kind == "Export" else self._imports).shelf.lost()
+            case AgentRegistered() | PeDeclared() | PeWithdrawn():
+                self._agent(event)
+        return self._settle() if self.synced else []
+
+    def _synced(self, event: Synced) -> None:
+        if event.kind == "Export":
+            exports = [(r, version) for r, version in event.listed if isinstance(r, Export)]
+            self._export_changes(self._exports.shelf.relist(exports, event.version))
+        else:
+            imports = [(r, version) for r, version in event.listed if isinstance(r, Import)]
+            self._import_changes(self._imports.shelf.relist(imports, event.version))
+
+    def _agent(self, event: AgentRegistered | PeDeclared | PeWithdrawn) -> None:
+        pe = event.pe
+        if isinstance(event, PeDeclared):
+            self._known.add(pe)
+            self._dirty.add(pe)
+            return
+        known = self._agents.get(pe)
+        if known is not None and event.version < known.version:
+            return
+        if isinstance(event, AgentRegistered):
+            self._agents[pe] = event
+            self._known.add(pe)
+        else:
+            self._agents.pop(pe, None)
+            if not self._exports.of_pe(pe) and not self._imports.of_pe(pe):
+                self._known.discard(pe)
+        self._dirty.add(pe)
+        for uid in self._exports.of_pe(pe):
+            self._mark_importers(uid)
+
+    def _mark_importers(self, export_uid: str) -> None:
+        for uid in self._exports.outcomes_of(export_uid):
+            peer = self._imports.shelf.get(uid)
+            if peer is not None:
+                self._dirty.add(peer.key.owner)
+
+    def _export_changes(self, changes: Iterable[Change[Export]]) -> None:
+        for change in changes:
+            for uid in sorted(self._exports.enter(change)):
+                self._mark("Export", uid, change)
+                export = self._exports.taking_part(uid)
+                if export is None:
+                    self._matcher.remove_export(uid)
+                else:
+                    self._matcher.put_export(export)
+                peers = self._exports.pair(uid, self._matcher.matches_of_export(uid), self._imports)
+                for peer in peers:
+                    self._mark("Import", peer)
+
+    def _import_changes(self, changes: Iterable[Change[Import]]) -> None:
+        for change in changes:
+            for uid in sorted(self._imports.enter(change)):
+                self._mark("Import", uid, change)
+                import_ = self._imports.taking_part(uid)
+                if import_ is None:
+                    self._matcher.remove_import(uid)
+                else:
+                    self._matcher.put_import(import_)
+                peers = self._imports.pair(uid, self._matcher.matches_of_import(uid), self._exports)
+                for peer in peers:
+                    self._mark("Export", peer)
+
+    def _mark(
+        self, kind: Kind, uid: str, change: Change[Export] | Change[Import] | None = None
+    ) -> None:
+        self._dirty_statuses.add((kind, uid))
+        side = self._exports if kind == "Export" else self._imports
+        seen = [side.shelf.get(uid)]
+        if change is not None:
+            seen += [change.old, change.new]
+        for resource in seen:
+            if resource is not None:
+                self._known.add(resource.key.owner)
+                self._dirty.add(resource.key.owner)
+
+    # ---- what comes out --------------------------------------------------
+
+    def _settle(self) -> list[Action]:
+        actions: list[Action] = []
+        for pe in sorted(self._dirty):
+            actions += self._settle_view(pe)
+        for kind, uid in sorted(self._dirty_statuses):
+            actions += self._settle_status(kind, uid)
+        self._dirty.clear()
+        self._dirty_statuses.clear()
+        return actions
+
+    def _settle_view(self, pe: PeKey) -> list[Action]:
+        before = self._views.get(pe)
+        if pe not in self._known:
+            self._views.pop(pe, None)
+            return [] if before is None else [RoutesChanged(pe=pe, version=None)]
+        after = view_of(pe, self._exports, self._imports, self.registration)
+        if before is not None and before.version == after.version:
+            return []
+        self._views[pe] = after
+        actions: list[Action] = [RoutesChanged(pe=pe, version=after.version)]
+        agent = self._agents.get(pe)
+        if agent is not None and agent.registration.hint is not None:
+            actions.append(Hint(pe=pe, version=after.version, point=self.point))
+        return actions
+
+    def _settle_status(self, kind: Kind, uid: str) -> list[Action]:
+        after = (
+            export_status(uid, self._exports, self._imports)
+            if kind == "Export"
+            else import_status(uid, self._exports, self._imports)
+        )
+        if after is None:
+            self._statuses.pop((kind, uid), None)
+            return []
+        if self._statuses.get((kind, uid)) == after:
+            return []
+        self._statuses[(kind, uid)] = after
+        return [StatusChanged(kind=kind, uid=uid)]
+
+    # ---- what can be asked -----------------------------------------------
+
+    @property
+    def synced(self) -> bool:
+        """Whether both kinds have been listed once; else there are no views."""
+        return self._exports.shelf.synced and self._imports.shelf.synced
+
+    @property
+    def stale(self) -> bool:
+        """Whether a feed is lost at the moment; the views go on."""
+        return self._exports.shelf.stale or self._imports.shelf.stale
+
+    @property
+    def point(self) -> Point:
+        """Processed versions of (exports, imports)."""
+        return self._exports.shelf.point, self._imports.shelf.point
+
+    def view(self, pe: PeKey) -> View | None:
+        """Return a PE's view at the board's point; None where the PE is not known."""
+        view = self._views.get(pe)
+        return None if view is None else replace(view, point=self.point)
+
+    def pes(self) -> list[PeKey]:
+        """Return the PEs that have a view, in order."""
+        return sorted(self._views)
+
+    def registration(self, pe: PeKey) -> Registration | None:
+        """Return what a PE's agent registered last."""
+        agent = self._agents.get(pe)
+        return None if agent is None else agent.registration
+
+    def exports(self) -> list[Export]:
+        """Return all Exports, rivals included, in order of port and age."""
+        return sorted(self._exports.shelf, key=lambda r: (r.key, r.created, r.uid))
+
+    def imports(self) -> list[Import]:
+        """Return all Imports, rivals included, in order of port and age."""
+        return sorted(self._imports.shelf, key=lambda r: (r.key, r.created, r.uid))
+
+    def export_at(self, key: PortKey) -> Export | None:
+        """Return the Export that holds a port."""
+        return self._exports.holder_at(key)
+
+    def import_at(self, key: PortKey) -> Import | None:
+        """Return the Import that holds a port."""
+        return self._imports.holder_at(key)
+
+    def status(self, kind: Kind, uid: str) -> Status | None:
+        """Return what there is to say about a resource; None before the board is synced."""
+        return self._statuses.get((kind, uid))
+
+    def outcomes(self, kind: Kind, uid: str) -> Mapping[str, Outcome]:
+        """Return matches and near refusals of a resource, by the other side's uid."""
+        side = self._exports if kind == "Export" else self._imports
+        return dict(side.outcomes_of(uid))
+
+    def routes_of(self, kind: Kind, uid: str) -> list[Route]:
+        """Return a resource's routes, in order of the other side's port."""
+        found = []
+        for other, outcome in self.outcomes(kind, uid).items():
+            export_uid, import_uid = (uid, other) if kind == "Export" else (other, uid)
+            export = self._exports.shelf.get(export_uid)
+            import_ = self._imports.shelf.get(import_uid)
+            if isinstance(outcome, Match) and export is not None and import_ is not None:
+                found.append(route_of(export, import_, outcome))
+        return sorted(found, key=lambda route: (route.export, route.import_))
+
+    def routes(self) -> list[Route]:
+        """Return all routes, in order of the exporters' and the importers' ports."""
+        return [
+            route for export in self.exports() for route in self.routes_of("Export", export.uid)
+        ]
