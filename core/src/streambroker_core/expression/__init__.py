@@ -1,1 +1,13 @@
-"""The expression language of subscriptions and filters."""
+"""The expression language of subscriptions and filters.
+
+One grammar and one tree for both. A *subscription* speaks of the properties of
+an export, a *filter* of the columns of a row.
+
+>>> parse('kind == "trade" && "IBM" in tickers').matches({"kind": "trade", "tickers": ["IBM"]})
+True
+"""
+
+from streambroker_core.expression.expression import Expression, Kind, parse
+from streambroker_core.expression.filter_types import check_filter
+
+__all__ = ["Expression", "Kind", "check_filter", "parse"]

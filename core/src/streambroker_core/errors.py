@@ -1,0 +1,188 @@
+"""Every error of streambroker, in one tree.
+
+::
+
+    StreambrokerError
+    ├── ExpressionError            a subscription or a filter cannot be read
+    │   ├── SubscriptionError      code SubscriptionInvalid
+    │   └── FilterError            code FilterInvalid
+    │       └── FilterTypeError    the filter can be read, but not on these columns
+    ├── PropertyError              code PropertyInvalid
+    ├── SchemaError                code SchemaInvalid
+    ├── TopicError                 code TopicInvalid
+    ├── ManifestError              code ManifestInvalid: a document with a bad field
+    │   └── FormatTooNewError      code FormatTooNew
+    ├── HintError                  code HintInvalid
+    └── CapabilityError            code CapabilityInvalid
+
+All of these are the user's to mend: the text of each is a whole sentence that
+says where the fault is and what to write instead. ``code`` is the word that
+status, REST answers and the command line show.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypedDict
+
+
+class Position(TypedDict):
+    """A place in a text: ``line`` and ``column`` from 1, ``offset`` in characters from 0."""
+
+    line: int
+    column: int
+    offset: int
+
+
+def position_in(text: str, offset: int) -> Position:
+    """Return the place of one character of a text; the end of the text is a place too."""
+    line = text.count("\n", 0, offset) + 1
+    column = offset - (text.rfind("\n", 0, offset) + 1) + 1
+    return {"line": line, "column": column, "offset": offset}
+
+
+class StreambrokerError(Exception):
+    """The root of the tree.
+
+    Attributes:
+        code: the reason word for status, REST and the command line.
+    """
+
+    code: str = "Failed"
+
+
+class ExpressionError(StreambrokerError):
+    """A text that is not an expression.
+
+    Attributes:
+        position: where, as line, column and offset.
+        found: what stands there.
+        expected: what could stand there.
+        hint: what to write instead; None if nothing can be guessed.
+    """
+
+    kind: ClassVar[str] = "expression"
+
+    def __init__(
+        self, *, position: Position, found: str, expected: str, hint: str | None = None
+    ) -> None:
+        self.position = position
+        self.found = found
+        self.expected = expected
+        self.hint = hint
+        super().__init__(self._sentence())
+
+    def _sentence(self) -> str:
+        place = f"line {self.position['line']}, column {self.position['column']}"
+        text = f"Invalid {self.kind} at {place}: found {self.found}, expected {self.expected}"
+        if self.hint is None:
+            return f"{text}."
+        return f"{text}; {self.hint}{'' if self.hint.endswith('?') else '.'}"
+
+
+class SubscriptionError(ExpressionError):
+    """A subscription that cannot be read."""
+
+    code = "SubscriptionInvalid"
+    kind = "subscription"
+
+
+class FilterError(ExpressionError):
+    """A filter that cannot be read."""
+
+    code = "FilterInvalid"
+    kind = "filter"
+
+
+class FilterTypeError(FilterError):
+    """A filter that does not fit the columns it is to be used on."""
+
+
+class PropertyError(StreambrokerError):
+    """A property that cannot be kept or compared.
+
+    Attributes:
+        name: the property.
+        problem: what is wrong with it.
+    """
+
+    code = "PropertyInvalid"
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        self.problem = problem
+        super().__init__(f"Invalid property `{name}`: {problem}.")
+
+
+class SchemaError(StreambrokerError):
+    """A schema that cannot be read, or a batch that does not have it.
+
+    Attributes:
+        position: where in the text; None if the schema was not given as text.
+        problem: what is wrong.
+    """
+
+    code = "SchemaInvalid"
+
+    def __init__(self, problem: str, *, position: Position | None = None) -> None:
+        self.problem = problem
+        self.position = position
+        place = f" at line {position['line']}, column {position['column']}" if position else ""
+        super().__init__(f"Invalid schema{place}: {problem}.")
+
+
+class TopicError(StreambrokerError):
+    """A topic filter that breaks the rules of MQTT."""
+
+    code = "TopicInvalid"
+
+
+class ManifestError(StreambrokerError):
+    """A manifest, request body, view or key whose form is wrong.
+
+    Attributes:
+        path: where in the document, as ``spec.buffer.maxBytes``; empty for its root.
+        reason: what is wrong there.
+    """
+
+    code = "ManifestInvalid"
+
+    def __init__(self, *, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path or 'The document'} {reason}.")
+
+
+class FormatTooNewError(ManifestError):
+    """A document of a form that this release does not know yet."""
+
+    code = "FormatTooNew"
+
+    def __init__(self, *, path: str, found: int, newest: int, what: str) -> None:
+        super().__init__(
+            path=path,
+            reason=f"is {found}: a {what} of a newer release; this one reads up to {newest}",
+        )
+
+
+class HintError(StreambrokerError):
+    """A datagram that is no hint for this agent: oversized, malformed, foreign or forged."""
+
+    code = "HintInvalid"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"Hint refused: {reason}.")
+
+
+class CapabilityError(StreambrokerError):
+    """A capability that opens nothing here.
+
+    Attributes:
+        reason: missing, malformed, forged, wrong import, wrong export or expired.
+    """
+
+    code = "CapabilityInvalid"
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(f"Capability {reason}: {message}.")

@@ -1,0 +1,86 @@
+"""Numbers as the language computes them: int64 and float64, None for unknown.
+
+Integers that leave int64, and a division or a remainder by zero, are unknown.
+Division and remainder of integers truncate toward zero. Shifts are those of a
+64-bit register: bits pushed out are lost, ``>>`` keeps the sign, a count
+outside 0..63 is unknown. Bit operators and ``%`` of a float64 are unknown.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from streambroker_core.properties import INT64_MAX, INT64_MIN
+
+Number: TypeAlias = "int | float"
+
+_TWO_64 = 2**64
+
+
+def within(value: int) -> int | None:
+    """Return an integer, None if it is outside int64."""
+    return value if INT64_MIN <= value <= INT64_MAX else None
+
+
+def divide(left: int, right: int) -> int | None:
+    """Return a quotient, truncated toward zero."""
+    if right == 0:
+        return None
+    quotient = abs(left) // abs(right)
+    return within(quotient if (left < 0) == (right < 0) else -quotient)
+
+
+def remainder(left: int, right: int) -> int | None:
+    """Return a remainder that has the sign of the dividend."""
+    if right == 0:
+        return None
+    rest = abs(left) % abs(right)
+    return -rest if left < 0 else rest
+
+
+def shift_left(left: int, right: int) -> int | None:
+    """Return a register shifted to the left."""
+    if not 0 <= right <= 63:
+        return None
+    bits = (left << right) % _TWO_64
+    return bits - _TWO_64 if bits > INT64_MAX else bits
+
+
+def shift_right(left: int, right: int) -> int | None:
+    """Return a register shifted to the right, its sign kept."""
+    return left >> right if 0 <= right <= 63 else None
+
+
+def divide_floats(left: float, right: float) -> float | None:
+    """Return a quotient of which at least one side is a float64."""
+    return None if right == 0 else float(left) / float(right)
+
+
+INTEGER: dict[str, Callable[[int, int], int | None]] = {
+    "+": lambda a, b: within(a + b),
+    "-": lambda a, b: within(a - b),
+    "*": lambda a, b: within(a * b),
+    "/": divide,
+    "%": remainder,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "<<": shift_left,
+    ">>": shift_right,
+}
+FLOAT: dict[str, Callable[[float, float], float | None]] = {
+    "+": lambda a, b: float(a) + float(b),
+    "-": lambda a, b: float(a) - float(b),
+    "*": lambda a, b: float(a) * float(b),
+    "/": divide_floats,
+}
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}

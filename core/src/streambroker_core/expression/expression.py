@@ -1,0 +1,106 @@
+"""An expression as the rest of streambroker holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+from streambroker_core.errors import ExpressionError, FilterError, SubscriptionError, position_in
+from streambroker_core.expression import tree as nodes
+from streambroker_core.expression.evaluate import Test, test_of
+from streambroker_core.expression.parser import parse_tree
+from streambroker_core.expression.printer import print_tree
+from streambroker_core.expression.refusal import Refusal
+from streambroker_core.properties import normalise
+
+Kind: TypeAlias = Literal["subscription", "filter"]
+
+_ERRORS: dict[str, type[ExpressionError]] = {
+    "subscription": SubscriptionError,
+    "filter": FilterError,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expression:
+    """A subscription or a filter that could be read.
+
+    Expressions are equal when kind and tree are; spaces, needless parentheses
+    and the places of things do not count.
+
+    Attributes:
+        kind: what it is used as.
+        tree: None if the text was blank. A blank filter lets everything pass, a
+            blank subscription matches nothing.
+        source: the text it was read from, to which the places in the tree refer.
+    """
+
+    kind: Kind
+    tree: nodes.Predicate | None
+    source: str = field(default="", compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        return "" if self.tree is None else print_tree(self.tree)
+
+    @cached_property
+    def test(self) -> Test:
+        """The decision as a function of normalised properties or of a row."""
+        if self.tree is None:
+            answer = self.kind == "filter"
+            return lambda row: answer
+        return test_of(self.tree)
+
+    def names(self) -> frozenset[str]:
+        """Return every property or column it asks for."""
+        return frozenset() if self.tree is None else nodes.names(self.tree)
+
+    def evaluate(self, values: Mapping[str, Any]) -> bool | None:
+        """Return True, False or None for unknown.
+
+        Args:
+            values: properties for a subscription, which are normalised first; a
+                row for a filter, taken as it is.
+
+        Raises:
+            PropertyError: the properties cannot be normalised.
+        """
+        return self.test(normalise(values) if self.kind == "subscription" else values)
+
+    def matches(self, values: Mapping[str, Any]) -> bool:
+        """Tell whether the whole is true; unknown is no match.
+
+        Raises:
+            PropertyError: the properties cannot be normalised.
+        """
+        return self.evaluate(values) is True
+
+
+def parse(text: str, kind: Kind = "subscription") -> Expression:
+    """Read a text.
+
+    Raises:
+        SubscriptionError: a subscription that is not an expression, is longer
+            than 2048 bytes of UTF-8 or nested deeper than 64 levels.
+        FilterError: the same of a filter.
+    """
+    try:
+        tree = parse_tree(text, division=kind == "filter")
+    except Refusal as refusal:
+        raise refused(kind, text, refusal) from refusal.__cause__
+    return Expression(kind=kind, tree=tree, source=text)
+
+
+def refused(kind: Kind, text: str, refusal: Refusal) -> ExpressionError:
+    """Return the error of a text."""
+    return _ERRORS[kind](
+        position=position_in(text, refusal.offset),
+        found=refusal.found,
+        expected=refusal.expected,
+        hint=refusal.hint,
+    )

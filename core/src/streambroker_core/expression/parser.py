@@ -1,0 +1,134 @@
+"""Text to tree."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lark import Lark, Token, UnexpectedToken
+from lark.parsers.lalr_interactive_parser import InteractiveParser
+
+from streambroker_core.expression.build import BUILDER
+from streambroker_core.expression.grammar import GRAMMAR
+from streambroker_core.expression.refusal import Refusal
+from streambroker_core.expression.tokens import tokens, unknown_function
+from streambroker_core.expression.tree import Predicate
+
+MAX_BYTES = 2048
+
+# Made once: building the tables takes a hundred times as long as using them. The
+# lexer named here is never called, the parser is fed token by token.
+_PARSER = Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=BUILDER, keep_all_tokens=True)
+
+_VALUE_START = frozenset({"INTEGER", "FLOAT", "STRING", "TRUE", "FALSE", "NAME", "LPAR"})
+_OPERATORS = frozenset({"COMPARE", "IN", "TIMES", "AND"})
+_WORDS = {
+    "RPAR": "`)`",
+    "RSQB": "`]`",
+    "LPAR": "`(`",
+    "COMMA": "`,`",
+    "$END": "the end of the text",
+    "INTEGER": "an integer",
+}
+_FOREIGN = {
+    "and": "write `&&`",
+    "or": "write `||`",
+    "not": "write `!`",
+    "is": "write `==`, or `has(name)`",
+    "like": 'write `startsWith(name, "x")`, `endsWith` or `contains`',
+    "between": "write `name >= low && name <= high`",
+}
+
+
+def parse_tree(text: str, *, division: bool) -> Predicate | None:
+    """Return the tree of a text, None if the text is blank.
+
+    Args:
+        text: at most 2048 bytes of UTF-8.
+        division: whether ``/`` is allowed.
+
+    Raises:
+        Refusal: the text is not an expression.
+    """
+    _check_size(text)
+    parser = _PARSER.parse_interactive()
+    token: Token | None = None
+    try:
+        for token in tokens(text):
+            if not division and token.value == "/":
+                raise Refusal(
+                    token.start_pos or 0,
+                    "`/`",
+                    "an operator of subscriptions",
+                    "division is for filters; multiply the other side instead",
+                )
+            parser.feed_token(token)
+        if token is None:
+            return None
+        return parser.feed_eof()  # type: ignore[no-any-return, no-untyped-call]  # the tree
+    except UnexpectedToken as error:
+        raise _unexpected(text, error.token, parser) from None
+
+
+def _check_size(text: str) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise Refusal(error.start, "half of a surrogate pair", "Unicode text") from error
+    if size > MAX_BYTES:
+        raise Refusal(
+            len(text.encode()[:MAX_BYTES].decode(errors="ignore")),
+            f"{size} bytes",
+            f"at most {MAX_BYTES}",
+        )
+
+
+def _unexpected(text: str, token: Token, parser: InteractiveParser) -> Refusal:
+    accepted: set[str] = parser.accepts()  # type: ignore[no-untyped-call]
+    expected = _expected(accepted)
+    if token.type == "$END":
+        end = len(text.rstrip(" \t\r\n\f\v"))
+        return Refusal(end, "the end of the text", expected)
+    start = token.start_pos or 0
+    shown = "a string" if token.type == "STRING" else f"`{_source(text, token)}`"
+    return Refusal(start, shown, expected, _hint(text, token, accepted, parser))
+
+
+def _source(text: str, token: Token) -> str:
+    """Return a number or a word as it was written."""
+    found = re.compile(r"[A-Za-z0-9_.]+").match(text, token.start_pos or 0)
+    return found[0] if found else str(token.value)
+
+
+def _expected(accepted: set[str]) -> str:
+    words = []
+    if accepted >= _VALUE_START:
+        words.append("a name or a value")
+        accepted = accepted - _VALUE_START
+    elif "STRING" in accepted:
+        words.append("a literal")
+    elif "INTEGER" in accepted:
+        words.append("an integer")
+    if accepted & _OPERATORS:
+        words.append("an operator")
+    words.extend(sorted(_WORDS[kind] for kind in accepted if kind in _WORDS and kind != "INTEGER"))
+    return " or ".join(words) or "something else"
+
+
+def _hint(text: str, token: Token, accepted: set[str], parser: InteractiveParser) -> str | None:
+    before: Any = parser.parser_state.value_stack[-1:] or [None]
+    previous = before[0] if isinstance(before[0], Token) else None
+    if token.type == "NAME":
+        return _FOREIGN.get(str(token).lower())
+    if token.type == "LPAR":
+        name = re.search(r"([A-Za-z_][A-Za-z0-9_]*)\s*\Z", text[: token.start_pos])
+        return unknown_function(name[1]) if name else None
+    if token.type == "IN" and "NAME" in accepted:
+        return "`in` is a word of the language and cannot be a name"
+    if token.type in ("COMPARE", "IN"):
+        if previous is not None and previous.type == "COMPARE":
+            return None
+        return "comparisons cannot be chained; join them with `&&`"
+    if token.type == "LSQB" and "NAME" not in accepted:
+        return "only a name can have a subscript, and only one"
+    return None

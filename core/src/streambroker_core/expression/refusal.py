@@ -1,0 +1,23 @@
+"""What the lexer and the parser raise inside, before the text's own error is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class Refusal(Exception):  # noqa: N818 - becomes an ExpressionError at the door of this package
+    """A fault at one offset of the text."""
+
+    def __init__(self, offset: int, found: str, expected: str, hint: str | None = None) -> None:
+        super().__init__(found)
+        self.offset = offset
+        self.found = found
+        self.expected = expected
+        self.hint = hint
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """Return a hint that names the known word closest to a wrong one, if one is close."""
+    close = get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`?" if close else None

@@ -1,0 +1,73 @@
+r"""String literals: double quotes, with the escapes of the original.
+
+``\\ \" \' \0 \t \r \n \a \b \f \v \uXXXX``; any other escaped character stands
+for itself. Two ``\u`` escapes may form a surrogate pair; half a pair is refused.
+"""
+
+from __future__ import annotations
+
+import re
+
+from streambroker_core.expression.refusal import Refusal
+
+_ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+_CONTROLS = {
+    "0": "\0",
+    "t": "\t",
+    "r": "\r",
+    "n": "\n",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+}
+_PRINTED = {value: "\\" + letter for letter, value in _CONTROLS.items()} | {
+    "\\": "\\\\",
+    '"': '\\"',
+}
+_PRINT = str.maketrans(
+    {chr(code): f"\\u{code:04x}" for code in (*range(32), 127, 0x85, 0x2028, 0x2029)} | _PRINTED
+)
+_PRINT_SHORT = str.maketrans({"\\": "\\\\", '"': '\\"'})
+
+
+def unquote(quoted: str, offset: int) -> str:
+    r"""Return the text that a literal, quotes included, stands for.
+
+    Raises:
+        Refusal: a ``\u`` without four hexadecimal digits, or half a pair.
+    """
+    body = quoted[1:-1]
+    if "\\" not in body:
+        return body
+    text = _ESCAPE.sub(lambda found: _resolve(found, offset), body)
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        try:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError as error:
+            raise Refusal(
+                offset,
+                "half of a surrogate pair",
+                "a whole character",
+                "write the character itself, or both halves as `\\uXXXX\\uXXXX`",
+            ) from error
+    return text
+
+
+def _resolve(found: re.Match[str], offset: int) -> str:
+    escape = found[1]
+    if len(escape) == 5:
+        return chr(int(escape[1:], 16))
+    if escape == "u":
+        raise Refusal(
+            offset + 1 + found.start(),
+            "`\\u`",
+            "four hexadecimal digits after it",
+            "write `\\\\u` for a backslash and a `u`",
+        )
+    return _CONTROLS.get(escape, escape)
+
+
+def quote(text: str, *, short: bool = False) -> str:
+    """Return a literal that stands for a text, control characters escaped unless it is short."""
+    return f'"{text.translate(_PRINT_SHORT if short else _PRINT)}"'

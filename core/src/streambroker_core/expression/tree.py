@@ -1,0 +1,238 @@
+"""The tree of an expression.
+
+Predicates have a truth value, operands a value; names, subscripts and booleans
+are both. ``at`` is the offset of a node in the text it was read from; it takes
+no part in comparisons, so trees are equal when they mean the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+ComparisonOp: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
+ArithmeticOp: TypeAlias = Literal["+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>"]
+MatchFunction: TypeAlias = Literal["startsWith", "endsWith", "contains"]
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A literal of type int64."""
+
+    value: int
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Float:
+    """A finite literal of type float64; ``2.0`` is not the literal ``2``."""
+
+    value: float
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string literal, its escapes already resolved."""
+
+    value: str
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    """``true`` or ``false``."""
+
+    value: bool
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A property or a column."""
+
+    name: str
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscript:
+    """One element of a list, counted from 0."""
+
+    name: str
+    index: int
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Negate:
+    """Unary minus; never of a number literal, which carries its sign itself."""
+
+    operand: Operand
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Invert:
+    """``~``: all bits of an integer."""
+
+    operand: Operand
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """Two numbers made one. ``at`` is the place of the operator."""
+
+    op: ArithmeticOp
+    left: Operand
+    right: Operand
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two values compared. ``at`` is the place of the operator."""
+
+    op: ComparisonOp
+    left: Operand
+    right: Operand
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ListLiteral:
+    """Literals of one kind in brackets, at least one; only after ``in``."""
+
+    items: tuple[LiteralNode, ...]
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """``item in container``. ``at`` is the place of ``in``."""
+
+    item: Operand
+    container: Name | ListLiteral
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Has:
+    """Whether a property or a column has a value; never unknown."""
+
+    name: str
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """``startsWith``, ``endsWith`` or ``contains`` of a string."""
+
+    function: MatchFunction
+    subject: Name | Subscript
+    text: str
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic filter over the property or column ``topic``."""
+
+    filter: str
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """``!``: unknown stays unknown."""
+
+    operand: Predicate
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    """Two or more predicates, none of them an `And`."""
+
+    items: tuple[Predicate, ...]
+    at: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """Two or more predicates, none of them an `Or`."""
+
+    items: tuple[Predicate, ...]
+    at: int = field(default=0, compare=False, repr=False)
+
+
+LiteralNode: TypeAlias = "Integer | Float | Text | Boolean"
+Operand: TypeAlias = (
+    "Integer | Float | Text | Boolean | Name | Subscript | Negate | Invert | Arithmetic"
+)
+Atom: TypeAlias = "Boolean | Name | Subscript | Comparison | Membership | Has | Match | Topic"
+Predicate: TypeAlias = "Atom | Not | And | Or"
+Node: TypeAlias = "Predicate | Operand | ListLiteral"
+
+LITERALS = (Integer, Float, Text, Boolean)
+ATOMS = (Boolean, Name, Subscript, Comparison, Membership, Has, Match, Topic)
+PREDICATES = (*ATOMS, Not, And, Or)
+OPERANDS = (*LITERALS, Name, Subscript, Negate, Invert, Arithmetic)
+
+TOPIC_PROPERTY = "topic"
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """Return the nodes directly below one."""
+    match node:
+        case And() | Or() | ListLiteral():
+            return node.items
+        case Not() | Negate() | Invert():
+            return (node.operand,)
+        case Comparison() | Arithmetic():
+            return (node.left, node.right)
+        case Membership():
+            return (node.item, node.container)
+        case Match():
+            return (node.subject,)
+        case _:
+            return ()
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """Yield a node and all below it, in the order of the text."""
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        waiting.extend(reversed(children(current)))
+
+
+def atoms(node: Predicate) -> Iterator[Atom]:
+    """Yield the predicates that `&&`, `||` and `!` combine, in the order of the text."""
+    waiting: list[Predicate] = [node]
+    while waiting:
+        current = waiting.pop()
+        match current:
+            case And() | Or():
+                waiting.extend(reversed(current.items))
+            case Not():
+                waiting.append(current.operand)
+            case _:
+                yield current
+
+
+def names(node: Node) -> frozenset[str]:
+    """Return every property or column that a tree asks for."""
+    found: set[str] = set()
+    for part in walk(node):
+        match part:
+            case Name() | Subscript() | Has():
+                found.add(part.name)
+            case Topic():
+                found.add(TOPIC_PROPERTY)
+            case _:
+                pass
+    return frozenset(found)

@@ -1,0 +1,285 @@
+"""Schemas: the columns of an export, and those that an import needs.
+
+A type is written as Spark's ``simpleString`` does, in lower case: ``bigint``,
+``array<double>``, ``struct<a:int>``, ``decimal(10,2)``. Types are equal when
+these texts are; whether a column may be null does not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import NoReturn, TypeAlias
+
+from streambroker_core.errors import SchemaError, position_in
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, as it is, and its type."""
+
+    name: str
+    type: str
+
+
+Schema: TypeAlias = tuple[Column, ...]
+
+_SYNONYMS = {
+    "byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint",
+    "real": "float", "dec": "decimal", "numeric": "decimal", "character": "char",
+    "timestamp_ltz": "timestamp", "null": "void",
+}  # fmt: skip
+_SIMPLE = frozenset({
+    "tinyint", "smallint", "int", "bigint", "float", "double", "string", "boolean", "binary",
+    "date", "timestamp", "timestamp_ntz", "variant", "void", "interval", "calendar_interval",
+})  # fmt: skip
+_SIZED = {"decimal": "10,0", "char": None, "varchar": None, "time": "6", "geometry": None,
+          "geography": None}  # fmt: skip
+_NESTED = frozenset({"array", "map", "struct"})
+_UNITS = ("year", "month", "day", "hour", "minute", "second")
+_TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<quoted>`(?:[^`]|``)+`)
+    | (?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
+    | (?P<word>[^\W]+)
+    | (?P<mark>[<>(),:])
+    | (?P<other>\S)
+    | (?P<end>\Z)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_BARE_NAME = re.compile(r"\w+\Z")
+_MAX_NESTING = 64
+
+
+def parse_ddl(text: str) -> Schema:
+    """Read the columns of a DDL text, such as ``price DOUBLE, `odd name` ARRAY<INT>``.
+
+    Between name and type a colon may stand. ``NOT NULL``, ``COMMENT`` and
+    ``DEFAULT`` are read and forgotten. A blank text is the empty schema.
+
+    Raises:
+        SchemaError: the text is no list of columns, has a type that Spark does
+            not know, or a name twice.
+    """
+    return _Reader(text).columns()
+
+
+def to_ddl(schema: Schema) -> str:
+    """Return a DDL text that `parse_ddl` and Spark read, names in backquotes."""
+    return ", ".join(f"{_quoted(column.name)} {column.type}" for column in schema)
+
+
+def from_items(items: Iterable[Mapping[str, object]]) -> Schema:
+    """Return the schema of ``{name, type}`` items, as manifests and views hold it.
+
+    Raises:
+        SchemaError: an item without name or type, a type that Spark does not
+            know, or a name twice.
+    """
+    columns = []
+    for number, item in enumerate(items):
+        name, kind = item.get("name"), item.get("type")
+        if not isinstance(name, str) or not name or not isinstance(kind, str):
+            raise SchemaError(f"column {number} needs a name and a type, both text")
+        try:
+            columns.append(Column(name, _Reader(kind).only_type()))
+        except SchemaError as error:
+            raise SchemaError(f"column `{name}`: {error.problem}") from error
+    _refuse_repeated(columns)
+    return tuple(columns)
+
+
+def to_items(schema: Schema) -> list[dict[str, str]]:
+    """Return a schema as ``{name, type}`` items."""
+    return [{"name": column.name, "type": column.type} for column in schema]
+
+
+def covers(exported: Schema, wanted: Schema) -> str | None:
+    """Tell which wanted column is missing or has another type.
+
+    Returns:
+        None if every wanted column is exported with an equal type, else a
+        sentence about the first that is not.
+    """
+    types = {column.name: column.type for column in exported}
+    for column in wanted:
+        if column.name not in types:
+            close = get_close_matches(column.name, sorted(types), n=1)
+            guess = f"; did you mean `{close[0]}`?" if close else "."
+            return f"The export has no column `{column.name}`{guess}"
+        if types[column.name] != column.type:
+            return (
+                f"Column `{column.name}` is {types[column.name]} in the export, "
+                f"but {column.type} is wanted."
+            )
+    return None
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _refuse_repeated(columns: list[Column]) -> None:
+    seen: set[str] = set()
+    for column in columns:
+        if column.name in seen:
+            raise SchemaError(f"column `{column.name}` appears twice")
+        seen.add(column.name)
+
+
+class _Reader:
+    """A text of columns, read token by token."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._offset = 0
+        self._depth = 0
+        self._advance()
+
+    def columns(self) -> Schema:
+        columns: list[Column] = []
+        while self._kind != "end":
+            name = self._name()
+            self._skip(":")
+            columns.append(Column(name, self._type()))
+            self._ignored_parts()
+            if self._kind != "end" and not self._skip(","):
+                self._refuse(f"found `{self._value}`, expected `,`")
+        _refuse_repeated(columns)
+        return tuple(columns)
+
+    def only_type(self) -> str:
+        kind = self._type()
+        if self._kind != "end":
+            self._refuse(f"found `{self._value}` after the type")
+        return kind
+
+    def _advance(self) -> None:
+        found = _TOKEN.match(self._text, self._offset)
+        if found is None:  # pragma: no cover - the last two alternatives match anything
+            raise SchemaError("unreadable text")
+        self._kind = found.lastgroup or "end"
+        self._value = found[self._kind]
+        self._start = found.start(self._kind)
+        self._offset = found.end()
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise SchemaError(problem, position=position_in(self._text, self._start))
+
+    def _is_word(self, *words: str) -> bool:
+        return self._kind == "word" and self._value.lower() in words
+
+    def _skip(self, mark: str) -> bool:
+        if self._kind == "mark" and self._value == mark:
+            self._advance()
+            return True
+        return False
+
+    def _expect(self, mark: str) -> None:
+        if not self._skip(mark):
+            found = f"`{self._value}`" if self._kind != "end" else "the end of the text"
+            self._refuse(f"found {found}, expected `{mark}`")
+
+    def _name(self) -> str:
+        if self._kind == "quoted":
+            name = self._value[1:-1].replace("``", "`")
+        elif self._kind == "word":
+            name = self._value
+        else:
+            found = f"`{self._value}`" if self._kind != "end" else "the end of the text"
+            self._refuse(f"found {found}, expected a name; odd names go in backquotes")
+        self._advance()
+        return name
+
+    def _type(self) -> str:
+        if self._kind != "word":
+            found = f"`{self._value}`" if self._kind != "end" else "the end of the text"
+            self._refuse(f"found {found}, expected a type")
+        start, written = self._start, self._value.lower()
+        word = _SYNONYMS.get(written, written)
+        self._advance()
+        if word in _NESTED:
+            return self._nested(word)
+        if word in _SIZED:
+            return word + self._size(_SIZED[word])
+        if word in _SIMPLE:
+            return word + self._suffix(word)
+        self._start = start
+        known = [*_SIMPLE, *_SIZED, *_NESTED, *_SYNONYMS]
+        close = get_close_matches(word, sorted(known), n=1)
+        hint = f"; did you mean `{close[0]}`?" if close else ""
+        return self._refuse(f"unknown type `{written}`{hint}")
+
+    def _nested(self, word: str) -> str:
+        self._depth += 1
+        if self._depth > _MAX_NESTING:
+            self._refuse(f"types nested deeper than {_MAX_NESTING} levels")
+        self._expect("<")
+        if word == "struct":
+            inner = ",".join(self._fields())
+        else:
+            inner = self._type()
+            if word == "map":
+                self._expect(",")
+                inner = f"{inner},{self._type()}"
+        self._expect(">")
+        self._depth -= 1
+        return f"{word}<{inner}>"
+
+    def _fields(self) -> list[str]:
+        fields: list[str] = []
+        while not (self._kind == "mark" and self._value == ">"):
+            if fields:
+                self._expect(",")
+            name = self._name()
+            self._skip(":")
+            shown = name if _BARE_NAME.match(name) else _quoted(name)
+            fields.append(f"{shown}:{self._type()}")
+            self._ignored_parts()
+        return fields
+
+    def _size(self, default: str | None) -> str:
+        if not self._skip("("):
+            return f"({default})" if default else ""
+        parts = []
+        while self._kind == "word":
+            parts.append(self._value.lower())
+            self._advance()
+            self._skip(",")
+        if len(parts) == 1 and default == "10,0":
+            parts.append("0")
+        self._expect(")")
+        return f"({','.join(parts)})"
+
+    def _suffix(self, word: str) -> str:
+        """Read what may follow a plain type: the units of an interval, a collation."""
+        if word == "interval" and self._is_word(*_UNITS):
+            return " " + " ".join(self._words(*_UNITS, "to"))
+        if word == "string" and self._is_word("collate"):
+            self._advance()
+            return f" collate {self._name().lower()}"
+        return ""
+
+    def _words(self, *known: str) -> list[str]:
+        words = []
+        while self._is_word(*known):
+            words.append(self._value.lower())
+            self._advance()
+        return words
+
+    def _ignored_parts(self) -> None:
+        """Skip NOT NULL, NULL, COMMENT and DEFAULT, up to the end of this column."""
+        if self._kind == "word" and not self._is_word(
+            "not", "null", "comment", "default", "generated"
+        ):
+            self._refuse(f"found `{self._value}`, expected `,`")
+        depth = 0
+        while self._kind != "end":
+            if self._kind == "mark":
+                if depth == 0 and self._value in (",", ">"):
+                    return
+                depth += {"(": 1, ")": -1}.get(self._value, 0)
+            self._advance()
