@@ -5,8 +5,11 @@ Rules:
 1. A frame is acknowledged by `sync`, never by `append`.
 2. An fdatasync is not repeated after it failed: the kernel may have dropped
    the pages and would answer "done".
-3. `_state` guards the tail and the list of segments. Checksums of payloads,
-   reads and fdatasyncs run outside of it, so appends go on meanwhile.
+3. `_appending` puts appends in order and is held while a frame is written.
+   `_state` guards the tail and the list of segments and is held for moments
+   only: neither a reader nor a sync waits for a write, and no append waits for
+   an fdatasync. Payloads' checksums run outside of both. Whoever takes more
+   than one lock takes them in the order `_flushing`, `_appending`, `_state`.
 
 One process owns a directory at a time; the agent's lock on its data directory
 sees to that.
@@ -73,6 +76,7 @@ class StreamLog:
         self._sequence = found.sequence
         self._state = threading.Condition()
         self._flushing = threading.Lock()
+        self._appending = threading.Lock()
         self._behind = [one for one in found.segments[:-1] if one.mark < one.end]
         self._unflushed = 0
         first = self._behind[0] if self._behind else self._active
@@ -152,8 +156,9 @@ class StreamLog:
         frames.check_size(len(meta), payload_bytes)
         crc = frames.checksum(parts)
         length = frames.HEADER_BYTES + len(meta) + payload_bytes
-        with self._state:
-            self._check()
+        with self._appending:
+            with self._state:
+                self._check()
             head = frames.encode(
                 kind,
                 meta,
@@ -162,6 +167,15 @@ class StreamLog:
                 sequence=self._sequence,
             )
             segment = self._write([memoryview(head), *parts], length)
+            address, behind = self._accept(segment, length)
+        if behind:
+            self._committer.request(self)
+        return address
+
+    def _accept(self, segment: Segment, length: int) -> tuple[Address, bool]:
+        """Count a frame that is written; return its address and whether to flush now."""
+        with self._state:
+            self._check()
             address = Address(segment.number, segment.end, length)
             segment.end += length
             segment.frames += 1
@@ -170,9 +184,7 @@ class StreamLog:
             behind = self._unflushed >= self._flush_bytes
             if behind:
                 self._unflushed = 0
-        if behind:
-            self._committer.request(self)
-        return address
+        return address, behind
 
     def _write(self, parts: list[memoryview], length: int) -> Segment:
         """Write a frame's parts and return the segment, whose `end` is still before them."""
@@ -207,9 +219,10 @@ class StreamLog:
         if not used or used + length <= self._segment_bytes:
             return active
         fresh = segments.create(self.directory, active.number + 1, self._sequence)
-        self._segments[fresh.number] = fresh
-        self._behind.append(active)
-        self._active = fresh
+        with self._state:
+            self._segments[fresh.number] = fresh
+            self._behind.append(active)
+            self._active = fresh
         active.cut()
         return fresh
 
@@ -268,7 +281,7 @@ class StreamLog:
         They may be in the page cache alone; an agent that opens the log again
         would read them there and take them for safe.
         """
-        with self._state, contextlib.suppress(OSError):
+        with self._appending, self._state, contextlib.suppress(OSError):
             for segment in (*self._behind, self._active):
                 os.ftruncate(segment.open_for_writing(), segment.mark)
 
@@ -464,10 +477,10 @@ class StreamLog:
                 return
             failed_before = self._failure is not None
         self.flush()
-        with self._flushing, self._state:
+        with self._flushing, self._appending, self._state:
             self._closed = True
             self._state.notify_all()
-            if self._failure is None and self._active.fd is not None:
+            if self._failure is None:
                 with contextlib.suppress(OSError):  # unused room, given back
                     self._active.cut()
             for segment in (*self._behind, self._active):

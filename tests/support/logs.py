@@ -1,0 +1,48 @@
+"""Builders for tests of the durable log."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from pe_agent.log import Address, Committer, Kind, StreamLog
+
+
+@contextlib.contextmanager
+def opened(directory: Path, *, segment_bytes: int = 1 << 20) -> Iterator[StreamLog]:
+    """Open a log for the length of a block, with a committer of its own."""
+    committer = Committer(threads=1)
+    try:
+        log = StreamLog.open(directory, segment_bytes=segment_bytes, committer=committer)
+        try:
+            yield log
+        finally:
+            log.close()
+    finally:
+        committer.close()
+
+
+def body(number: int, size: int = 40) -> bytes:
+    """Return a payload that no other number has, without zeros at its end."""
+    return (f"<{number}>".encode() * size)[:size]
+
+
+def fill(log: StreamLog, count: int, *, size: int = 40) -> list[Address]:
+    """Append `count` notes: meta ``{"n": i}``, payload ``body(i, size)``."""
+    return [log.append(Kind.NOTE, b'{"n": %d}' % n, body(n, size)) for n in range(count)]
+
+
+def contents(log: StreamLog) -> list[bytes]:
+    """Return all payloads, in order."""
+    return [bytes(log.read(address)) for address, _, _ in log.frames()]
+
+
+def snapshot(directory: Path) -> dict[str, bytes]:
+    """Return the bytes of all files."""
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+def flip(path: Path, offset: int, bit: int = 0) -> None:
+    """Flip one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1 << bit
+    path.write_bytes(data)
