@@ -1,0 +1,295 @@
+"""Arrow kernels that answer as the scalar evaluator does.
+
+Arrow's own kernels differ in places: they raise on overflow and on a zero
+divisor, round an int64 that meets a double, and have no lookup in a list. Each
+function here takes the fast kernel where that is right, and guards only where
+the values call for it. A null in a result is the language's *unknown*.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker_core.expression.arithmetic import COMPARE
+
+EXACT = 2**53
+INT64_MIN = -(2**63)
+TWO_63 = 2.0**63
+
+_KERNELS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def where_valid(array: pa.Array, answer: bool) -> pa.BooleanArray:
+    """Return one answer for every row, null where the array is null."""
+    if array.null_count == 0:
+        return pa.repeat(pa.scalar(answer), len(array))
+    return pc.if_else(pc.is_valid(array), answer, pa.scalar(None, pa.bool_()))
+
+
+def compare_with(op: str, array: pa.Array, value: Any) -> pa.BooleanArray:
+    """Compare an array with one value of a kind it can be compared with."""
+    if pa.types.is_integer(array.type):
+        return _integers_with(op, array, value)
+    if pa.types.is_floating(array.type):
+        return _floats_with(op, array, value)
+    return _KERNELS[op](array, pa.scalar(value, array.type))
+
+
+def compare(op: str, left: pa.Array, right: pa.Array) -> pa.BooleanArray:
+    """Compare two arrays row by row; integers meet floats by exact value."""
+    left_whole, right_whole = pa.types.is_integer(left.type), pa.types.is_integer(right.type)
+    if left_whole and pa.types.is_floating(right.type):
+        return _integers_and_floats(op, left, right)
+    if right_whole and pa.types.is_floating(left.type):
+        return _integers_and_floats(MIRRORED[op], right, left)
+    if pa.types.is_string(left.type) and pa.types.is_large_string(right.type):
+        left = left.cast(pa.large_string())
+    elif pa.types.is_large_string(left.type) and pa.types.is_string(right.type):
+        right = right.cast(pa.large_string())
+    return _KERNELS[op](left, right)
+
+
+def _integers_with(op: str, array: pa.Array, value: float) -> pa.BooleanArray:
+    if isinstance(value, float):
+        if not -TWO_63 <= value < TWO_63:  # NaN, too
+            return where_valid(array, COMPARE[op](0, value))
+        if not value.is_integer():
+            if op in ("==", "!="):
+                return where_valid(array, op == "!=")
+            return _integers_with("<=" if op[0] == "<" else ">", array, math.floor(value))
+        value = int(value)
+    try:
+        scalar = pa.scalar(value, array.type)
+    except (pa.ArrowInvalid, OverflowError):
+        scalar = pa.scalar(value, pa.int64())
+    return _KERNELS[op](array, scalar)
+
+
+def _floats_with(op: str, array: pa.Array, value: float) -> pa.BooleanArray:
+    real = float(value)
+    if real != value and not math.isnan(real):  # an int64 between two doubles
+        if op in ("==", "!="):
+            return where_valid(array, op == "!=")
+        below = op[0] == "<"
+        beyond = real > value if below else real < value
+        if beyond:
+            real = math.nextafter(real, -math.inf if below else math.inf)
+        op = "<=" if below else ">="
+    if array.type == pa.float32() and not _is_float32(real):
+        array = array.cast(pa.float64())
+    return _KERNELS[op](array, pa.scalar(real, array.type))
+
+
+def _is_float32(value: float) -> bool:
+    try:
+        return bool(struct.unpack("f", struct.pack("f", value))[0] == value)
+    except OverflowError:
+        return False
+
+
+def _integers_and_floats(op: str, whole: pa.Array, real: pa.Array) -> pa.BooleanArray:
+    rounded = whole.cast(pa.float64(), safe=False)
+    real = real.cast(pa.float64())
+    nearest = _KERNELS[op](rounded, real)
+    if whole.type.bit_width < 64:
+        return nearest
+    largest = pc.max(pc.abs(rounded)).as_py()
+    if largest is None or largest <= EXACT:
+        return nearest
+    # Rounding keeps the order, so only where the rounded value is equal can it mislead.
+    tie = pc.equal(rounded, real)
+    inside = pc.less(real, TWO_63)
+    exact = pc.if_else(pc.and_(tie, inside), real, 0.0).cast(pa.int64())
+    decided = pc.if_else(inside, _KERNELS[op](whole, exact), op in ("!=", "<", "<="))
+    return pc.if_else(tie, decided, nearest)
+
+
+def negate(array: pa.Array) -> pa.Array:
+    """Return the negative of int64 or double; the smallest int64 has none."""
+    if not pa.types.is_integer(array.type):
+        return pc.negate(array)
+    try:
+        return pc.negate_checked(array)
+    except pa.ArrowInvalid:
+        return pc.negate(_null_where(pc.equal(array, INT64_MIN), array))
+
+
+def compute(op: str, left: pa.Array, right: Any) -> pa.Array:
+    """Combine two arrays of int64, or two of double.
+
+    Args:
+        op: an operator of the language.
+        left: int64 or double.
+        right: an array of the same type.
+
+    Returns:
+        The same type; null where the language says unknown.
+    """
+    return (_INTEGER if pa.types.is_integer(left.type) else _FLOAT)[op](left, right)
+
+
+def _null_where(condition: pa.BooleanArray, array: pa.Array) -> pa.Array:
+    return pc.if_else(condition, pa.scalar(None, array.type), array)
+
+
+def _add(left: pa.Array, right: pa.Array) -> pa.Array:
+    try:
+        return pc.add_checked(left, right)
+    except pa.ArrowInvalid:
+        total = pc.add(left, right)
+        crossed = pc.bit_wise_and(pc.bit_wise_xor(left, total), pc.bit_wise_xor(right, total))
+        return _null_where(pc.less(crossed, 0), total)
+
+
+def _subtract(left: pa.Array, right: pa.Array) -> pa.Array:
+    try:
+        return pc.subtract_checked(left, right)
+    except pa.ArrowInvalid:
+        rest = pc.subtract(left, right)
+        crossed = pc.bit_wise_and(pc.bit_wise_xor(left, right), pc.bit_wise_xor(left, rest))
+        return _null_where(pc.less(crossed, 0), rest)
+
+
+def _multiply(left: pa.Array, right: pa.Array) -> pa.Array:
+    try:
+        return pc.multiply_checked(left, right)
+    except pa.ArrowInvalid:
+        product = pc.multiply(left, right)
+        special = pc.or_(pc.equal(right, 0), pc.equal(right, -1))
+        back = pc.divide(product, pc.if_else(special, 1, right))
+        right_of = pc.if_else(special, True, pc.equal(back, left))
+        lost = pc.and_(pc.equal(right, -1), pc.equal(left, INT64_MIN))
+        return _null_where(pc.or_(pc.invert(right_of), lost), product)
+
+
+def _divide(left: pa.Array, right: pa.Array) -> pa.Array:
+    right = _nonzero(right)
+    lost = pc.and_(pc.equal(left, INT64_MIN), pc.equal(right, -1))
+    quotient = pc.divide(left, right)
+    return _null_where(lost, quotient) if lost.true_count else quotient
+
+
+def _remainder(left: pa.Array, right: pa.Array) -> pa.Array:
+    return pc.remainder(left, _nonzero(right))
+
+
+def _nonzero(right: pa.Array) -> pa.Array:
+    zero = pc.equal(right, pa.scalar(0, right.type))
+    return _null_where(zero, right) if zero.true_count else right
+
+
+def _shift(left: pa.Array, right: pa.Array, *, to_left: bool) -> pa.Array:
+    outside = pc.or_(pc.less(right, 0), pc.greater(right, 63))
+    count = _null_where(outside, right)
+    if to_left:
+        # Arrow shifts a signed number by 62 at most, an unsigned one by 63.
+        bits = pc.shift_left(left.view(pa.uint64()), count.view(pa.uint64()))
+        return bits.view(pa.int64())
+    half = pc.shift_right(count, 1)
+    return pc.shift_right(pc.shift_right(left, half), pc.subtract(count, half))
+
+
+def _divide_floats(left: pa.Array, right: pa.Array) -> pa.Array:
+    return pc.divide(left, _nonzero(right))
+
+
+_INTEGER: dict[str, Callable[[pa.Array, pa.Array], pa.Array]] = {
+    "+": _add,
+    "-": _subtract,
+    "*": _multiply,
+    "/": _divide,
+    "%": _remainder,
+    "&": pc.bit_wise_and,
+    "|": pc.bit_wise_or,
+    "^": pc.bit_wise_xor,
+    "<<": lambda left, right: _shift(left, right, to_left=True),
+    ">>": lambda left, right: _shift(left, right, to_left=False),
+}
+_FLOAT: dict[str, Callable[[pa.Array, pa.Array], pa.Array]] = {
+    "+": pc.add,
+    "-": pc.subtract,
+    "*": pc.multiply,
+    "/": _divide_floats,
+}
+
+
+def compute_with(op: str, array: pa.Array, value: float) -> pa.Array:
+    """Combine an array of int64 or double with one number on its right.
+
+    The common case, without the guards that the number makes needless.
+    """
+    whole = pa.types.is_integer(array.type)
+    if op in ("/", "%") and value != 0 and (op == "%" or not whole or value != -1):
+        kernel = pc.remainder if op == "%" else pc.divide
+        return kernel(array, pa.scalar(value, array.type))
+    if op in ("&", "|", "^"):
+        return _INTEGER[op](array, pa.scalar(value, pa.int64()))
+    return compute(op, array, pa.repeat(pa.scalar(value, array.type), len(array)))
+
+
+def element(lists: pa.Array, index: int) -> pa.Array:
+    """Return one element of each list, null where there is none."""
+    offsets = lists.offsets
+    starts, ends = offsets[:-1], offsets[1:]
+    if index >= 2**31 - 1:
+        return pa.nulls(len(lists), lists.type.value_type)
+    places = pc.add(starts.cast(pa.int64()), index)
+    there = pc.less(places, ends.cast(pa.int64()))
+    if lists.null_count:
+        there = pc.and_(there, pc.is_valid(lists))
+    return lists.values.take(pc.if_else(there, places, pa.scalar(None, pa.int64())))
+
+
+def member(lists: pa.Array, test: Callable[[pa.Array, pa.Array | None], pa.Array]) -> pa.Array:
+    """Tell of each list whether one of its elements passes a test.
+
+    Args:
+        lists: a list array.
+        test: takes the elements of all lists in one array and a function of the
+            rows they belong to; returns true, false or null of each element.
+
+    Returns:
+        True where one passes, else null where one is null or the list is, else
+        false.
+    """
+    offsets = lists.offsets
+    first, last = offsets[0].as_py(), offsets[len(lists)].as_py()
+    places = pc.subtract(offsets, pa.scalar(first, offsets.type))
+    answers = test(lists.values.slice(first, last - first), places)
+    found = _any_in(pc.fill_null(answers, False), places)
+    if answers.null_count:
+        unsure = _any_in(pc.is_null(answers), places)
+        found = pc.if_else(found, True, pc.if_else(unsure, pa.scalar(None, pa.bool_()), False))
+    if lists.null_count:
+        found = pc.if_else(pc.is_valid(lists), found, pa.scalar(None, pa.bool_()))
+    return found
+
+
+def rows_of(places: pa.Array, size: int) -> pa.Array:
+    """Return the row of each element, given where each row's elements begin and end."""
+    lists = pa.ListArray if places.type == pa.int32() else pa.LargeListArray
+    return pc.list_parent_indices(lists.from_arrays(places, pa.nulls(size)))
+
+
+def _any_in(flags: pa.BooleanArray, places: pa.Array) -> pa.BooleanArray:
+    """Tell of each row whether one of its elements is flagged: a difference of running totals."""
+    if flags.true_count == 0:
+        return pa.repeat(pa.scalar(False), len(places) - 1)
+    totals = pa.concat_arrays(
+        [pa.array([0], pa.int64()), pc.cumulative_sum(flags.cast(pa.uint8()).cast(pa.int64()))]
+    )
+    return pc.greater(totals.take(places[1:]), totals.take(places[:-1]))
