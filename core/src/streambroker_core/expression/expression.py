@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from streambroker_core.errors import ExpressionError, FilterError, SubscriptionError, position_in
 from streambroker_core.expression import tree as nodes
 from streambroker_core.expression.evaluate import Test, test_of
+from streambroker_core.expression.explain import Explanation, explain_tree
 from streambroker_core.expression.parser import parse_tree
 from streambroker_core.expression.printer import print_tree
 from streambroker_core.expression.refusal import Refusal
@@ -79,6 +80,21 @@ class Expression:
             PropertyError: the properties cannot be normalised.
         """
         return self.evaluate(values) is True
+
+    def explain(self, values: Mapping[str, Any]) -> Explanation:
+        """Return the value of each predicate, and the nearest ways to a match.
+
+        Args:
+            values: as for `evaluate`.
+
+        Raises:
+            PropertyError: the properties cannot be normalised.
+        """
+        if self.kind == "subscription":
+            values = normalise(values)
+        if self.tree is None:
+            return Explanation(value=self.test(values), findings=(), nearest=())
+        return explain_tree(self.tree, values)
 
 
 def parse(text: str, kind: Kind = "subscription") -> Expression:

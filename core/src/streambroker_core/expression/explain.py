@@ -1,0 +1,214 @@
+"""Why an expression gives its answer, and how little is missing for a match."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from streambroker_core.expression import tree
+from streambroker_core.expression.evaluate import compare, fetch_of, test_of
+from streambroker_core.expression.printer import print_tree
+
+# More ways to match than these, and more predicates per way, are not shown.
+MAX_MISSES = 3
+_MAX_WAYS = 32
+_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One predicate of an expression, and its value.
+
+    Attributes:
+        text: the predicate, canonical.
+        value: None is unknown.
+        why: the values that led to it, or what makes it unknown.
+    """
+
+    text: str
+    value: bool | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """A way to make the whole true: predicates that would have to change.
+
+    Attributes:
+        wrong: the predicates, each with the value it has.
+        wanted: the value each would need, in the same order.
+    """
+
+    wrong: tuple[Finding, ...]
+    wanted: tuple[bool, ...]
+
+    def __str__(self) -> str:
+        pairs = zip(self.wrong, self.wanted, strict=True)
+        return " and ".join(
+            f"`{finding.text}` should be {'true' if wanted else 'false'} ({finding.why})"
+            for finding, wanted in pairs
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why an expression matches or does not.
+
+    Attributes:
+        value: of the whole; None is unknown.
+        findings: every distinct predicate, in the order of the text.
+        nearest: the ways to a match with the fewest changes, at most three;
+            empty if it matches, or if nothing could make it match.
+    """
+
+    value: bool | None
+    findings: tuple[Finding, ...]
+    nearest: tuple[Miss, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{_word(self.value)}"]
+        lines += [f"  {_word(item.value):8}{item.text}: {item.why}" for item in self.findings]
+        lines += [f"  to match: {miss}" for miss in self.nearest]
+        return "\n".join(lines)
+
+
+def explain_tree(node: tree.Predicate, values: Mapping[str, Any]) -> Explanation:
+    """Explain the answer of a tree for normalised properties or a row."""
+    findings: dict[str, Finding] = {}
+    for atom in tree.atoms(node):
+        text = print_tree(atom)
+        if text not in findings:
+            findings[text] = Finding(text=text, value=test_of(atom)(values), why=_why(atom, values))
+    value = test_of(node)(values)
+    nearest: tuple[Miss, ...] = ()
+    if value is not True:
+        ways = sorted(_ways(node, findings, wanted=True), key=len)[:MAX_MISSES]
+        nearest = tuple(_miss(way, findings) for way in ways)
+    return Explanation(value=value, findings=tuple(findings.values()), nearest=nearest)
+
+
+_Way = frozenset[tuple[str, bool]]
+
+
+def _ways(node: tree.Predicate, findings: dict[str, Finding], *, wanted: bool) -> list[_Way]:
+    """Return sets of predicates that would have to change to give a node a value."""
+    match node:
+        case tree.Not():
+            return _ways(node.operand, findings, wanted=not wanted)
+        case tree.And() | tree.Or():
+            parts = [_ways(item, findings, wanted=wanted) for item in node.items]
+            if isinstance(node, tree.And) is wanted:
+                return _all_of(parts)
+            return _fewest([way for part in parts for way in part])
+        case tree.Boolean():
+            return [frozenset()] if node.value is wanted else []
+        case _:
+            text = print_tree(node)
+            held = findings[text].value is wanted
+            return [frozenset() if held else frozenset({(text, wanted)})]
+
+
+def _all_of(parts: list[list[_Way]]) -> list[_Way]:
+    ways: list[_Way] = [frozenset()]
+    for part in parts:
+        ways = _fewest([left | right for left, right in product(ways, part)])
+    return [way for way in ways if not any((text, not wanted) in way for text, wanted in way)]
+
+
+def _fewest(ways: list[_Way]) -> list[_Way]:
+    """Return the shortest ways, each once, and none that contains another."""
+    kept: list[_Way] = []
+    for way in sorted(dict.fromkeys(ways), key=len):
+        if not any(other <= way for other in kept):
+            kept.append(way)
+        if len(kept) == _MAX_WAYS:
+            break
+    return kept
+
+
+def _miss(way: _Way, findings: dict[str, Finding]) -> Miss:
+    wanted = dict(way)
+    wrong = tuple(finding for text, finding in findings.items() if text in wanted)
+    return Miss(wrong=wrong, wanted=tuple(wanted[finding.text] for finding in wrong))
+
+
+def _word(value: bool | None) -> str:
+    return "unknown" if value is None else str(value).lower()
+
+
+def _why(node: tree.Atom, values: Mapping[str, Any]) -> str:
+    """Return the values a predicate saw; for an unknown one, what made it so."""
+    if isinstance(node, tree.Boolean):
+        return "a constant"
+    facts = [_fact(part, values) for part in tree.walk(node) if not isinstance(part, tree.LITERALS)]
+    told = list(dict.fromkeys(fact for fact in facts if fact))
+    if isinstance(node, tree.Comparison) and _incomparable(node, values):
+        told.append("the two sides cannot be compared")
+    return ", ".join(told) or "it names nothing"
+
+
+def _incomparable(node: tree.Comparison, values: Mapping[str, Any]) -> bool:
+    sides = fetch_of(node.left)(values), fetch_of(node.right)(values)
+    return None not in sides and compare(node.op, *sides) is None
+
+
+def _fact(node: tree.Node, values: Mapping[str, Any]) -> str | None:
+    match node:
+        case tree.Name() | tree.Has():
+            return _value_of(node.name, values)
+        case tree.Topic():
+            return _value_of(tree.TOPIC_PROPERTY, values)
+        case tree.Subscript():
+            return _element_of(node, values)
+        case tree.Arithmetic() | tree.Negate() | tree.Invert():
+            return _computed(node, values)
+        case _:
+            return None
+
+
+def _value_of(name: str, values: Mapping[str, Any]) -> str:
+    value = values.get(name)
+    return f"`{name}` is missing" if value is None else f"`{name}` is {_shown(value)}"
+
+
+def _element_of(node: tree.Subscript, values: Mapping[str, Any]) -> str:
+    found = values.get(node.name)
+    if found is None:
+        return f"`{node.name}` is missing"
+    if not isinstance(found, list | tuple):
+        return f"`{node.name}` is {_shown(found)}, not a list"
+    if not 0 <= node.index < len(found):
+        count = f"{len(found)} element{'' if len(found) == 1 else 's'}"
+        return f"`{node.name}` has {count}, none at {node.index}"
+    return f"`{node.name}[{node.index}]` is {_shown(found[node.index])}"
+
+
+def _computed(node: tree.Arithmetic | tree.Negate | tree.Invert, values: Mapping[str, Any]) -> str:
+    text = print_tree(node)
+    value = fetch_of(node)(values)
+    if value is not None:
+        return f"`{text}` is {_shown(value)}"
+    operands = [fetch_of(part)(values) for part in _operands(node)]
+    if any(operand is None for operand in operands):
+        return f"`{text}` has no value"
+    if isinstance(node, tree.Arithmetic) and node.op in ("/", "%") and operands[1] == 0:
+        return f"`{text}` divides by zero"
+    if all(type(operand) is int for operand in operands):
+        return f"`{text}` is outside the range of its operator"
+    return f"`{text}` is not defined for these values"
+
+
+def _operands(
+    node: tree.Arithmetic | tree.Negate | tree.Invert,
+) -> tuple[tree.Operand, ...]:
+    return (node.left, node.right) if isinstance(node, tree.Arithmetic) else (node.operand,)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
