@@ -102,7 +102,7 @@ def _import_port(
                     export=export.key,
                     uid=export.uid,
                     location=None if agent is None else agent.location,
-                    issuer=None if agent is None else agent.instance,
+                    issuer=None if agent is None else _issuer(export, agent),
                     filter=outcome.filter,
                     policy=outcome.policy,
                     schema=export.schema,
@@ -120,6 +120,10 @@ def _import_port(
         routes=tuple(routes),
         refused=_refused(peers),
     )
+
+
+def _issuer(export: Export, agent: Registration) -> str:
+    return f"{agent.instance}/{'filter' if export.allow_filter else 'plain'}"
 
 
 def _refused(peers: list[tuple[Export, Outcome]]) -> tuple[RefusedPair, ...]:

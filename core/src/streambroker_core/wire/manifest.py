@@ -381,7 +381,7 @@ def streams_out(streams: tuple[StreamName, ...]) -> list[dict[str, str]]:
 
 
 def write_manifest(resource: Resource, *, version: int | None = None) -> dict[str, Any]:
-    """Return the whole document of a resource.
+    """Return the whole document of a resource; identity only where it has one.
 
     Args:
         resource: what to write.
@@ -390,10 +390,11 @@ def write_manifest(resource: Resource, *, version: int | None = None) -> dict[st
     metadata: dict[str, Any] = {
         "name": name_of(resource),
         "namespace": resource.key.namespace,
-        "uid": resource.uid,
-        "generation": resource.generation,
-        "creationTimestamp": _moment(resource.created),
     }
+    if resource.uid:
+        metadata["uid"] = resource.uid
+        metadata["generation"] = resource.generation
+        metadata["creationTimestamp"] = _moment(resource.created)
     if version is not None:
         metadata["resourceVersion"] = str(version)
     return {

@@ -68,8 +68,9 @@ class ImportRoute:
         uid: identity of the Export.
         location: where to read, or None while the exporter's agent is not registered.
         capability: what to show there, or None where no key is known.
-        issuer: instance of the exporter's agent. It is not sent, but it is part
-            of the view's version, because the capability depends on it.
+        issuer: what else the capability depends on: instance of the exporter's
+            agent, and whether filters are allowed. It is not sent, but it is
+            part of the view's version.
     """
 
     export: PortKey

@@ -1,0 +1,78 @@
+"""Problems: how the broker says no over HTTP (RFC 9457), and how that is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streambroker_core.errors import (
+    ExpressionError,
+    ManifestError,
+    PropertyError,
+    StreambrokerError,
+)
+
+CONTENT_TYPE = "application/problem+json"
+
+_KNOWN = ("type", "title", "status", "detail", "code")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A refusal.
+
+    Attributes:
+        status: of the HTTP answer.
+        code: the reason word.
+        detail: a whole sentence.
+        facts: more members, such as ``position`` and ``hint`` of an expression.
+    """
+
+    status: int
+    code: str
+    detail: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def of_error(error: StreambrokerError, status: int) -> Problem:
+    """Return the problem that shows all facts of an error."""
+    facts: dict[str, Any] = {}
+    if isinstance(error, ExpressionError):
+        facts = {
+            "position": dict(error.position),
+            "found": error.found,
+            "expected": error.expected,
+            "hint": error.hint,
+        }
+    elif isinstance(error, PropertyError):
+        facts = {"property": error.name}
+    elif isinstance(error, ManifestError):
+        facts = {"path": error.path}
+    return Problem(status=status, code=error.code, detail=str(error), facts=facts)
+
+
+def encode(problem: Problem) -> dict[str, Any]:
+    """Return the body of the answer."""
+    return {
+        **problem.facts,
+        "type": f"urn:streambroker:problem:{problem.code}",
+        "title": problem.code,
+        "status": problem.status,
+        "detail": problem.detail,
+        "code": problem.code,
+    }
+
+
+def decode(body: object, *, status: int) -> Problem:
+    """Read the body of an answer; what is no problem document becomes code ``Failed``.
+
+    Args:
+        body: decoded JSON, or whatever else came.
+        status: of the HTTP answer; that of the body is not believed.
+    """
+    if not isinstance(body, Mapping) or not isinstance(body.get("code"), str):
+        return Problem(status=status, code="Failed", detail=f"The broker answered {status}.")
+    facts = {str(name): value for name, value in body.items() if name not in _KNOWN}
+    detail = str(body.get("detail") or body.get("title") or f"The broker answered {status}.")
+    return Problem(status=status, code=body["code"], detail=detail, facts=facts)

@@ -1,0 +1,7 @@
+"""Run the command line as ``python -m streambroker_operator.cli``."""
+
+import sys
+
+from streambroker_operator.cli.commands import main
+
+sys.exit(main())

@@ -1,0 +1,53 @@
+"""What can go wrong in the broker itself, beside the errors of the core.
+
+::
+
+    StreambrokerError
+    ├── StoreError      code StoreUnusable: the database file cannot be used
+    ├── AddressError    code AddressUnusable: the broker cannot listen there
+    └── RequestError    a request that cannot be fulfilled, with its HTTP status
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streambroker_core.errors import StreambrokerError
+
+
+class StoreError(StreambrokerError):
+    """The database file is taken, of a newer release, or not a database."""
+
+    code = "StoreUnusable"
+
+
+class AddressError(StreambrokerError):
+    """The address is taken, or is not of this machine."""
+
+    code = "AddressUnusable"
+
+
+class RequestError(StreambrokerError):
+    """A request that cannot be fulfilled.
+
+    Attributes:
+        status: of the HTTP answer.
+        code: the reason word.
+        headers: to be sent with the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.status = status
+        self.code = code
+        self.headers = dict(headers or {})
+        self.facts = dict(facts or {})
+        super().__init__(message)

@@ -1,0 +1,228 @@
+"""Read requests: addresses, bodies, conditions. What is wrong raises with its status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from aiohttp import web
+
+from streambroker_core.errors import ManifestError
+from streambroker_core.model import (
+    DEFAULT_NAMESPACE,
+    Export,
+    Import,
+    Kind,
+    PeKey,
+    PortKey,
+    Resource,
+    is_label,
+)
+from streambroker_core.wire.quantity import parse_duration
+from streambroker_operator.errors import RequestError
+from streambroker_operator.runtime import Runtime
+from streambroker_operator.store import Stored
+
+RUNTIME = web.AppKey("runtime", Runtime)
+
+MAX_BODY = 64 * 1024
+"""Bytes of a request's body."""
+MAX_WAIT_S = 60.0
+"""Longest long poll, in seconds."""
+
+_JSON = ("application/json", "application/merge-patch+json", "application/octet-stream")
+
+
+def namespace_of(request: web.Request) -> str:
+    """Return the namespace that ``?namespace=`` selects.
+
+    Raises:
+        RequestError: 400, it is no DNS label.
+    """
+    namespace = request.query.get("namespace", DEFAULT_NAMESPACE)
+    if not is_label(namespace):
+        raise RequestError(400, "QueryInvalid", f"The namespace {namespace!r} is no DNS label.")
+    return namespace
+
+
+def pe_of(request: web.Request) -> PeKey:
+    """Return the PE of the address, whether it is known or not.
+
+    Raises:
+        ManifestError: it cannot be one.
+    """
+    info = request.match_info
+    return PeKey.parse(f"{namespace_of(request)}/{info['job']}/{info['pe']}")
+
+
+def port_of(request: web.Request) -> PortKey:
+    """Return the port of the address, whether it is known or not.
+
+    Raises:
+        ManifestError: it cannot be one.
+    """
+    return PortKey.parse(f"{pe_of(request)}/{request.match_info['port']}")
+
+
+def known_pe(request: web.Request) -> PeKey:
+    """Return the PE of the address.
+
+    Raises:
+        RequestError: 404, the broker does not know it.
+    """
+    info = request.match_info
+    try:
+        pe = pe_of(request)
+    except ManifestError:
+        pe = None
+    if pe is None or request.app[RUNTIME].board.view(pe) is None:
+        raise RequestError(
+            404,
+            "UnknownPE",
+            f"The broker knows no PE {namespace_of(request)}/{info['job']}/{info['pe']}. "
+            "Routes that you have stay; register the agent again.",
+        )
+    return pe
+
+
+def stored_of(request: web.Request, kind: Kind) -> Stored:
+    """Return the resource of the address.
+
+    Raises:
+        RequestError: 404, there is no such PE or no such port.
+    """
+    pe = known_pe(request)
+    name = request.match_info["port"]
+    try:
+        stored = request.app[RUNTIME].stored(kind, port_of(request))
+    except ManifestError:
+        stored = None
+    if stored is None:
+        raise RequestError(404, "UnknownPort", f"{pe} has no {kind.lower()} {name!r}.")
+    return stored
+
+
+def export_of(request: web.Request) -> Export:
+    """Return the Export of the address, after looking at ``If-Match``."""
+    stored = stored_of(request, "Export")
+    check_match(request, stored)
+    if not isinstance(stored.resource, Export):
+        raise TypeError("the store keeps kinds apart")
+    return stored.resource
+
+
+def import_of(request: web.Request) -> Import:
+    """Return the Import of the address, after looking at ``If-Match``."""
+    stored = stored_of(request, "Import")
+    check_match(request, stored)
+    if not isinstance(stored.resource, Import):
+        raise TypeError("the store keeps kinds apart")
+    return stored.resource
+
+
+def etag_of(resource: Resource) -> str:
+    """Return a resource's ETag, in its quotes."""
+    return f'"{resource.uid}.{resource.generation}"'
+
+
+def tags(header: str | None) -> set[str]:
+    """Return the ETags of a condition, without quotes and weakness."""
+    parts = (part.strip() for part in (header or "").split(","))
+    return {part.removeprefix("W/").strip('"') for part in parts if part}
+
+
+def check_match(request: web.Request, stored: Stored | None) -> None:
+    """Look at ``If-Match`` and ``If-None-Match`` before a change.
+
+    Raises:
+        RequestError: 412, the resource is not what the caller takes it for.
+    """
+    wanted = tags(request.headers.get("If-Match"))
+    unwanted = tags(request.headers.get("If-None-Match"))
+    current = None if stored is None else etag_of(stored.resource).strip('"')
+    if wanted and (current is None or not ({current, "*"} & wanted)):
+        now = "it does not exist" if current is None else f'it is "{current}" now'
+        raise RequestError(412, "ConditionFailed", f"If-Match does not hold: {now}.")
+    if request.method == "PUT" and current is not None and {current, "*"} & unwanted:
+        raise RequestError(
+            412, "ConditionFailed", f'If-None-Match does not hold: it exists as "{current}".'
+        )
+
+
+def wait_of(request: web.Request) -> float:
+    """Return how long a GET may wait for a change, in seconds; 0 without ``?wait=``.
+
+    Raises:
+        RequestError: 400, it is no duration.
+    """
+    text = request.query.get("wait")
+    if text is None:
+        return 0.0
+    seconds = parse_duration(text)
+    if seconds is None:
+        raise RequestError(
+            400, "QueryInvalid", f"wait={text!r} is no duration; write 30s or 500ms."
+        )
+    return min(seconds, MAX_WAIT_S)
+
+
+async def text_body(request: web.Request) -> str:
+    """Return the body as text.
+
+    Raises:
+        RequestError: 400, it is not UTF-8; 413, it is too long.
+    """
+    try:
+        raw = await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RequestError(
+            413, "BodyTooLarge", f"The body has more than {MAX_BODY} bytes."
+        ) from error
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            400, "NotJson", f"The body is not UTF-8 at byte {error.start}."
+        ) from error
+
+
+async def json_body(request: web.Request) -> Any:
+    """Return the body as JSON.
+
+    Raises:
+        RequestError: 415, it says it is something else; 400, it is no JSON, or
+            an object has a key twice; 413, it is too long.
+    """
+    if request.content_type not in _JSON:
+        raise RequestError(
+            415,
+            "NotJson",
+            f"The body is {request.content_type}; send application/json.",
+            headers={"Accept": "application/json"},
+        )
+    text = await text_body(request)
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            400,
+            "NotJson",
+            f"The body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.",
+            facts={"position": {"line": error.lineno, "column": error.colno, "offset": error.pos}},
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, "NotJson", f"The body is not JSON: {error}.") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} stands there twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a JSON number")

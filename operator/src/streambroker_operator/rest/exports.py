@@ -1,0 +1,159 @@
+"""``…/export/{port}``: Exports and their properties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from streambroker_core.model import Export, Properties
+from streambroker_core.properties import normalise
+from streambroker_core.wire.fields import Fields
+from streambroker_core.wire.manifest import MAX_PROPERTIES
+from streambroker_operator.errors import RequestError
+from streambroker_operator.rest.answers import json_answer, resource_body, written_answer
+from streambroker_operator.rest.asking import (
+    RUNTIME,
+    etag_of,
+    export_of,
+    json_body,
+    stored_of,
+    tags,
+)
+from streambroker_operator.rest.declaring import declare, withdraw
+from streambroker_operator.rest.pe import PE
+
+EXPORT = PE + "/export/{port}"
+PROPERTIES = EXPORT + "/properties"
+PROPERTY = EXPORT + "/property/{name}"
+routes = web.RouteTableDef()
+
+
+@routes.get(EXPORT)
+async def get_export(request: web.Request) -> web.Response:
+    """Answer an Export with its status."""
+    stored = stored_of(request, "Export")
+    etag = etag_of(stored.resource)
+    if etag.strip('"') in tags(request.headers.get("If-None-Match")):
+        return web.Response(status=304, headers={"ETag": etag})
+    return json_answer(resource_body(request.app[RUNTIME], stored), headers={"ETag": etag})
+
+
+@routes.put(EXPORT)
+async def put_export(request: web.Request) -> web.Response:
+    """Declare an Export: create or replace it."""
+    return await declare(request, "Export")
+
+
+@routes.delete(EXPORT)
+async def delete_export(request: web.Request) -> web.Response:
+    """Withdraw an Export."""
+    return withdraw(request, "Export")
+
+
+@routes.get(PROPERTIES)
+async def get_properties(request: web.Request) -> web.Response:
+    """Answer all properties of an Export."""
+    stored = stored_of(request, "Export")
+    return json_answer(
+        dict(_properties(stored.resource)), headers={"ETag": etag_of(stored.resource)}
+    )
+
+
+@routes.put(PROPERTIES)
+async def put_properties(request: web.Request) -> web.Response:
+    """Replace all properties at once."""
+    body = await json_body(request)
+    export, _ = _exported_by_properties(request)
+    return _set(request, export, Fields(body, "properties").raw())
+
+
+@routes.patch(PROPERTIES)
+async def patch_properties(request: web.Request) -> web.Response:
+    """Merge a patch: null removes, anything else sets, the rest stays."""
+    body = await json_body(request)
+    export, known = _exported_by_properties(request)
+    return _set(request, export, {**known, **Fields(body, "properties").raw()})
+
+
+@routes.delete(PROPERTIES)
+async def delete_properties(request: web.Request) -> web.Response:
+    """Remove the properties that ``?name=`` gives, all of them or none; without names, all."""
+    export, known = _exported_by_properties(request)
+    names = request.query.getall("name", list(known))
+    for name in names:
+        _present(export, known, name)
+    return _set(request, export, {name: known[name] for name in known if name not in names})
+
+
+@routes.get(PROPERTY)
+async def get_property(request: web.Request) -> web.Response:
+    """Answer one property's value."""
+    stored = stored_of(request, "Export")
+    known = _properties(stored.resource)
+    name = _present(stored.resource, known, request.match_info["name"])
+    return json_answer(known[name], headers={"ETag": etag_of(stored.resource)})
+
+
+@routes.put(PROPERTY)
+async def put_property(request: web.Request) -> web.Response:
+    """Set one property to the value in the body."""
+    value = await json_body(request)
+    export, known = _exported_by_properties(request)
+    name = request.match_info["name"]
+    if value is None:
+        raise RequestError(
+            422,
+            "PropertyInvalid",
+            f"Property `{name}` cannot be null; DELETE removes it.",
+            facts={"property": name},
+        )
+    status = 200 if name in known else 201
+    return _set(request, export, {**known, name: value}, status=status)
+
+
+@routes.delete(PROPERTY)
+async def delete_property(request: web.Request) -> web.Response:
+    """Remove one property."""
+    export, known = _exported_by_properties(request)
+    gone = _present(export, known, request.match_info["name"])
+    return _set(request, export, {name: known[name] for name in known if name != gone})
+
+
+def _exported_by_properties(request: web.Request) -> tuple[Export, Properties]:
+    export = export_of(request)
+    return export, _properties(export)
+
+
+def _properties(export: Any) -> Properties:
+    if not isinstance(export, Export) or export.properties is None:
+        raise RequestError(
+            409,
+            "WrongKind",
+            f"{export.key} is exported by name, as {export.stream_id!r}; it has no properties.",
+        )
+    return export.properties
+
+
+def _present(export: Any, known: Properties, name: str) -> str:
+    if name not in known:
+        raise RequestError(
+            404, "UnknownProperty", f"{export.key} has no property {name!r}; nothing was changed."
+        )
+    return name
+
+
+def _set(
+    request: web.Request, export: Export, properties: Mapping[str, object], *, status: int = 200
+) -> web.Response:
+    found = normalise(properties)
+    if len(found) > MAX_PROPERTIES:
+        raise RequestError(
+            422,
+            "PropertyInvalid",
+            f"{export.key} would have {len(found)} properties, the limit is {MAX_PROPERTIES}.",
+        )
+    written = request.app[RUNTIME].put(replace(export, properties=found))
+    return written_answer(written, status=status)

@@ -1,0 +1,152 @@
+"""``…/import/{port}``: Imports, their filter, and what they want."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from streambroker_core.model import Import
+from streambroker_core.wire.fields import Fields, json_type
+from streambroker_core.wire.manifest import read_expression, read_streams, streams_out
+from streambroker_operator.errors import RequestError
+from streambroker_operator.rest.answers import json_answer, resource_body, written_answer
+from streambroker_operator.rest.asking import (
+    RUNTIME,
+    etag_of,
+    import_of,
+    json_body,
+    stored_of,
+    tags,
+    text_body,
+)
+from streambroker_operator.rest.declaring import declare, withdraw
+from streambroker_operator.rest.pe import PE
+
+IMPORT = PE + "/import/{port}"
+routes = web.RouteTableDef()
+
+
+@routes.get(IMPORT)
+async def get_import(request: web.Request) -> web.Response:
+    """Answer an Import with its status."""
+    stored = stored_of(request, "Import")
+    etag = etag_of(stored.resource)
+    if etag.strip('"') in tags(request.headers.get("If-None-Match")):
+        return web.Response(status=304, headers={"ETag": etag})
+    return json_answer(resource_body(request.app[RUNTIME], stored), headers={"ETag": etag})
+
+
+@routes.put(IMPORT)
+async def put_import(request: web.Request) -> web.Response:
+    """Declare an Import: create or replace it."""
+    return await declare(request, "Import")
+
+
+@routes.delete(IMPORT)
+async def delete_import(request: web.Request) -> web.Response:
+    """Withdraw an Import."""
+    return withdraw(request, "Import")
+
+
+@routes.get(IMPORT + "/filter")
+async def get_filter(request: web.Request) -> web.Response:
+    """Answer an Import's filter; null where it has none."""
+    import_ = _import(request)
+    return json_answer({"filter": import_.filter}, headers={"ETag": etag_of(import_)})
+
+
+@routes.put(IMPORT + "/filter")
+async def put_filter(request: web.Request) -> web.Response:
+    """Set the filter, or clear it with an empty one; ``text/plain`` is the bare text."""
+    fields = await _text_field(request, "filter")
+    import_ = import_of(request)
+    changed = replace(import_, filter=read_expression(fields, "filter"))
+    return written_answer(request.app[RUNTIME].put(changed))
+
+
+@routes.get(IMPORT + "/subscription")
+async def get_subscription(request: web.Request) -> web.Response:
+    """Answer an Import's subscription; null where it wants nothing yet."""
+    import_ = _import(request)
+    _not_by_name(import_)
+    return json_answer({"subscription": import_.subscription}, headers={"ETag": etag_of(import_)})
+
+
+@routes.put(IMPORT + "/subscription")
+async def put_subscription(request: web.Request) -> web.Response:
+    """Set the subscription; filter and scope stay."""
+    fields = await _text_field(request, "subscription")
+    import_ = import_of(request)
+    _not_by_name(import_)
+    changed = replace(import_, subscription=read_expression(fields, "subscription"))
+    return written_answer(request.app[RUNTIME].put(changed))
+
+
+@routes.get(IMPORT + "/streams")
+async def get_streams(request: web.Request) -> web.Response:
+    """Answer what an Import wants: a subscription, or streams by name."""
+    import_ = _import(request)
+    body: dict[str, Any] = {"applicationScope": import_.application_scope}
+    if import_.streams:
+        body["streams"] = streams_out(import_.streams)
+    else:
+        body["subscription"] = import_.subscription
+    return json_answer(body, headers={"ETag": etag_of(import_)})
+
+
+@routes.put(IMPORT + "/streams")
+async def put_streams(request: web.Request) -> web.Response:
+    """Replace what an Import wants; the filter stays, and the scope unless it is given."""
+    fields = Fields(await json_body(request))
+    fields.only(("streams", "subscription", "applicationScope"))
+    streams = read_streams(fields, "streams")
+    subscription = read_expression(fields, "subscription")
+    if streams and subscription is not None:
+        raise fields.bad("streams", "and subscription exclude each other; leave one out")
+    import_ = import_of(request)
+    changed = replace(
+        import_,
+        streams=streams,
+        subscription=subscription,
+        application_scope=fields.text("applicationScope", import_.application_scope),
+    )
+    return written_answer(request.app[RUNTIME].put(changed))
+
+
+def _import(request: web.Request) -> Import:
+    resource = stored_of(request, "Import").resource
+    if not isinstance(resource, Import):
+        raise TypeError("the store keeps kinds apart")
+    return resource
+
+
+def _not_by_name(import_: Import) -> None:
+    if import_.streams:
+        raise RequestError(
+            409,
+            "WrongKind",
+            f"{import_.key} imports by name and has no subscription; PUT …/streams changes that.",
+        )
+
+
+async def _text_field(request: web.Request, name: str) -> Fields:
+    """Return ``{name: text}`` from an object, a bare JSON text, null, or ``text/plain``."""
+    if request.content_type == "text/plain":
+        return Fields({name: await text_body(request)})
+    body = await json_body(request)
+    if body is None or isinstance(body, str):
+        return Fields({name: body})
+    if not isinstance(body, Mapping):
+        raise RequestError(
+            422,
+            "ManifestInvalid",
+            f"The body is {json_type(body)}; send a text or an object with the field {name}.",
+        )
+    fields = Fields(body)
+    fields.only((name,))
+    if name not in body:
+        raise fields.bad(name, "is required; null or an empty text clears it")
+    return fields

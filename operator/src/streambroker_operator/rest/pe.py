@@ -1,0 +1,59 @@
+"""``/job/{job}/pe/{pe}``: a PE's view, its registration, its withdrawal."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from streambroker_core.model import PeKey
+from streambroker_core.wire import registration, view
+from streambroker_operator.rest.answers import json_answer
+from streambroker_operator.rest.asking import (
+    RUNTIME,
+    json_body,
+    known_pe,
+    pe_of,
+    tags,
+    wait_of,
+)
+
+PE = "/api/subscriptions/job/{job}/pe/{pe}"
+routes = web.RouteTableDef()
+
+
+@routes.get(PE)
+async def get_view(request: web.Request) -> web.Response:
+    """Answer a PE's view, or 304 if the caller has it; with ``?wait=`` after a while."""
+    pe = known_pe(request)
+    wait_s = wait_of(request)
+    known = tags(request.headers.get("If-None-Match"))
+    runtime = request.app[RUNTIME]
+    if wait_s and _current(request, pe) in known:
+        await runtime.changed(pe, wait_s)
+    found = runtime.view(known_pe(request))
+    if found is None:
+        raise LookupError("a known PE has a view")
+    headers = {"ETag": f'"{found.version}"', "Cache-Control": "no-cache"}
+    if found.version in known or "*" in known:
+        return web.Response(status=304, headers=headers)
+    return json_answer(view.encode(found), headers=headers)
+
+
+def _current(request: web.Request, pe: PeKey) -> str | None:
+    found = request.app[RUNTIME].board.view(pe)
+    return None if found is None else found.version
+
+
+@routes.put(PE)
+async def register(request: web.Request) -> web.Response:
+    """Remember where a PE's agent is and answer its key."""
+    pe = pe_of(request)
+    body = registration.decode(await json_body(request))
+    answer = request.app[RUNTIME].register(pe, body)
+    return json_answer(registration.encode_answer(answer), headers={"Cache-Control": "no-store"})
+
+
+@routes.delete(PE)
+async def withdraw(request: web.Request) -> web.Response:
+    """Forget a PE that has no port left."""
+    request.app[RUNTIME].withdraw(known_pe(request))
+    return web.Response(status=204)

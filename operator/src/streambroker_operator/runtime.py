@@ -1,0 +1,291 @@
+"""The one owner of the broker's state.
+
+Every change takes the same way: checked, written to the store, told to the board,
+hinted. Nothing is told to anybody that is not on disk, and nothing that was
+checked in vain has changed anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from streambroker_core.board import (
+    Action,
+    AgentRegistered,
+    Board,
+    Event,
+    ExportApplied,
+    ExportRemoved,
+    Hint,
+    ImportApplied,
+    ImportRemoved,
+    PeDeclared,
+    PeWithdrawn,
+    RoutesChanged,
+    Synced,
+)
+from streambroker_core.matching import (
+    Refusal,
+    expression_problem,
+    import_filter_problem,
+    match,
+)
+from streambroker_core.model import (
+    Export,
+    Kind,
+    PeKey,
+    PortKey,
+    Resource,
+    Route,
+    kind_of,
+)
+from streambroker_core.wire import capability, hints
+from streambroker_core.wire.registration import Registered, Registration, derive_key
+from streambroker_core.wire.view import ImportRoute, View, with_capabilities
+from streambroker_operator.errors import RequestError
+from streambroker_operator.hinting import HintSender
+from streambroker_operator.store import Store, Stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A route that a change ended, and the word for why."""
+
+    route: Route
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a change did."""
+
+    stored: Stored
+    kept: tuple[Route, ...] = ()
+    added: tuple[Route, ...] = ()
+    cut: tuple[Cut, ...] = ()
+
+
+class Runtime:
+    """Commands in; store, board and hints follow, in this order.
+
+    All methods are called on one event loop; none of them waits but `changed`.
+
+    Args:
+        store: where the resources are.
+        sender: sends hints.
+        board: an empty one.
+    """
+
+    def __init__(self, store: Store, sender: HintSender, board: Board | None = None) -> None:
+        self._store = store
+        self._sender = sender
+        self.board = Board() if board is None else board
+        self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
+        self._closing = False
+        self._drawn: dict[PeKey, View] = {}
+
+    def start(self) -> None:
+        """Fill the board from the store; before this there are no views."""
+        version = self._store.version
+        for known in self._store.pes():
+            self._tell(PeDeclared(pe=known.pe))
+            if known.registration is not None:
+                self._tell(
+                    AgentRegistered(
+                        pe=known.pe, registration=known.registration, version=known.version
+                    )
+                )
+        kinds: tuple[Kind, ...] = ("Export", "Import")
+        for kind in kinds:
+            listed = tuple((s.resource, s.version) for s in self._store.resources(kind))
+            self._tell(Synced(kind=kind, listed=listed, version=version))
+
+    def close(self) -> None:
+        """Let everybody go who waits for a change."""
+        self._closing = True
+        for pe in list(self._waiting):
+            self._wake(pe)
+
+    # ---- reading ---------------------------------------------------------
+
+    def view(self, pe: PeKey) -> View | None:
+        """Return a PE's view with its capabilities; None where the PE is not known."""
+        view = self.board.view(pe)
+        if view is None:
+            self._drawn.pop(pe, None)
+            return None
+        drawn = self._drawn.get(pe)
+        if drawn is None or drawn.version != view.version:
+            drawn = with_capabilities(view, self._capability)
+            self._drawn[pe] = drawn
+        return replace(drawn, point=view.point)
+
+    def _capability(self, reader: PortKey, route: ImportRoute) -> str | None:
+        exporter = self.board.registration(route.export.owner)
+        export = self.board.export_at(route.export)
+        if exporter is None or export is None:
+            return None
+        return capability.sign(
+            self.key(route.export.owner, exporter),
+            reader_import=str(reader),
+            export=str(route.export),
+            filter_allowed=export.allow_filter,
+            policy=route.policy,
+        )
+
+    def key(self, pe: PeKey, registration: Registration) -> bytes:
+        """Return the key of a PE's agent."""
+        return derive_key(self._store.secret, pe, registration.instance)
+
+    def stored(self, kind: Kind, key: PortKey) -> Stored | None:
+        """Return the resource of a port."""
+        return self._store.get(kind, key)
+
+    def all_of(self, kind: Kind) -> list[Stored]:
+        """Return all resources of one kind, in order of their ports."""
+        return self._store.resources(kind)
+
+    async def changed(self, pe: PeKey, timeout_s: float) -> None:
+        """Return when a PE's view changes, when time is up, or when the broker stops."""
+        if self._closing:
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(pe, set()).add(future)
+        try:
+            await asyncio.wait([future], timeout=timeout_s)
+        finally:
+            waiting = self._waiting.get(pe, set())
+            waiting.discard(future)
+            if not waiting:
+                self._waiting.pop(pe, None)
+
+    # ---- writing ---------------------------------------------------------
+
+    def put(self, resource: Resource) -> Written:
+        """Create or replace the resource of a port.
+
+        Raises:
+            SubscriptionError: the subscription cannot be read.
+            FilterError: the filter cannot be read, or can never work.
+        """
+        self._check(resource)
+        kind = kind_of(resource)
+        before = self._routes_at(kind, resource.key)
+        stored = self._store.put(resource)
+        if stored.changed:
+            self._tell(_applied(stored))
+        return self._written(stored, before)
+
+    def delete(self, kind: Kind, key: PortKey) -> Written | None:
+        """Delete the resource of a port; None where there is none."""
+        known = self._store.get(kind, key)
+        if known is None:
+            return None
+        before = self._routes_at(kind, key)
+        version = self._store.delete(kind, key)
+        uid = known.resource.uid
+        self._tell(
+            ExportRemoved(uid=uid, version=version)
+            if kind == "Export"
+            else ImportRemoved(uid=uid, version=version)
+        )
+        cut = tuple(Cut(route=route, reason=f"{kind}Removed") for route in before)
+        return Written(stored=Stored(resource=known.resource, version=version), cut=cut)
+
+    def register(self, pe: PeKey, registration: Registration) -> Registered:
+        """Remember where a PE's agent is; return its key."""
+        version = self._store.register(pe, registration)
+        self._tell(AgentRegistered(pe=pe, registration=registration, version=version))
+        return Registered(key=self.key(pe, registration))
+
+    def withdraw(self, pe: PeKey) -> None:
+        """Forget a PE that has no port left.
+
+        Raises:
+            RequestError: it has; nothing is changed.
+        """
+        view = self.board.view(pe)
+        left = [] if view is None else sorted({*view.exports, *view.imports})
+        if left:
+            ports = ", ".join(left)
+            raise RequestError(
+                409, "PortsRemain", f"{pe} still has the ports {ports}; delete them first."
+            )
+        version = self._store.withdraw(pe)
+        self._tell(PeWithdrawn(pe=pe, version=version))
+
+    def _check(self, resource: Resource) -> None:
+        if isinstance(resource, Export):
+            return
+        problem = expression_problem(resource.subscription, "subscription")
+        if problem is None:
+            problem = import_filter_problem(resource, self.board.exports())
+        if problem is not None:
+            raise problem.with_traceback(None)
+
+    def _routes_at(self, kind: Kind, key: PortKey) -> list[Route]:
+        found: Resource | None = (
+            self.board.export_at(key) if kind == "Export" else self.board.import_at(key)
+        )
+        return [] if found is None else self.board.routes_of(kind, found.uid)
+
+    def _written(self, stored: Stored, before: Iterable[Route]) -> Written:
+        kind = kind_of(stored.resource)
+        after = self.board.routes_of(kind, stored.resource.uid)
+        old = {(route.export_uid, route.import_uid): route for route in before}
+        new = {(route.export_uid, route.import_uid): route for route in after}
+        return Written(
+            stored=stored,
+            kept=tuple(route for pair, route in new.items() if pair in old),
+            added=tuple(route for pair, route in new.items() if pair not in old),
+            cut=tuple(
+                Cut(route=route, reason=self._why_cut(route))
+                for pair, route in old.items()
+                if pair not in new
+            ),
+        )
+
+    def _why_cut(self, route: Route) -> str:
+        export = self.board.export_at(route.export)
+        import_ = self.board.import_at(route.import_)
+        if export is None or import_ is None:
+            return "ExportRemoved" if export is None else "ImportRemoved"
+        outcome = match(export, import_)
+        if isinstance(outcome, Refusal):
+            return outcome.reason
+        status = self.board.status("Export", export.uid)
+        return "Replaced" if status is None or status.accepted else status.reason
+
+    # ---- orders ----------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        for action in self.board.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, RoutesChanged):
+            self._wake(action.pe)
+        elif isinstance(action, Hint):
+            self._hint(action)
+
+    def _wake(self, pe: PeKey) -> None:
+        for future in self._waiting.pop(pe, set()):
+            if not future.done():
+                future.set_result(None)
+
+    def _hint(self, order: Hint) -> None:
+        registration = self.board.registration(order.pe)
+        if registration is None or registration.hint is None:
+            return
+        key = self.key(order.pe, registration)
+        datagram = hints.encode(key, str(order.pe), order.version, order.point)
+        self._sender.send(order.pe, registration.hint, datagram)
+
+
+def _applied(stored: Stored) -> ExportApplied | ImportApplied:
+    resource = stored.resource
+    if isinstance(resource, Export):
+        return ExportApplied(export=resource, version=stored.version)
+    return ImportApplied(import_=resource, version=stored.version)

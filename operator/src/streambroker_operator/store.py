@@ -1,0 +1,331 @@
+"""The SQLite file of a broker without Kubernetes.
+
+Rule 1: what was answered as done is on disk: WAL, and a flush at each commit.
+Rule 2: one broker per file; a second one is refused by a lock beside the file.
+Rule 3: one counter gives every change its version, so versions only go up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from streambroker_core.model import Kind, PeKey, PortKey, Resource, kind_of
+from streambroker_core.wire.canonical import canonical
+from streambroker_core.wire.manifest import read_spec, write_spec
+from streambroker_core.wire.registration import Registration
+from streambroker_operator.errors import StoreError
+
+FORMAT_VERSION = 1
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS resources (
+  kind TEXT NOT NULL, namespace TEXT NOT NULL, job TEXT NOT NULL, pe INTEGER NOT NULL,
+  port TEXT NOT NULL, uid TEXT NOT NULL UNIQUE, name TEXT NOT NULL, generation INTEGER NOT NULL,
+  created REAL NOT NULL, version INTEGER NOT NULL, spec TEXT NOT NULL,
+  PRIMARY KEY (kind, namespace, job, pe, port)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS pes (
+  namespace TEXT NOT NULL, job TEXT NOT NULL, pe INTEGER NOT NULL, version INTEGER NOT NULL,
+  instance TEXT, location TEXT, hint TEXT, PRIMARY KEY (namespace, job, pe)
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A resource as it is on disk.
+
+    Attributes:
+        version: of its last change.
+        created: whether this write made it.
+        changed: whether this write changed it at all.
+    """
+
+    resource: Resource
+    version: int
+    created: bool = False
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPe:
+    """A PE that was registered or had a resource; without an agent if it never registered."""
+
+    pe: PeKey
+    version: int
+    registration: Registration | None
+
+
+class Store:
+    """All that a broker has to remember.
+
+    Args:
+        path: the database file; it is made if it does not exist.
+        clock: seconds since 1970, for creation times.
+        new_uid: makes identities.
+
+    Raises:
+        StoreError: the file is taken by another broker, of a newer release, or
+            not a database.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        new_uid: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._new_uid = new_uid
+        self._lock = _locked(path)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._prepare()
+        except sqlite3.Error as error:
+            os.close(self._lock)
+            raise StoreError(
+                f"{path} cannot be used as the broker's database: {error}. "
+                "Give another file with --db."
+            ) from error
+        except StoreError:
+            self._db.close()
+            os.close(self._lock)
+            raise
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        found = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if found > FORMAT_VERSION:
+            raise StoreError(
+                f"{self._path} has format {found}, of a newer release; this one reads up to "
+                f"{FORMAT_VERSION}. Start the newer release or give another file with --db."
+            )
+        with self._transaction():
+            for statement in _TABLES.split(";"):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+            self._db.execute(
+                "INSERT OR IGNORE INTO meta VALUES ('secret', ?), ('version', 0)",
+                (secrets.token_bytes(32),),
+            )
+        self.secret = bytes(self._meta("secret"))
+
+    def close(self) -> None:
+        """Close the file and let another broker have it."""
+        self._db.close()
+        os.close(self._lock)
+
+    @property
+    def version(self) -> int:
+        """The version of the last change."""
+        return int(self._meta("version"))
+
+    def _meta(self, name: str) -> Any:
+        return self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def _next_version(self) -> int:
+        version = self.version + 1
+        self._db.execute("UPDATE meta SET value = ? WHERE name = 'version'", (version,))
+        return version
+
+    def resources(self, kind: Kind) -> list[Stored]:
+        """Return all resources of one kind."""
+        rows = self._db.execute(
+            "SELECT kind, namespace, job, pe, port, uid, name, generation, created, version, spec "
+            "FROM resources WHERE kind = ? ORDER BY namespace, job, pe, port",
+            (kind,),
+        )
+        return [_stored(row) for row in rows]
+
+    def pes(self) -> list[KnownPe]:
+        """Return all PEs that are known."""
+        rows = self._db.execute(
+            "SELECT namespace, job, pe, version, instance, location, hint FROM pes"
+        )
+        return [_known_pe(row) for row in rows]
+
+    def get(self, kind: Kind, key: PortKey) -> Stored | None:
+        """Return the resource of a port."""
+        row = self._db.execute(
+            "SELECT kind, namespace, job, pe, port, uid, name, generation, created, version, spec "
+            "FROM resources "
+            "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
+            _identity(kind, key),
+        ).fetchone()
+        return None if row is None else _stored(row)
+
+    def put(self, resource: Resource) -> Stored:
+        """Create or replace the resource of a port.
+
+        Identity and creation time are given here; the generation goes up if the
+        spec is another. An equal resource is not written again.
+        """
+        kind = kind_of(resource)
+        known = self.get(kind, resource.key)
+        spec = canonical(write_spec(resource)).decode()
+        if known is None:
+            return self._insert(kind, resource, spec)
+        name = resource.name or known.resource.name
+        same = spec == canonical(write_spec(known.resource)).decode()
+        if same and name == known.resource.name:
+            return known
+        stored = replace(
+            resource,
+            uid=known.resource.uid,
+            created=known.resource.created,
+            generation=known.resource.generation + (not same),
+            name=name,
+        )
+        with self._transaction():
+            version = self._next_version()
+            self._db.execute(
+                "UPDATE resources SET name = ?, generation = ?, version = ?, spec = ? "
+                "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
+                (name, stored.generation, version, spec, *_identity(kind, resource.key)),
+            )
+        return Stored(resource=stored, version=version, changed=True)
+
+    def _insert(self, kind: Kind, resource: Resource, spec: str) -> Stored:
+        with self._transaction():
+            version = self._next_version()
+            latest = self._db.execute("SELECT max(created) FROM resources").fetchone()[0]
+            created = max(self._clock(), (latest or 0.0) + 1e-6)
+            stored = replace(resource, uid=self._new_uid(), generation=1, created=created)
+            self._db.execute(
+                "INSERT INTO resources VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *_identity(kind, resource.key),
+                    stored.uid,
+                    stored.name,
+                    stored.generation,
+                    stored.created,
+                    version,
+                    spec,
+                ),
+            )
+            owner = resource.key.owner
+            self._db.execute(
+                "INSERT OR IGNORE INTO pes VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
+                (owner.namespace, owner.job, owner.pe, version),
+            )
+        return Stored(resource=stored, version=version, created=True, changed=True)
+
+    def delete(self, kind: Kind, key: PortKey) -> int:
+        """Delete the resource of a port; return the version of the deletion."""
+        with self._transaction():
+            version = self._next_version()
+            self._db.execute(
+                "DELETE FROM resources "
+                "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
+                _identity(kind, key),
+            )
+        return version
+
+    def register(self, pe: PeKey, registration: Registration) -> int:
+        """Remember where a PE's agent is; return the version.
+
+        The same registration again is not written again.
+        """
+        row = self._db.execute(
+            "SELECT namespace, job, pe, version, instance, location, hint FROM pes "
+            "WHERE namespace = ? AND job = ? AND pe = ?",
+            (pe.namespace, pe.job, pe.pe),
+        ).fetchone()
+        if row is not None and _known_pe(row).registration == registration:
+            return int(row[3])
+        with self._transaction():
+            version = self._next_version()
+            self._db.execute(
+                "INSERT OR REPLACE INTO pes VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    pe.namespace,
+                    pe.job,
+                    pe.pe,
+                    version,
+                    registration.instance,
+                    registration.location,
+                    registration.hint,
+                ),
+            )
+        return version
+
+    def withdraw(self, pe: PeKey) -> int:
+        """Forget a PE; return the version of that."""
+        with self._transaction():
+            version = self._next_version()
+            self._db.execute(
+                "DELETE FROM pes WHERE namespace = ? AND job = ? AND pe = ?",
+                (pe.namespace, pe.job, pe.pe),
+            )
+        return version
+
+
+def _locked(path: Path) -> int:
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be used as the broker's database: {error.strerror}. "
+            "Give a file in a directory that exists and can be written to with --db."
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise StoreError(
+            f"{path} is in use by another broker. Stop that one or give another file with --db."
+        ) from error
+    return lock
+
+
+def _identity(kind: Kind, key: PortKey) -> tuple[str, str, str, int, str]:
+    return kind, key.namespace, key.job, key.pe, key.port
+
+
+def _stored(row: tuple[Any, ...]) -> Stored:
+    kind, namespace, job, pe, port, uid, name, generation, created, version, spec = row
+    key = PortKey(namespace=namespace, job=job, pe=pe, port=port)
+    resource = replace(
+        read_spec(kind, json.loads(spec), key=key),
+        uid=uid,
+        name=name,
+        generation=generation,
+        created=created,
+    )
+    return Stored(resource=resource, version=version)
+
+
+def _known_pe(row: tuple[Any, ...]) -> KnownPe:
+    namespace, job, pe, version, instance, location, hint = row
+    registration = (
+        None if instance is None else Registration(instance=instance, location=location, hint=hint)
+    )
+    return KnownPe(
+        pe=PeKey(namespace=namespace, job=job, pe=pe), version=version, registration=registration
+    )
