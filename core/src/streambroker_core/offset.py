@@ -1,0 +1,207 @@
+"""The offset of a reader: what Spark writes into the checkpoint, and nothing else decides what is read.
+
+``{"v": 1, "reader", "filter", "columns", "streams": {id: {"from", "next"}}, "control": {log: seq},
+"dropped": {id: [epochs, rows]}, "last": {export: [query id, batch id] | null}}``, keys sorted, because
+Spark compares offsets as JSON text.
+
+Rule 1: a batch reads of stream s the epochs ``[max(start.s.next, end.s.from), end.s.next)``.
+Rule 2: filter and columns of the *end* offset hold for all of the batch.
+Rule 3: ``last`` has a key for every export the reader ever opened, also while nothing was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from streambroker_core.errors import StreambrokerError
+
+VERSION = 1
+
+
+class OffsetError(StreambrokerError):
+    """An offset that cannot be read; the checkpoint is left as it is."""
+
+    code = "OffsetInvalid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a reader stands in one stream.
+
+    Attributes:
+        from_: first epoch that belongs to the reader; moves up over epochs that were
+            dropped by agreement or not subscribed.
+        next: first epoch that has not been read.
+    """
+
+    from_: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """A set of positions, and the filter and columns under which the rows up to them were read."""
+
+    reader: str | None = None
+    filter: str | None = None
+    columns: tuple[str, ...] | None = None
+    streams: Mapping[str, Position] = field(default_factory=dict)
+    control: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    last: Mapping[str, tuple[str, int] | None] = field(default_factory=dict)
+
+    def encode(self) -> dict[str, Any]:
+        """Return the JSON object, keys in the one order that Spark's comparison needs."""
+        return {
+            "columns": None if self.columns is None else list(self.columns),
+            "control": dict(sorted(self.control.items())),
+            "dropped": {s: list(n) for s, n in sorted(self.dropped.items())},
+            "filter": self.filter,
+            "last": {e: None if b is None else list(b) for e, b in sorted(self.last.items())},
+            "reader": self.reader,
+            "streams": {
+                s: {"from": p.from_, "next": p.next} for s, p in sorted(self.streams.items())
+            },
+            "v": VERSION,
+        }
+
+    @staticmethod
+    def decode(data: Mapping[str, Any] | None) -> Offset:
+        """Read the JSON object; ``None`` is the offset before the first.
+
+        Raises:
+            OffsetError: written by a newer release, or not an offset of this source.
+        """
+        if not data:
+            return Offset()
+        version = data.get("v")
+        if not isinstance(version, int):
+            raise OffsetError(
+                "this is not an offset of streambroker: it has no version `v`. Was the checkpoint"
+                " made by another source? Use the checkpoint of this query or a new one."
+            )
+        if version > VERSION:
+            raise OffsetError(
+                f"the checkpoint's offset has format version {version}; this release reads up to"
+                f" {VERSION}. Start the query with the release that wrote it, or a newer one."
+            )
+        try:
+            return _decode(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise OffsetError(
+                f"the offset in the checkpoint cannot be read ({type(error).__name__}: {error})."
+                " Restore the checkpoint from its backup or start with a new one."
+            ) from error
+
+
+def _decode(data: Mapping[str, Any]) -> Offset:
+    columns = data["columns"]
+    return Offset(
+        reader=data["reader"],
+        filter=data["filter"],
+        columns=None if columns is None else tuple(columns),
+        streams={
+            s: Position(from_=int(p["from"]), next=int(p["next"]))
+            for s, p in data["streams"].items()
+        },
+        control={log: int(seq) for log, seq in data["control"].items()},
+        dropped={s: (int(n[0]), int(n[1])) for s, n in data["dropped"].items()},
+        last={e: None if b is None else (str(b[0]), int(b[1])) for e, b in data["last"].items()},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One exporter's answer for one stream: the epochs ``[from_, next)`` are pinned.
+
+    Attributes:
+        dropped: epochs and rows dropped by agreement between the reader's position and ``from_``.
+        moved: ``from_`` lies behind the reader's position (a gap that was agreed to).
+    """
+
+    stream: str
+    from_: int
+    next: int
+    dropped: tuple[int, int] = (0, 0)
+    moved: bool = False
+
+
+def advance(
+    start: Offset,
+    export: str,
+    planned: list[Planned],
+    last: tuple[str, int] | None,
+) -> Offset:
+    """Return ``start`` with one exporter's plan in it."""
+    streams = dict(start.streams)
+    dropped = dict(start.dropped)
+    for plan in planned:
+        known = streams.get(plan.stream)
+        from_ = plan.from_ if known is None or plan.moved else known.from_
+        streams[plan.stream] = Position(from_=from_, next=plan.next)
+        if plan.dropped[0]:
+            epochs, rows = dropped.get(plan.stream, (0, 0))
+            dropped[plan.stream] = (epochs + plan.dropped[0], rows + plan.dropped[1])
+    lasts = dict(start.last)
+    if planned or export in lasts:
+        lasts[export] = last if last is not None else lasts.get(export)
+    return replace(start, streams=streams, dropped=dropped, last=lasts)
+
+
+def ranges(start: Offset, end: Offset) -> dict[str, tuple[int, int]]:
+    """Return ``{stream: (first, next)}``: what the batch from ``start`` to ``end`` reads.
+
+    Streams with nothing to read are left out. A pure function of the two offsets.
+    """
+    result: dict[str, tuple[int, int]] = {}
+    for stream, position in end.streams.items():
+        before = start.streams.get(stream)
+        first = position.from_ if before is None else max(before.next, position.from_)
+        if first < position.next:
+            result[stream] = (first, position.next)
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Blocks ``[first, last)`` of one epoch."""
+
+    epoch: int
+    first: int
+    last: int
+
+
+SLICE_BYTES = 32 * 1024 * 1024
+
+
+def cut(epochs: Mapping[int, list[int]], *, slice_bytes: int = SLICE_BYTES) -> list[list[Piece]]:
+    """Cut epochs into slices at block boundaries, about equal in bytes, in order.
+
+    Args:
+        epochs: bytes of each block, by epoch number in ascending order.
+        slice_bytes: the largest slice aimed at; a single block may be larger.
+
+    Returns:
+        Slices of pieces; a pure function of the manifests, so that a replay cuts alike.
+    """
+    total = sum(sum(blocks) for blocks in epochs.values())
+    count = max(1, -(-total // slice_bytes))
+    target = total / count
+    slices: list[list[Piece]] = []
+    current: list[Piece] = []
+    taken = 0
+    for epoch, blocks in epochs.items():
+        first = 0
+        for index, size in enumerate(blocks):
+            taken += size
+            if taken >= target * (len(slices) + 1) and len(slices) + 1 < count:
+                current.append(Piece(epoch=epoch, first=first, last=index + 1))
+                slices.append(current)
+                current, first = [], index + 1
+        if first < len(blocks):
+            current.append(Piece(epoch=epoch, first=first, last=len(blocks)))
+    if current:
+        slices.append(current)
+    return slices

@@ -1,0 +1,221 @@
+"""Who may publish to an export: one query, one run of it, each batch once.
+
+A publisher is a query id. Its runs are fenced: the run that was seen last is the current one, and
+calls of earlier runs are refused. Another query waits for the publisher's lease to end and then
+opens a successor stream. The states and every change of them are in this file; time is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from streambroker_core.errors import StreambrokerError
+
+LEASE = 30.0
+HISTORY = 1_000
+
+
+class PublisherInUseError(StreambrokerError):
+    """Another query publishes to the export. Nothing was changed."""
+
+    code = "PublisherInUse"
+
+    def __init__(self, export: str, holder: str) -> None:
+        self.export, self.holder = export, holder
+        super().__init__(
+            f"export {export} is in use by query {holder}, which is alive: an export has one"
+            " publisher. Stop that query, or publish under another port."
+        )
+
+
+class FencedError(StreambrokerError):
+    """The call comes from an earlier run of the query. Nothing was changed."""
+
+    code = "Fenced"
+
+    def __init__(self, export: str, run: str) -> None:
+        self.export, self.run = export, run
+        super().__init__(
+            f"run {run} of the query that publishes to {export} has been replaced by a newer run;"
+            " this one is left over and must end. Nothing of it is published."
+        )
+
+
+class BatchDiffersError(StreambrokerError):
+    """A batch id that was published before comes with other rows or another schema."""
+
+    code = "BatchDiffers"
+
+    def __init__(self, export: str, batch: int, was: str, is_: str) -> None:
+        self.export, self.batch = export, batch
+        super().__init__(
+            f"batch {batch} was published to {export} before with {was} and comes now with {is_}."
+            " Was the checkpoint restored from a backup, or the query changed and the batch"
+            " replayed? The published batch stays; start the exporter with a new checkpoint."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The batch published last: what a replay has to equal."""
+
+    batch: int
+    rows: int
+    schema: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """The caller may stage. ``successor``: a new stream has to be opened, and ``why``."""
+
+    successor: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupied:
+    """Another query holds the lease until then; ask again, with ``renewed`` as it was first seen."""
+
+    holder: str
+    until: float
+    renewed: int
+
+
+@dataclass(slots=True)
+class Publisher:
+    """The publishing side of one export.
+
+    Attributes:
+        runs: fence number by run id of the current query; the highest is the current run.
+        last: the batch published last.
+        history: the last batches, by id, for telling a replay from a different batch.
+        renewals: how often the lease was renewed; lets a waiting query see that it is alive.
+    """
+
+    export: str
+    query: str | None = None
+    schema: str | None = None
+    runs: dict[str, int] = field(default_factory=dict)
+    until: float = 0.0
+    renewals: int = 0
+    last: Published | None = None
+    history: dict[int, Published] = field(default_factory=dict)
+
+    def admit(
+        self,
+        *,
+        query: str,
+        run: str,
+        batch: int,
+        schema: str,
+        now: float,
+        renewed: int | None = None,
+    ) -> Admitted | Occupied:
+        """Decide whether a run of a query may stage rows of a batch.
+
+        Args:
+            query: streaming query id, as in the checkpoint.
+            run: run id of the query.
+            batch: batch id.
+            schema: Spark schema of the rows, as DDL.
+            now: seconds.
+            renewed: ``Occupied.renewed`` of the caller's first try, None at the first.
+
+        Raises:
+            FencedError: the run was replaced.
+            PublisherInUseError: another query is alive and renewed its lease meanwhile.
+            BatchDiffersError: the batch was published with another schema.
+        """
+        if self.query is not None and query != self.query:
+            if now < self.until:
+                if renewed is not None and renewed != self.renewals:
+                    raise PublisherInUseError(self.export, self.query)
+                return Occupied(holder=self.query, until=self.until, renewed=self.renewals)
+            self._take(query, run, schema, now)
+            return Admitted(successor=True, why="another query publishes")
+        self.check_run(run)
+        if self.query is None:
+            self._take(query, run, schema, now)
+            return Admitted(successor=True, why="first use")
+        self._renew(now)
+        if run not in self.runs:
+            self.runs[run] = len(self.runs) + 1
+        if schema == self.schema:
+            return Admitted(successor=False)
+        if self.last is not None and batch <= self.last.batch:
+            raise BatchDiffersError(
+                self.export, batch, f"schema {self.last.schema}", f"schema {schema}"
+            )
+        was, self.schema = self.schema, schema
+        return Admitted(successor=True, why=f"the schema changed from {was} to {schema}")
+
+    def _take(self, query: str, run: str, schema: str, now: float) -> None:
+        self.query, self.schema, self.runs, self.last = query, schema, {run: 1}, None
+        self.history.clear()
+        self._renew(now)
+
+    def _renew(self, now: float) -> None:
+        self.until = now + LEASE
+        self.renewals += 1
+
+    def check_run(self, run: str) -> None:
+        """Refuse a run that was replaced by a newer one.
+
+        Raises:
+            FencedError: it was.
+        """
+        if run in self.runs and self.runs[run] < len(self.runs):
+            raise FencedError(self.export, run)
+
+    def renew(self, query: str, now: float) -> None:
+        """The publishing driver lives; others are passed over."""
+        if query == self.query:
+            self._renew(now)
+
+    def renounce(self, query: str, now: float) -> None:
+        """The publishing query ended in order; another may take over at once."""
+        if query == self.query:
+            self.until = now
+
+    def publish(
+        self, *, query: str, run: str, batch: int, rows: int, schema: str | None, now: float
+    ) -> bool:
+        """Decide whether a batch is new.
+
+        Args:
+            query: streaming query id.
+            run: run id of the query.
+            batch: batch id.
+            rows: rows in all its stages.
+            schema: Spark schema as DDL; None for a batch without rows.
+            now: seconds.
+
+        Returns:
+            True: publish it. False: it is published already, with equal rows and schema.
+
+        Raises:
+            FencedError, PublisherInUseError, BatchDiffersError: as in :meth:`admit`.
+        """
+        if self.query is not None and query != self.query and now < self.until:
+            raise PublisherInUseError(self.export, self.query)
+        if query != self.query:
+            self._take(query, run, schema or "", now)
+        self.check_run(run)
+        if run not in self.runs:
+            self.runs[run] = len(self.runs) + 1
+        self._renew(now)
+        if self.last is None or batch > self.last.batch:
+            return True
+        was = self.history.get(batch)
+        if was is not None and (rows != was.rows or (rows and schema != was.schema)):
+            raise BatchDiffersError(
+                self.export, batch, f"{was.rows} rows of {was.schema}", f"{rows} rows of {schema}"
+            )
+        return False
+
+    def published(self, *, batch: int, rows: int, schema: str | None) -> None:
+        """Record that the batch is durable (also one without rows, which makes no epoch)."""
+        self.last = Published(batch=batch, rows=rows, schema=schema or self.schema or "")
+        self.history[batch] = self.last
+        while len(self.history) > HISTORY:
+            del self.history[next(iter(self.history))]

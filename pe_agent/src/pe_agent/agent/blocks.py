@@ -1,0 +1,137 @@
+"""Blocks of planned epochs, filtered and cut to columns, for many readers at once.
+
+Readers with equal filter and columns share the filtered batch; different filters on one block
+share the masks of their common predicates.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from pe_agent.agent.exports import HostedExport
+from pe_agent.agent.manifests import Block
+from pe_agent.agent.streams import HostedStream
+from pe_agent.filters import CompiledFilter, compile_filter
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.expression import parse
+
+CACHE_BYTES = 64 << 20
+
+
+class NotPlannedError(StreambrokerError):
+    """A read of epochs that the reader has not planned; nothing was sent."""
+
+    code = "NotPlanned"
+
+
+class BytesCache:
+    """The most recently used values, up to a number of bytes; safe from any thread."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._lock = threading.Lock()
+        self._items: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+
+    def get(self, key: Hashable) -> Any:
+        with self._lock:
+            found = self._items.get(key)
+            if found is None:
+                return None
+            self._items.move_to_end(key)
+            return found[0]
+
+    def put(self, key: Hashable, value: Any, size: int) -> None:
+        if size > self._limit:
+            return
+        with self._lock:
+            old = self._items.pop(key, None)
+            self._size += size - (old[1] if old else 0)
+            self._items[key] = (value, size)
+            while self._size > self._limit:
+                self._size -= self._items.popitem(last=False)[1][1]
+
+
+@lru_cache(maxsize=1024)
+def compiled(filter_: str, schema: pa.Schema) -> CompiledFilter:
+    """Return the mask of a filter over a schema; compiled once."""
+    return compile_filter(parse(filter_, "filter"), schema)
+
+
+def passing_rows(stream: HostedStream, block: Block, filter_: str) -> int:
+    """Return how many rows of a block pass a filter."""
+    return int(compiled(filter_, stream.schema).mask(stream.read(block)).true_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What one slice asks for: blocks ``[first, last)`` of each epoch, in order."""
+
+    reader: str
+    stream: str
+    pieces: tuple[tuple[int, int, int], ...]
+    filter: str | None
+    columns: tuple[str, ...] | None
+
+
+class BlockReader:
+    """Serves slices. One per agent."""
+
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self._filtered = BytesCache(cache_bytes)
+        self._masks = BytesCache(cache_bytes // 4)
+
+    def schema(self, stream: HostedStream, read: Read) -> pa.Schema:
+        """Return the Arrow schema a read yields."""
+        if read.columns is None:
+            return stream.schema
+        return pa.schema([stream.schema.field(c) for c in read.columns])
+
+    def batches(self, export: HostedExport, read: Read) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yield ``(rows that pass, epoch)`` for each block, also when none pass.
+
+        Raises:
+            NotPlannedError: an epoch is not in the reader's plan.
+        """
+        stream = export.streams.get(read.stream)
+        for epoch, first, last in read.pieces:
+            manifest = export.may_read(read.reader, read.stream, epoch)
+            if manifest is None or stream is None:
+                raise NotPlannedError(
+                    f"epoch {epoch} of stream {read.stream} is not in the plan of reader"
+                    f" {read.reader}: it was acknowledged, or another run of the query went on."
+                )
+            for index in range(first, last):
+                block = manifest.blocks[index]
+                batch = self._block(stream, read, epoch, index, block)
+                export.count_block(read.reader, read.stream, epoch, index, batch.num_rows)
+                yield batch, epoch
+
+    def _block(
+        self, stream: HostedStream, read: Read, epoch: int, index: int, block: Block
+    ) -> pa.RecordBatch:
+        if read.filter is None:
+            return _project(stream.read(block), read.columns)
+        key = (stream.id, epoch, index, read.filter, read.columns)
+        found = self._filtered.get(key)
+        if found is not None:
+            return found
+        batch = stream.read(block)
+        atoms_key = (stream.id, epoch, index)
+        atoms: dict[str, Any] = self._masks.get(atoms_key) or {}
+        mask = compiled(read.filter, stream.schema).mask(batch, cache=atoms)
+        self._masks.put(atoms_key, atoms, block.rows // 8 * max(1, len(atoms)))
+        result = _project(batch, read.columns).filter(mask)
+        self._filtered.put(key, result, result.nbytes)
+        return result
+
+
+def _project(batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> pa.RecordBatch:
+    return batch if columns is None else batch.select(list(columns))

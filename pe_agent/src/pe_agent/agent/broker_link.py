@@ -1,0 +1,194 @@
+"""The agent's link to the broker: registration, declarations, polls, hints.
+
+A poll replaces the view only when the broker answers with one. Everything else, silence, errors
+and 404 alike, leaves the routes as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import threading
+import time
+from typing import Any
+
+from pe_agent.agent.hosts import Hosts
+from pe_agent.broker_client import (
+    BrokerClient,
+    BrokerRefusedError,
+    BrokerUnavailableError,
+    pe_path,
+)
+from streambroker_core.errors import HintError, StreambrokerError
+from streambroker_core.wire import hints, registration
+from streambroker_core.wire.view import decode
+
+log = logging.getLogger("pe_agent")
+
+RETRY_SECONDS = 1.0
+SPACING_SECONDS = hints.POLL_SPACING_S
+
+
+class BrokerLink:
+    """One thread that polls and one that listens for hints."""
+
+    def __init__(self, hosts: Hosts, url: str, *, location: str, instance: str, host: str) -> None:
+        self._hosts = hosts
+        self._client = BrokerClient(url, hosts.pe.namespace)
+        self._path = pe_path(hosts.pe.job, hosts.pe.pe)
+        self._location = location
+        self._instance = instance
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind((host, 0))
+        self._socket.settimeout(0.5)
+        self._hint = f"{host}:{self._socket.getsockname()[1]}"
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._poll_seconds = float(registration.POLL_S)
+        view = hosts.routes.view
+        self._gate = hints.HintGate(view.version or None, view.point) if view else hints.HintGate()
+        self._registered = False
+        self._away = False
+        self.refused_hints = 0
+        self.polls = 0
+
+    def start(self) -> None:
+        for target in (self._run, self._listen):
+            threading.Thread(target=target, daemon=True, name=f"broker {target.__name__}").start()
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._wake.set()
+        self._socket.close()
+
+    def wake(self) -> None:
+        """Poll now: a declaration came."""
+        self._wake.set()
+
+    # -- polling -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            pause = self._poll_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - jitter
+            try:
+                self._round()
+                if self._away:
+                    log.info("broker is back", extra={"broker": self._client.url})
+                self._away = False
+            except StreambrokerError as error:
+                if not self._away:
+                    log.warning("broker away, routes stay: %s", error)
+                self._away = True
+                pause = RETRY_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+            self._wake.wait(pause)
+            self._wake.clear()
+            self._stopped.wait(SPACING_SECONDS)
+
+    def _round(self) -> None:
+        if not self._registered:
+            self._register()
+        self._declare()
+        try:
+            self._poll()
+        except BrokerRefusedError as error:
+            if error.status != 404:
+                raise
+            self._registered = False
+            for state in self._hosts.declarations().values():
+                state["told"] = False
+            self._register()
+            self._declare()
+            self._poll()
+
+    def _register(self) -> None:
+        body = registration.encode(
+            registration.Registration(
+                instance=self._instance, location=self._location, hint=self._hint
+            )
+        )
+        answer = registration.decode_answer(self._client.request("PUT", self._path, body).body)
+        self._hosts.key = answer.key
+        self._hosts.store.set("key", answer.key.hex())
+        self._poll_seconds = float(answer.poll_s)
+        self._registered = True
+
+    def _poll(self) -> None:
+        view = self._hosts.routes.view
+        headers = {"If-None-Match": f'"{view.version}"'} if view and view.version else {}
+        self.polls += 1
+        answer = self._client.request("GET", self._path, headers=headers)
+        if answer.status == 304:
+            return
+        taken = decode(answer.body)
+        if self._gate.take(taken.version, taken.point, time.monotonic()):
+            self._hosts.routes.apply(taken)
+
+    # -- declarations ------------------------------------------------------------------------
+
+    def _declare(self) -> None:
+        for name, state in list(self._hosts.declarations().items()):
+            if state["told"] or state["spec"] is None:
+                continue
+            try:
+                self._tell(name, state)
+            except BrokerRefusedError as error:
+                log.exception("declaration refused", extra={"port": name})
+                state["differs"] = f"{error.code}: {error}"
+                if error.status >= 500:
+                    continue
+            state["told"] = True
+            state["redeclare"] = False
+            self._hosts.save_declaration(name)
+
+    def _tell(self, name: str, state: dict[str, Any]) -> None:
+        headers = {} if state["redeclare"] else {"If-None-Match": "*"}
+        try:
+            self._client.request("PUT", f"{self._path}/{name}", state["spec"], headers=headers)
+            state["differs"] = None
+        except BrokerRefusedError as error:
+            if error.status != 412:
+                raise
+            found = self._client.request("GET", f"{self._path}/{name}").body
+            differs = _differences(state["spec"], found.get("spec", found))
+            state["differs"] = differs or None
+            if differs:
+                log.warning(
+                    "the resource exists and differs from the code; it stays as it is"
+                    " (redeclare=True overwrites): %s: %s",
+                    name,
+                    differs,
+                )
+
+    # -- hints -------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Turn good hints into polls; a bad one costs nothing, a replayed one at most a poll."""
+        while not self._stopped.is_set():
+            try:
+                datagram = self._socket.recv(hints.MAX_DATAGRAM + 1)
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            try:
+                hint = hints.decode(self._hosts.key, datagram, str(self._hosts.pe))
+            except HintError as error:
+                self.refused_hints += 1
+                log.info("hint refused: %s", error)
+                continue
+            if self._gate.offer(hint, time.monotonic()):
+                self._wake.set()
+
+
+def _differences(declared: dict[str, Any], found: dict[str, Any]) -> str:
+    """Return which declared fields the existing resource has otherwise, as one sentence part."""
+    parts = [
+        f"{k} is {found.get(k)!r}, the code says {v!r}"
+        for k, v in sorted(declared.items())
+        if found.get(k) != v
+    ]
+    return "; ".join(parts)
+
+
+__all__ = ["BrokerLink", "BrokerUnavailableError"]

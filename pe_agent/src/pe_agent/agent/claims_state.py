@@ -1,0 +1,89 @@
+"""Readers and publishers of an export as JSON, for the agent's store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from streambroker_core.ledger import Cursor, Reader
+from streambroker_core.publishing import Published, Publisher
+
+if TYPE_CHECKING:
+    from pe_agent.agent.exports import Delivery
+    from pe_agent.agent.store import Store
+    from pe_agent.agent.streams import HostedStream
+
+
+def encode_reader(reader: Reader, delivery: Delivery | None) -> dict[str, Any]:
+    """Return a reader's claims and counts."""
+    return {
+        "id": reader.id,
+        "import": reader.import_,
+        "policy": reader.policy,
+        "start": reader.start,
+        "routed": reader.routed,
+        "resume": reader.resume,
+        "cursors": {s: [c.next, c.planned] for s, c in reader.cursors.items()},
+        "delivery": None if delivery is None else asdict(delivery),
+    }
+
+
+def decode_reader(state: dict[str, Any], *, now: float) -> tuple[Reader, Delivery]:
+    """Rebuild a reader; it counts as seen at ``now``, so that grace begins again."""
+    from pe_agent.agent.exports import Delivery
+
+    reader = Reader(
+        id=state["id"],
+        import_=state["import"],
+        policy=state["policy"],
+        start=state["start"],
+        until=now,
+        routed=state["routed"],
+        resume=dict(state["resume"]),
+        cursors={
+            s: Cursor(next=next_, planned=None if planned is None else tuple(planned))
+            for s, (next_, planned) in state["cursors"].items()
+        },
+    )
+    delivery = Delivery()
+    if state["delivery"] is not None:
+        delivery = Delivery(**state["delivery"])
+        delivery.pending = {s: (n[0], n[1]) for s, n in delivery.pending.items()}
+    return reader, delivery
+
+
+def save_publisher(publisher: Publisher, store: Store) -> None:
+    """Write who publishes, its runs and its last batch."""
+    state = {
+        "query": publisher.query,
+        "schema": publisher.schema,
+        "runs": publisher.runs,
+        "last": None if publisher.last is None else asdict(publisher.last),
+    }
+    store.write(
+        "INSERT OR REPLACE INTO publishers VALUES (?, ?)", publisher.export, json.dumps(state)
+    )
+
+
+def restore_publisher(publisher: Publisher, store: Store, streams: Iterable[HostedStream]) -> None:
+    """Rebuild the publisher; epochs in the log count for more than what the store says."""
+    rows = store.query("SELECT state FROM publishers WHERE export = ?", publisher.export)
+    if rows:
+        state = json.loads(rows[0][0])
+        publisher.query, publisher.schema = state["query"], state["schema"]
+        publisher.runs = dict(state["runs"])
+        if state["last"] is not None:
+            publisher.last = Published(**state["last"])
+            publisher.history[publisher.last.batch] = publisher.last
+    for stream in streams:
+        for manifest in sorted(stream.manifests.values(), key=lambda m: m.epoch):
+            if manifest.query != publisher.query:
+                continue
+            if publisher.last is None or manifest.batch >= publisher.last.batch:
+                publisher.published(batch=manifest.batch, rows=manifest.rows, schema=manifest.ddl)
+            else:
+                publisher.history[manifest.batch] = Published(
+                    batch=manifest.batch, rows=manifest.rows, schema=manifest.ddl
+                )

@@ -1,0 +1,564 @@
+"""The exporting side of an agent: admission, staging, publishing, plans and reads of one export.
+
+The decisions are made by the publisher and the ledger of core; this file performs them on the
+log and the store, one lock per export, disk writes of rows outside of it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pe_agent.agent.claims_state import (
+    decode_reader,
+    encode_reader,
+    restore_publisher,
+    save_publisher,
+)
+from pe_agent.agent.manifests import Manifest, Stage
+from pe_agent.agent.store import Store
+from pe_agent.agent.streams import HostedStream
+from pe_agent.log import Committer
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger import Answer, Ask, Epoch, Ledger, Limits, Stream
+from streambroker_core.publishing import Occupied, Publisher
+
+SEGMENT_BYTES = 64 << 20
+
+
+class StageMissingError(StreambrokerError):
+    """A stage that the batch names is not here or is not whole; nothing was published."""
+
+    code = "StageMissing"
+
+
+class NotAdmittedError(StreambrokerError):
+    """Rows came without admission: another query publishes, or the log is full."""
+
+    code = "NotAdmitted"
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What one reader got of this export, in rows, counted before the filter."""
+
+    delivered: int = 0
+    filtered: int = 0
+    dropped_epochs: int = 0
+    dropped_rows: int = 0
+    filter: str | None = None
+    columns: list[str] | None = None
+    pending: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class HostedExport:
+    """One export of this agent's PE. All public calls are safe from any thread."""
+
+    def __init__(
+        self,
+        key: str,
+        directory: Path,
+        store: Store,
+        committer: Committer,
+        *,
+        notify: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self.key = key
+        self.streams: dict[str, HostedStream] = {}
+        self.ledger = Ledger()
+        self.publisher = Publisher(key)
+        self.deliveries: dict[str, Delivery] = {}
+        self._directory = directory
+        self._store = store
+        self._committer = committer
+        self._notify = notify
+        self._clock = clock
+        self._segment_bytes = segment_bytes
+        self._lock = threading.RLock()
+        self._admitted: tuple[str, int] | None = None
+        self._passed: dict[tuple[str, str, int], dict[int, int]] = {}
+
+    # -- start and limits --------------------------------------------------------------------
+
+    def recover(self, progress: Callable[[str, int, int], None] | None = None) -> None:
+        """Open the logs that exist and rebuild the ledger from them and the store."""
+        rows = self._store.query(
+            "SELECT id, query, ddl, arrow, sealed, next, rows FROM streams WHERE export = ?"
+            " ORDER BY ord",
+            self.key,
+        )
+        for id_, query, ddl, arrow, sealed, next_, total in rows:
+            told = None if progress is None else lambda n, of, s=id_: progress(s, n, of)
+            hosted = HostedStream.open(
+                id_,
+                self._directory / id_,
+                committer=self._committer,
+                query=query,
+                ddl=ddl,
+                schema=pa.ipc.read_schema(pa.py_buffer(arrow)),
+                segment_bytes=self._segment_bytes,
+                progress=told,
+            )
+            self.streams[id_] = hosted
+            self._restore_stream(hosted, bool(sealed), next_, total)
+        restore_publisher(self.publisher, self._store, self.streams.values())
+        for id_, state in self._store.query(
+            "SELECT id, state FROM readers WHERE export = ?", self.key
+        ):
+            self.ledger.readers[id_], self.deliveries[id_] = decode_reader(
+                json.loads(state), now=self._clock()
+            )
+        self._sweep_stages()
+
+    def _restore_stream(self, hosted: HostedStream, sealed: bool, next_: int, total: int) -> None:
+        stream = Stream(hosted.id)
+        self.ledger.streams[hosted.id] = stream
+        stream.sealed = sealed
+        for m in sorted(hosted.manifests.values(), key=lambda m: m.epoch):
+            stream.skip_to(m.epoch, m.rows_before)
+            stream.add(_epoch(m))
+        if stream.next < next_:
+            stream.skip_to(next_, total)
+
+    def set_limits(self, limits: Limits) -> None:
+        with self._lock:
+            self.ledger.limits = limits
+            self._sweep()
+        self._notify()
+
+    def set_routes(self, policies: Mapping[str, str]) -> None:
+        """Take this export's part of the agent's own view: policy by import."""
+        with self._lock:
+            self.ledger.set_routes(policies)
+            for id_ in self.ledger.readers:
+                self._save_reader(id_)
+            self._sweep()
+        self._notify()
+
+    def tick(self) -> None:
+        """Let age, size and grace take what they may; called about once a second."""
+        with self._lock:
+            self._sweep()
+
+    # -- publishing --------------------------------------------------------------------------
+
+    def admit(
+        self, *, query: str, run: str, batch: int, ddl: str, renewed: int | None
+    ) -> dict[str, Any]:
+        """Decide whether a task may stage rows now; see the ``publisher.admit`` action.
+
+        Returns:
+            ``{"admitted": true}``, or ``{"occupied": …}`` while another query's lease runs, or
+            ``{"waiting": …}`` while the log is full of what ``wait`` readers have not finished.
+        """
+        with self._lock:
+            now = self._clock()
+            verdict = self.publisher.admit(
+                query=query, run=run, batch=batch, schema=ddl, now=now, renewed=renewed
+            )
+            if isinstance(verdict, Occupied):
+                return {
+                    "occupied": {
+                        "holder": verdict.holder,
+                        "renewed": verdict.renewed,
+                        "seconds": max(0.0, verdict.until - now),
+                    }
+                }
+            save_publisher(self.publisher, self._store)
+            if self._admitted != (run, batch):
+                holders = self.ledger.blocked_by(now)
+                if holders:
+                    return {
+                        "waiting": {
+                            "held": self.ledger.held_bytes(now),
+                            "limit": self.ledger.limits.max_bytes,
+                            "holders": [
+                                {
+                                    "reader": h.reader,
+                                    "import": h.import_,
+                                    "bytes": h.bytes,
+                                    "away": h.away,
+                                }
+                                for h in holders
+                            ],
+                        }
+                    }
+                self._admitted = (run, batch)
+            return {"admitted": True}
+
+    def stage(
+        self,
+        *,
+        query: str,
+        run: str,
+        batch: int,
+        ddl: str,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
+    ) -> dict[str, Any]:
+        """Write one task's rows to the log; durable when this returns.
+
+        Raises:
+            NotAdmittedError: the task did not ask, or its admission is over.
+            LogFull: the disk is full; what was written of this stage is discarded.
+        """
+        stream = self._stream_for(query, run, batch, ddl, schema)
+        stage = stream.begin(query=query, run=run, batch=batch)
+        try:
+            for record_batch in batches:
+                if record_batch.num_rows:
+                    stream.append(stage, record_batch)
+            stream.finish(stage)
+        except BaseException:
+            stream.discard(stage.id)
+            raise
+        return stage.summary()
+
+    def _stream_for(
+        self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
+    ) -> HostedStream:
+        with self._lock:
+            if self.publisher.query != query or self._admitted != (run, batch):
+                raise NotAdmittedError(
+                    f"batch {batch} of query {query} is not admitted to {self.key}: the task has to"
+                    " ask for admission again."
+                )
+            self.publisher.check_run(run)
+            self.publisher.renew(query, self._clock())
+            current = next(reversed(self.streams.values()), None)
+            if current is None or (current.query, current.ddl) != (query, ddl):
+                current = self._open_stream(query, ddl, schema)
+            return current
+
+    def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> HostedStream:
+        id_ = secrets.token_hex(8)
+        schema = schema.remove_metadata()
+        stream = HostedStream.open(
+            id_,
+            self._directory / id_,
+            committer=self._committer,
+            query=query,
+            ddl=ddl,
+            schema=schema,
+            segment_bytes=self._segment_bytes,
+        )
+        with self._store.transaction() as db:
+            db.execute("UPDATE streams SET sealed = 1 WHERE export = ?", (self.key,))
+            db.execute(
+                "INSERT INTO streams (id, export, ord, ddl, arrow, sealed, next, rows, query)"
+                " VALUES (?, ?, ?, ?, ?, 0, 0, 0, ?)",
+                (id_, self.key, len(self.streams), ddl, bytes(schema.serialize()), query),
+            )
+        self.streams[id_] = stream
+        self.ledger.open(id_)
+        self._notify()
+        return stream
+
+    def publish(
+        self, *, query: str, run: str, batch: int, stages: list[dict[str, Any]], ddl: str | None
+    ) -> dict[str, Any]:
+        """Make the stages of a batch an epoch, whole and once.
+
+        Args:
+            query: streaming query id.
+            run: its run id.
+            batch: its batch id.
+            stages: summaries as :meth:`stage` returned them, in partition order.
+            ddl: Spark schema of the rows, None if there are none.
+
+        Returns:
+            ``{"published": bool, "epoch": int | null, "stream": id | null}``; not published again
+            if it was already, no epoch if the batch has no rows.
+
+        Raises:
+            StageMissingError: a stage is not here, or not as it was told.
+            FencedError, PublisherInUseError, BatchDiffersError: see core.publishing.
+        """
+        rows = sum(s["rows"] for s in stages)
+        with self._lock:
+            fresh = self.publisher.publish(
+                query=query, run=run, batch=batch, rows=rows, schema=ddl, now=self._clock()
+            )
+            if not fresh:
+                for summary in stages:
+                    self._discard(summary["stage"])
+                return {"published": False, "epoch": None, "stream": None}
+            answer: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
+            if rows:
+                manifest, stream = self._manifest(query, run, batch, stages, str(ddl))
+                stream.publish(manifest)
+                self.ledger.publish(stream.id, _epoch(manifest))
+                self._store.write(
+                    "UPDATE streams SET next = ?, rows = ? WHERE id = ?",
+                    manifest.epoch + 1,
+                    manifest.rows_before + rows,
+                    stream.id,
+                )
+                answer.update(epoch=manifest.epoch, stream=stream.id)
+            self.publisher.published(batch=batch, rows=rows, schema=ddl)
+            save_publisher(self.publisher, self._store)
+            self._admitted = None
+            self._sweep_stages()
+            self._sweep()
+        self._notify()
+        return answer
+
+    def _manifest(
+        self, query: str, run: str, batch: int, summaries: list[dict[str, Any]], ddl: str
+    ) -> tuple[Manifest, HostedStream]:
+        stream = next(reversed(self.streams.values()), None)
+        stages = [self._verified(stream, s) for s in summaries if s["rows"]]
+        if stream is None or not stages:
+            raise StageMissingError(f"batch {batch} of {self.key} names no stage of this agent.")
+        known = self.ledger.streams[stream.id]
+        manifest = Manifest(
+            epoch=known.next,
+            query=query,
+            run=run,
+            batch=batch,
+            rows=sum(s.rows for s in stages),
+            bytes=sum(s.bytes for s in stages),
+            published=self._clock(),
+            ddl=ddl,
+            rows_before=known.rows_before[known.next],
+            blocks=tuple(b for s in stages for b in s.blocks),
+        )
+        return manifest, stream
+
+    def _verified(self, stream: HostedStream | None, summary: dict[str, Any]) -> Stage:
+        stage = stream.stages.get(summary["stage"]) if stream else None
+        if stage is None or not stage.complete:
+            raise StageMissingError(
+                f"stage {summary['stage']} of {self.key} is not in the log (was the agent's data"
+                " directory replaced?). Nothing was published; the query stops and replays."
+            )
+        if (stage.rows, stage.crc) != (summary["rows"], summary["crc"]):
+            raise StageMissingError(
+                f"stage {stage.id} of {self.key} has {stage.rows} rows and crc {stage.crc}, the"
+                f" task reported {summary['rows']} and {summary['crc']}. Nothing was published."
+            )
+        return stage
+
+    def abort(self, *, query: str, run: str, batch: int, stages: list[str]) -> None:
+        """Discard stages of a batch that was not published; after a publish nothing changes."""
+        with self._lock:
+            for stage in stages:
+                self._discard(stage)
+            if self._admitted == (run, batch):
+                self._admitted = None
+
+    def _discard(self, stage: str) -> None:
+        for stream in self.streams.values():
+            stream.discard(stage)
+
+    def _sweep_stages(self) -> None:
+        last = self.publisher.last.batch if self.publisher.last else -1
+        run = next(reversed(self.publisher.runs), "")
+        for stream in self.streams.values():
+            stream.sweep_stages(run=run, batch=last)
+
+    # -- readers -----------------------------------------------------------------------------
+
+    def plan(self, ask: Ask, *, filter_: str | None, columns: list[str] | None) -> Answer:
+        """Acknowledge a reader's position, pin its next epochs, remember under which filter."""
+        with self._lock:
+            now = self._clock()
+            self._count(ask.reader, ask.positions)
+            answer = self.ledger.plan(ask, now)
+            self._remember(ask.reader, filter_, columns)
+            if answer.routed:
+                self.deliveries[ask.reader].pending = {
+                    p.stream: p.dropped for p in answer.planned if p.dropped[0]
+                }
+            self._save_reader(ask.reader)
+            self._sweep()
+        if answer.finished:
+            self._notify()
+        return answer
+
+    def replan(
+        self,
+        ask: Ask,
+        ranges: Mapping[str, tuple[int, int]],
+        *,
+        filter_: str | None,
+        columns: list[str] | None,
+    ) -> dict[str, dict[int, list[list[int]]]]:
+        """Register a checkpointed plan again and return its blocks: ``{stream: {epoch: [[rows,
+        bytes]…]}}``.
+        """
+        with self._lock:
+            self._count(ask.reader, ask.positions)
+            self.ledger.replan(ask, ranges, self._clock())
+            self._remember(ask.reader, filter_, columns)
+            self._save_reader(ask.reader)
+            return {
+                name: {
+                    n: [[b.rows, b.bytes] for b in self.streams[name].manifests[n].blocks]
+                    for n in range(first, next_)
+                }
+                for name, (first, next_) in ranges.items()
+            }
+
+    def _remember(self, reader: str, filter_: str | None, columns: list[str] | None) -> None:
+        delivery = self.deliveries.setdefault(reader, Delivery())
+        delivery.filter, delivery.columns = filter_, columns
+
+    def may_read(self, reader: str, stream: str, epoch: int) -> Manifest | None:
+        """Return the manifest if the reader has planned the epoch, else None."""
+        with self._lock:
+            if not self.ledger.is_planned(reader, stream, epoch):
+                return None
+            return self.streams[stream].manifests.get(epoch)
+
+    def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
+        """Note how many rows of a block passed the filter; a repeated read changes nothing."""
+        with self._lock:
+            self._passed.setdefault((reader, stream, epoch), {})[block] = rows
+
+    def _count(self, reader_id: str, positions: Mapping[str, int]) -> None:
+        """Turn the epochs that ``positions`` finish into delivered and filtered rows."""
+        reader = self.ledger.readers.get(reader_id)
+        delivery = self.deliveries.get(reader_id)
+        if reader is None or delivery is None:
+            return
+        for name, cursor in reader.cursors.items():
+            done = positions.get(name, cursor.next)
+            if cursor.planned is None or done < cursor.planned[1]:
+                continue
+            for epoch in range(*cursor.planned):
+                self._count_epoch(reader_id, delivery, name, epoch)
+            epochs, rows = delivery.pending.pop(name, (0, 0))
+            delivery.dropped_epochs += epochs
+            delivery.dropped_rows += rows
+
+    def _count_epoch(self, reader: str, delivery: Delivery, stream: str, epoch: int) -> None:
+        manifest = self.streams[stream].manifests.get(epoch)
+        if manifest is None:
+            return
+        passed = self._passed.pop((reader, stream, epoch), {})
+        if delivery.filter is None:
+            kept = manifest.rows
+        else:
+            kept = sum(
+                passed[i] if i in passed else self._evaluate(stream, manifest, i, delivery.filter)
+                for i in range(len(manifest.blocks))
+            )
+        delivery.delivered += kept
+        delivery.filtered += manifest.rows - kept
+
+    def _evaluate(self, stream: str, manifest: Manifest, block: int, filter_: str) -> int:
+        """Count again what a restart made us forget."""
+        from pe_agent.agent.blocks import passing_rows
+
+        return passing_rows(self.streams[stream], manifest.blocks[block], filter_)
+
+    def renew(self, reader: str, seconds: float) -> None:
+        with self._lock:
+            self.ledger.renew(reader, self._clock() + seconds)
+
+    def leave(self, reader: str) -> None:
+        with self._lock:
+            self.ledger.leave(reader, self._clock())
+
+    def heads(self) -> dict[str, int]:
+        """Return the number the next epoch of each stream gets."""
+        with self._lock:
+            return {s.id: s.next for s in self.ledger.streams.values()}
+
+    # -- retention ---------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        for name, epochs in self.ledger.sweep(self._clock()).items():
+            self.streams[name].remove(epochs)
+        for stream in list(self.ledger.streams.values()):
+            if stream.sealed and not stream.epochs and stream.next:
+                self._delete_stream(stream.id)
+
+    def _delete_stream(self, id_: str) -> None:
+        self.ledger.forget_stream(id_)
+        self.streams.pop(id_).log.close()
+        self._store.write("DELETE FROM streams WHERE id = ?", id_)
+        shutil.rmtree(self._directory / id_, ignore_errors=True)
+
+    def _save_reader(self, id_: str) -> None:
+        state = encode_reader(self.ledger.readers[id_], self.deliveries.get(id_))
+        self._store.write(
+            "INSERT OR REPLACE INTO readers VALUES (?, ?, ?)", self.key, id_, json.dumps(state)
+        )
+
+    # -- seen from outside -------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Return figures for people: streams, readers, what is held and by whom."""
+        with self._lock:
+            now = self._clock()
+            return {
+                "streams": {
+                    s.id: {
+                        "next": s.next,
+                        "retained": len(s.epochs),
+                        "bytes": s.bytes,
+                        "rows": s.rows_before[s.next],
+                        "sealed": s.sealed,
+                        "schema": self.streams[s.id].ddl,
+                    }
+                    for s in self.ledger.streams.values()
+                },
+                "publisher": {
+                    "query": self.publisher.query,
+                    "batch": self.publisher.last.batch if self.publisher.last else None,
+                },
+                "held": self.ledger.held_bytes(now),
+                "limit": self.ledger.limits.max_bytes,
+                "waiting_for": [h.import_ for h in self.ledger.blocked_by(now)],
+                "readers": {r: self._reader_status(r, now) for r in self.ledger.readers},
+            }
+
+    def _reader_status(self, id_: str, now: float) -> dict[str, Any]:
+        reader, delivery = self.ledger.readers[id_], self.deliveries.get(id_, Delivery())
+        return {
+            "import": reader.import_,
+            "policy": reader.policy,
+            "routed": reader.routed,
+            "alive": now <= reader.until,
+            "positions": {s: c.next for s, c in reader.cursors.items()},
+            "planned": {s: list(c.planned) for s, c in reader.cursors.items() if c.planned},
+            "delivered": delivery.delivered,
+            "filtered": delivery.filtered,
+            "dropped": [delivery.dropped_epochs, delivery.dropped_rows],
+            "filter": delivery.filter,
+        }
+
+    def close(self) -> None:
+        with self._lock:
+            for stream in self.streams.values():
+                stream.log.close()
+
+    def __iter__(self) -> Iterator[HostedStream]:
+        return iter(list(self.streams.values()))
+
+
+def _epoch(manifest: Manifest) -> Epoch:
+    return Epoch(
+        number=manifest.epoch,
+        rows=manifest.rows,
+        bytes=manifest.bytes,
+        published=manifest.published,
+        query=manifest.query,
+        batch=manifest.batch,
+    )
+
+
+__all__ = ["HostedExport", "Limits", "NotAdmittedError", "StageMissingError"]

@@ -1,0 +1,301 @@
+"""Everything one agent owns, and the actions its own job may ask for."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pe_agent.agent.exports import HostedExport, Limits
+from pe_agent.agent.imports import ImportHost, UnknownPortError
+from pe_agent.agent.news import News
+from pe_agent.agent.routes import RouteTable
+from pe_agent.agent.store import Store
+from pe_agent.log import Committer
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.model import PeKey
+from streambroker_core.schema import parse_ddl, to_ddl, to_items
+from streambroker_core.wire import capability
+from streambroker_core.wire.view import ImportRoute, View
+
+
+class NotRoutedError(StreambrokerError):
+    """The import has no route to the export; nothing was opened."""
+
+    code = "NotRouted"
+
+
+class FilterForbiddenError(StreambrokerError):
+    """The export does not allow filters; nothing was planned."""
+
+    code = "FilterForbidden"
+
+
+class Hosts:
+    """One owner of the agent's state: routes, exports, imports, declarations."""
+
+    def __init__(self, pe: PeKey, home: Path, *, progress: Callable[[str, int, int], None]) -> None:
+        self.pe = pe
+        self.home = home
+        self.news = News()
+        self.store = Store(home / "state.sqlite")
+        self.routes = RouteTable(home / "routes.json")
+        self.committer = Committer()
+        self.key: bytes = bytes.fromhex(self.store.get("key") or "")
+        self.driver_seen = time.monotonic()
+        self.declared = threading.Event()
+        self._exports: dict[str, HostedExport] = {}
+        self._lock = threading.Lock()
+        self._declarations: dict[str, dict[str, Any]] = self.store.states("declarations", "port")
+        self.imports = ImportHost(
+            str(pe),
+            self.routes,
+            self.store,
+            self.news,
+            lambda port: f"import/{port}" in self._declarations,
+        )
+        for (key,) in self.store.query("SELECT DISTINCT export FROM streams"):
+            self._host(key).recover(progress)
+        self.routes.load()
+        self.routes.listen(self._follow)
+
+    # -- exports -----------------------------------------------------------------------------
+
+    def _host(self, key: str) -> HostedExport:
+        with self._lock:
+            if key not in self._exports:
+                self._exports[key] = HostedExport(
+                    key,
+                    self.home / "log" / key.rpartition("/")[2],
+                    self.store,
+                    self.committer,
+                    notify=self.news.tell,
+                )
+            return self._exports[key]
+
+    def export(self, port_or_key: str) -> HostedExport:
+        """Return an export that a view, a declaration or the log knows.
+
+        Raises:
+            UnknownPortError: none does.
+        """
+        port = port_or_key.rpartition("/")[2]
+        key = f"{self.pe}/{port}"
+        known = key in self._exports or f"export/{port}" in self._declarations
+        if ("/" in port_or_key and port_or_key != key) or not known:
+            raise UnknownPortError(
+                f"export {port_or_key if '/' in port_or_key else key} does not exist at agent"
+                f" {self.pe}. Declare it with publish(), `streambroker apply` or kubectl, or"
+                " correct the option `export`."
+            )
+        return self._host(key)
+
+    def _follow(self, view: View) -> None:
+        """Bring exports and watches in line with a view."""
+        for port, export in view.exports.items():
+            hosted = self._host(f"{self.pe}/{port}")
+            hosted.set_limits(
+                Limits(
+                    max_bytes=export.buffer.max_bytes,
+                    max_age=export.buffer.max_age_s,
+                    grace=export.buffer.grace_s,
+                )
+            )
+            hosted.set_routes({str(r.import_): r.policy for r in export.routes})
+        for key, hosted in list(self._exports.items()):
+            if key.rpartition("/")[2] not in view.exports:
+                hosted.set_routes({})
+        self.imports.peers.follow(view)
+        self.news.tell()
+
+    def peer(self, body: Mapping[str, Any]) -> HostedExport:
+        """Return the export that another agent asks about, if it may.
+
+        A reader that has opened the export before needs no capability: what it planned is its
+        own, and the ledger gives it nothing new once its route is gone.
+
+        Raises:
+            CapabilityError, FilterForbiddenError, UnknownPortError.
+        """
+        export = self.export(str(body["export"]))
+        reader = body.get("reader")
+        if reader is not None and reader in export.ledger.readers:
+            if export.ledger.readers[reader].import_ != body["import"]:
+                raise NotRoutedError(f"reader {reader} belongs to another import")
+        else:
+            granted = capability.verify(
+                self.key,
+                body.get("capability"),
+                reader_import=str(body["import"]),
+                export=export.key,
+                now=time.time(),
+            )
+            if body.get("filter") is not None and not granted.filter_allowed:
+                raise FilterForbiddenError(f"export {export.key} does not allow filters")
+        return export
+
+    # -- actions of the own job --------------------------------------------------------------
+
+    @property
+    def actions(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+        """Return what the own job may ask, by action name."""
+        return {
+            "publisher.admit": self._admit,
+            "publisher.publish": self._publish,
+            "publisher.abort": self._abort,
+            "publisher.renew": self._renew_publisher,
+            "publisher.renounce": self._renounce,
+            "reader.next": self.imports.next,
+            "reader.slices": self.imports.slices,
+            "reader.renew": lambda b: {"renewed": self.imports.renew(b["reader"], b["session"])},
+            "reader.leave": self._leave,
+            "reader.heads": lambda b: {"heads": self.imports.heads(b["import"])},
+            "reader.where": lambda b: {
+                "location": self.imports.where(b["export"], b["stream"], b["reader"])
+            },
+            "declare": self._declare,
+            "schema": self._schema,
+            "view": self._view,
+            "status": self._status,
+            "driver.renew": self._driver,
+        }
+
+    def _admit(self, body: dict[str, Any]) -> dict[str, Any]:
+        return self.export(body["export"]).admit(
+            query=body["query"],
+            run=body["run"],
+            batch=body["batch"],
+            ddl=body["ddl"],
+            renewed=body["renewed"],
+        )
+
+    def _publish(self, body: dict[str, Any]) -> dict[str, Any]:
+        return self.export(body["export"]).publish(
+            query=body["query"],
+            run=body["run"],
+            batch=body["batch"],
+            stages=body["stages"],
+            ddl=body["ddl"],
+        )
+
+    def _abort(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.export(body["export"]).abort(
+            query=body["query"], run=body["run"], batch=body["batch"], stages=body["stages"]
+        )
+        return {}
+
+    def _renew_publisher(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.export(body["export"]).publisher.renew(body["query"], time.time())
+        return {}
+
+    def _renounce(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.export(body["export"]).publisher.renounce(body["query"], time.time())
+        return {}
+
+    def _leave(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.imports.leave(body["reader"], body["session"])
+        return {}
+
+    def _driver(self, _body: dict[str, Any]) -> dict[str, Any]:
+        self.driver_seen = time.monotonic()
+        return {}
+
+    # -- declarations ------------------------------------------------------------------------
+
+    def _declare(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Remember what the job declares; the link tells the broker as soon as it can.
+
+        ``spec`` null attaches to the resource that exists.
+        """
+        name = f"{body['kind']}/{body['port']}"
+        state = {"spec": body["spec"], "redeclare": bool(body.get("redeclare")), "told": False}
+        self._declarations[name] = state
+        self.save_declaration(name)
+        if body["kind"] == "export":
+            self._host(f"{self.pe}/{body['port']}")
+        self.declared.set()
+        return {}
+
+    def declarations(self) -> dict[str, dict[str, Any]]:
+        """Return what the job declared, by ``kind/port``; ``told`` once the broker has it."""
+        return self._declarations
+
+    def save_declaration(self, name: str) -> None:
+        self.store.write(
+            "INSERT OR REPLACE INTO declarations VALUES (?, ?)",
+            name,
+            json.dumps(self._declarations[name]),
+        )
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def _schema(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the schema of an import as DDL: fixed before, its own, or the first match's."""
+        port, deadline = body["port"], time.monotonic() + min(10.0, float(body["wait"]))
+        rows = self.store.query("SELECT ddl FROM schemas WHERE import = ?", port)
+        if rows:
+            return {"ddl": rows[0][0]}
+        while True:
+            seen = self.news.count
+            import_ = self.routes.imported(port)
+            schema = import_.schema if import_ else None
+            for route in import_.routes if import_ and schema is None else ():
+                schema = self._route_schema(route)
+                if schema is not None:
+                    break
+            if schema is not None:
+                ddl = to_ddl(schema)
+                self.store.write("INSERT OR REPLACE INTO schemas VALUES (?, ?)", port, ddl)
+                return {"ddl": ddl}
+            left = deadline - time.monotonic()
+            if left <= 0 or not self.news.wait(seen, left):
+                return {"ddl": None}
+
+    @staticmethod
+    def _route_schema(route: ImportRoute) -> Any:
+        return route.schema
+
+    def _view(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the view as the agent has it; with ``seen`` only after something happened."""
+        if "seen" in body:
+            self.news.wait(int(body["seen"]), min(10.0, float(body.get("wait", 0))))
+        view = self.routes.view
+        from streambroker_core.wire.view import encode
+
+        return {"news": self.news.count, "view": None if view is None else encode(view)}
+
+    def _status(self, _body: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "pe": str(self.pe),
+            "view": self.routes.view.version if self.routes.view else None,
+            "exports": {k: e.status() for k, e in sorted(self._exports.items())},
+            "imports": self.imports.status(),
+            "declarations": {
+                n: {"told": d["told"], "differs": d.get("differs")}
+                for n, d in self._declarations.items()
+            },
+        }
+
+    # -- life --------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Let age and grace pass; called about once a second."""
+        for hosted in list(self._exports.values()):
+            hosted.tick()
+
+    def close(self) -> None:
+        """Let all waiting calls go and close the files."""
+        self.news.close()
+        self.imports.peers.close()
+        for hosted in self._exports.values():
+            hosted.close()
+        self.committer.close()
+        self.store.close()
+
+
+def schema_items(ddl: str) -> list[dict[str, str]]:
+    """Return a DDL as the items of a manifest."""
+    return to_items(parse_ddl(ddl))

@@ -1,0 +1,420 @@
+"""The importing side of an agent: readers, their leases, their next offset, their slices."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pe_agent.agent.news import News
+from pe_agent.agent.peers import READER_LEASE, Peers
+from pe_agent.agent.routes import RouteTable
+from pe_agent.agent.store import Store
+from pe_agent.client import AgentClient
+from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.offset import Offset, Piece, Planned, advance, cut, ranges
+from streambroker_core.wire.view import ImportPort, ImportRoute
+
+PLAN_SECONDS = 5.0
+
+
+class UnknownPortError(StreambrokerError):
+    """A port that nobody declared."""
+
+    code = "UnknownPort"
+
+
+class ReaderInUseError(StreambrokerError):
+    """Two living processes use one checkpoint; the second stops."""
+
+    code = "ReaderInUse"
+
+    def __init__(self, reader: str) -> None:
+        super().__init__(
+            f"reader {reader} is in use by another living query: was the checkpoint copied, or is"
+            " the query running twice? Stop the other one, or start this one with a new checkpoint."
+        )
+
+
+@dataclass(slots=True)
+class OwnReader:
+    """A reader of one of our imports.
+
+    Attributes:
+        session: the source process that holds the lease, until ``until`` (monotonic seconds).
+        homes: export and address by stream, as last seen; for replays after a route is gone.
+        acknowledged: positions the exporters have been told, by export.
+        pinned: filter and import generation that hold from the last offset on.
+    """
+
+    id: str
+    import_: str
+    session: str = ""
+    until: float = 0.0
+    renewals: int = 0
+    homes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
+    pinned: dict[str, Any] = field(default_factory=dict)
+
+
+class ImportHost:
+    """All readers of this PE's imports. Safe from any thread; one call per reader at a time."""
+
+    def __init__(
+        self,
+        pe: str,
+        routes: RouteTable,
+        store: Store,
+        news: News,
+        declared: Callable[[str], bool],
+    ) -> None:
+        self._pe = pe
+        self._routes = routes
+        self._store = store
+        self._news = news
+        self._declared = declared
+        self._lock = threading.Lock()
+        self._readers: dict[str, OwnReader] = {}
+        self.peers = Peers(news, self.alive)
+        for id_, state in store.states("own_readers", "id").items():
+            homes = {s: (h[0], h[1]) for s, h in state["homes"].items()}
+            self._readers[id_] = OwnReader(id=id_, import_=state["import"], homes=homes)
+
+    def alive(self) -> dict[str, list[str]]:
+        """Return the readers that hold a lease, by import."""
+        now = time.monotonic()
+        result: dict[str, list[str]] = {}
+        with self._lock:
+            for reader in self._readers.values():
+                if reader.until > now:
+                    result.setdefault(reader.import_, []).append(reader.id)
+        return result
+
+    # -- leases ------------------------------------------------------------------------------
+
+    def _claim(self, request: Mapping[str, Any], reader_id: str) -> OwnReader | dict[str, Any]:
+        """Give the lease to the calling process, or say until when another holds it."""
+        import_ = f"{self._pe}/{request['import']}"
+        now = time.monotonic()
+        with self._lock:
+            reader = self._readers.setdefault(reader_id, OwnReader(id=reader_id, import_=import_))
+            if reader.session not in ("", request["session"]) and reader.until > now:
+                seen = request.get("renewals")
+                if seen is not None and seen != reader.renewals:
+                    raise ReaderInUseError(reader_id)
+                return {"busy": {"seconds": reader.until - now, "renewals": reader.renewals}}
+            reader.session, reader.until = request["session"], now + READER_LEASE
+            return reader
+
+    def renew(self, reader: str, session: str) -> bool:
+        """Renew a lease; False if another process has it."""
+        with self._lock:
+            known = self._readers.get(reader)
+            if known is None or known.session != session:
+                return False
+            known.until = time.monotonic() + READER_LEASE
+            known.renewals += 1
+            return True
+
+    def leave(self, reader: str, session: str) -> None:
+        """The source process ends in order: the lease ends, the claims last for grace."""
+        with self._lock:
+            known = self._readers.get(reader)
+            if known is None or known.session != session:
+                return
+            known.until, known.session = 0.0, ""
+            homes = set(known.homes.values())
+        for export, location in homes:
+            threading.Thread(
+                target=self.peers.tell_leave, args=(location, export, reader), daemon=True
+            ).start()
+
+    # -- the next offset ---------------------------------------------------------------------
+
+    def next(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer ``latestOffset``.
+
+        Args:
+            request: ``import``, ``session``, ``start`` (offset), ``columns``, ``max_bytes``,
+                ``limit`` (``{stream: next}`` of availableNow, or null), ``wait`` seconds.
+
+        Returns:
+            ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``.
+
+        Raises:
+            ReaderInUseError, UnknownPortError, DataLossError.
+        """
+        start = Offset.decode(request["start"])
+        claimed = self._claim(request, start.reader or secrets.token_hex(16))
+        if isinstance(claimed, dict):
+            return claimed
+        deadline = time.monotonic() + min(5.0, float(request["wait"]))
+        while True:
+            seen = self._news.count
+            end = self._advance(claimed, start, request)
+            if end is not None:
+                return {"offset": end.encode()}
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._news.wait(seen, left):
+                return {"offset": None}
+
+    def heads(self, port: str) -> dict[str, int]:
+        """Return how far each stream of an import reaches now; the target of availableNow."""
+        import_ = self._routes.imported(port)
+        result: dict[str, int] = {}
+        for route in import_.routes if import_ else ():
+            if route.location is None:
+                continue
+            answer = AgentClient(route.location).call(
+                "peer.watch",
+                wait=0,
+                lease=READER_LEASE,
+                exports={
+                    str(route.export): {
+                        "import": f"{self._pe}/{port}",
+                        "heads": None,
+                        "readers": [],
+                        "capability": route.capability,
+                    }
+                },
+            )
+            told = answer["exports"][str(route.export)]
+            if "error" in told:
+                raise AgentRefusedError("RouteRefused", told["error"])
+            result.update(told["heads"])
+        return result
+
+    def _advance(
+        self, reader: OwnReader, start: Offset, request: Mapping[str, Any]
+    ) -> Offset | None:
+        port = request["import"]
+        import_ = self._routes.imported(port)
+        if import_ is None and self._routes.view is not None and not self._declared(port):
+            raise UnknownPortError(
+                f"import {self._pe}/{port} does not exist. Declare it with subscribe(), `streambroker"
+                " apply` or kubectl, or correct the option `import`."
+            )
+        filter_ = start.filter if import_ is None else import_.filter
+        end = replace(start, reader=reader.id, filter=filter_, columns=tuple(request["columns"]))
+        changed = end != start
+        budget = int(request["max_bytes"])
+        routes = [r for r in import_.routes if r.location is not None] if import_ else []
+        for index, route in enumerate(routes):
+            if not self._worth_asking(reader, route, start):
+                continue
+            share = max(1, budget // (len(routes) - index))
+            answer = self._ask(reader, route, import_, start, end, request, share)
+            if answer is None:
+                continue
+            planned = [_planned(p) for p in answer["planned"]]
+            if any(p.next > p.from_ or p.stream not in start.streams for p in planned):
+                last = answer["last"]
+                end = advance(
+                    end, str(route.export), planned, None if last is None else (last[0], last[1])
+                )
+                changed = True
+            budget -= answer["bytes"]
+        opened = all(str(r.export) in end.last for r in routes)
+        if import_ is not None and opened:
+            reader.pinned = {"filter": end.filter, "generation": import_.generation}
+        return end if changed else None
+
+    def _worth_asking(self, reader: OwnReader, route: ImportRoute, start: Offset) -> bool:
+        export = str(route.export)
+        heads = self.peers.heads(export)
+        if heads is None or export not in start.last:
+            return True
+        told = reader.acknowledged.get(export, {})
+        for stream, head in heads.items():
+            position = start.streams.get(stream)
+            if position is None or head > position.next or told.get(stream) != position.next:
+                return True
+        return False
+
+    def _ask(
+        self,
+        reader: OwnReader,
+        route: ImportRoute,
+        import_: ImportPort | None,
+        start: Offset,
+        end: Offset,
+        request: Mapping[str, Any],
+        budget: int,
+    ) -> dict[str, Any] | None:
+        """Let the exporter's agent plan; None if it is away or will not, its streams then stay."""
+        export = str(route.export)
+        try:
+            answer = AgentClient(str(route.location)).call(
+                "peer.plan",
+                timeout=PLAN_SECONDS,
+                export=export,
+                reader=reader.id,
+                policy=route.policy,
+                capability=route.capability,
+                start=import_.start if import_ else "latest",
+                known=export in start.last,
+                positions={s: p.next for s, p in start.streams.items()},
+                limit=request.get("limit"),
+                budget=budget,
+                lease=READER_LEASE,
+                filter=end.filter,
+                columns=request["columns"],
+                **{"import": reader.import_},
+            )
+        except AgentUnreachableError:
+            return None
+        except AgentRefusedError as error:
+            if error.code in ("CapabilityInvalid", "NotRouted", "FilterForbidden"):
+                return None
+            raise
+        streams = [p["stream"] for p in answer["planned"]]
+        heads = self.peers.heads(export) or {}
+        reader.acknowledged[export] = {
+            s: start.streams[s].next for s in {*heads, *streams} if s in start.streams
+        }
+        self._remember(reader, {s: (export, str(route.location)) for s in streams})
+        return answer
+
+    def _remember(self, reader: OwnReader, homes: dict[str, tuple[str, str]]) -> None:
+        if all(reader.homes.get(s) == h for s, h in homes.items()):
+            return
+        reader.homes.update(homes)
+        self._store.write(
+            "INSERT OR REPLACE INTO own_readers VALUES (?, ?)",
+            reader.id,
+            json.dumps({"import": reader.import_, "homes": reader.homes}),
+        )
+
+    # -- slices ------------------------------------------------------------------------------
+
+    def slices(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer ``partitions``: register the plan of a batch again and cut it into slices.
+
+        Args:
+            request: ``import``, ``session``, ``start``, ``end`` (offsets).
+
+        Returns:
+            ``{"slices": […]}``, each a ticket with its address, or ``{"busy": …}``.
+
+        Raises:
+            AgentUnreachableError: an exporter is away; the caller tries again.
+            DataLossError: planned epochs are gone.
+        """
+        start, end = Offset.decode(request["start"]), Offset.decode(request["end"])
+        claimed = self._claim(request, str(end.reader))
+        if isinstance(claimed, dict):
+            return claimed
+        wanted = ranges(start, end)
+        slices: list[dict[str, Any]] = []
+        for export, streams in sorted(self._by_export(claimed, end, wanted).items()):
+            slices += self._slices_of(claimed, export, streams, start, end, wanted)
+        return {"slices": slices}
+
+    def _by_export(
+        self, reader: OwnReader, end: Offset, wanted: Mapping[str, Any]
+    ) -> dict[str, list[str]]:
+        """Group streams by export; a stream we do not know is looked for at all our exporters."""
+        unknown = [s for s in wanted if s not in reader.homes]
+        if unknown:
+            self._look_for(reader, unknown)
+        result: dict[str, list[str]] = {}
+        for stream in wanted:
+            if stream not in reader.homes:
+                raise AgentUnreachableError(
+                    f"no exporter that answers has stream {stream}, which the checkpoint plans to"
+                    f" read (exports read so far: {', '.join(end.last) or 'none'})."
+                )
+            result.setdefault(reader.homes[stream][0], []).append(stream)
+        return result
+
+    def _look_for(self, reader: OwnReader, streams: list[str]) -> None:
+        port = reader.import_.rpartition("/")[2]
+        import_ = self._routes.imported(port)
+        for route in import_.routes if import_ else ():
+            heads = self.peers.heads(str(route.export)) or {}
+            found = {s: (str(route.export), str(route.location)) for s in streams if s in heads}
+            self._remember(reader, found)
+
+    def _slices_of(
+        self,
+        reader: OwnReader,
+        export: str,
+        streams: list[str],
+        start: Offset,
+        end: Offset,
+        wanted: Mapping[str, tuple[int, int]],
+    ) -> list[dict[str, Any]]:
+        location, capability, policy = self._route_to(reader, export, streams[0])
+        answer = AgentClient(location).call(
+            "peer.replan",
+            timeout=PLAN_SECONDS,
+            export=export,
+            reader=reader.id,
+            capability=capability,
+            policy=policy,
+            lease=READER_LEASE,
+            positions={s: p.next for s, p in start.streams.items()},
+            ranges={s: list(wanted[s]) for s in streams},
+            filter=end.filter,
+            columns=None if end.columns is None else list(end.columns),
+            **{"import": reader.import_},
+        )
+        slices = []
+        for stream, epochs in answer["blocks"].items():
+            sizes = {int(n): [b[1] for b in blocks] for n, blocks in epochs.items()}
+            for pieces in cut(sizes):
+                slices.append(
+                    {
+                        "location": location,
+                        "export": export,
+                        "reader": reader.id,
+                        "stream": stream,
+                        "import": reader.import_,
+                        "pieces": [_piece(p) for p in pieces],
+                        "filter": end.filter,
+                        "columns": None if end.columns is None else list(end.columns),
+                    }
+                )
+        return slices
+
+    def _route_to(self, reader: OwnReader, export: str, stream: str) -> tuple[str, str | None, str]:
+        import_ = self._routes.imported(reader.import_.rpartition("/")[2])
+        for route in import_.routes if import_ else ():
+            if str(route.export) == export and route.location is not None:
+                return route.location, route.capability, route.policy
+        return reader.homes[stream][1], None, "wait"
+
+    def where(self, export: str, stream: str, reader: str) -> str:
+        """Return the present address of an export's agent, for a task that has lost it."""
+        return self._route_to(self._readers[reader], export, stream)[0]
+
+    # -- seen from outside -------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Return figures for people: readers by import, and which agents are away."""
+        now = time.monotonic()
+        with self._lock:
+            readers = {
+                r.id: {"import": r.import_, "alive": r.until > now, "pinned": r.pinned}
+                for r in self._readers.values()
+            }
+        return {"readers": readers, "away": self.peers.away()}
+
+
+def _planned(data: Mapping[str, Any]) -> Planned:
+    return Planned(
+        stream=data["stream"],
+        from_=data["from"],
+        next=data["next"],
+        dropped=(data["dropped"][0], data["dropped"][1]),
+        moved=data["moved"],
+    )
+
+
+def _piece(piece: Piece) -> list[int]:
+    return [piece.epoch, piece.first, piece.last]

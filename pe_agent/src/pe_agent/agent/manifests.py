@@ -1,0 +1,145 @@
+"""What the log says about epochs and stages, beside their rows.
+
+A stage is what one task wrote: data frames that name the stage, closed by one stage-end frame.
+A manifest makes the stages of one batch an epoch. Both are JSON in the meta part of a frame.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from pe_agent.log import Address
+from streambroker_core.errors import StreambrokerError
+
+VERSION = 1
+
+
+class ManifestVersionError(StreambrokerError):
+    """The log holds manifests of a newer release; it is left as it is."""
+
+    code = "FormatUnknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One record batch in the log. ``bytes`` is the size of its frame."""
+
+    address: Address
+    rows: int
+
+    @property
+    def bytes(self) -> int:
+        return self.address.length
+
+    def encode(self) -> list[int]:
+        return [self.address.segment, self.address.offset, self.address.length, self.rows]
+
+    @staticmethod
+    def decode(data: list[int]) -> Block:
+        return Block(Address(data[0], data[1], data[2]), data[3])
+
+
+@dataclass(slots=True)
+class Stage:
+    """What one task attempt wrote; ``crc`` runs over all its blocks, in order."""
+
+    id: str
+    stream: str
+    query: str
+    run: str
+    batch: int
+    rows: int = 0
+    bytes: int = 0
+    crc: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    complete: bool = False
+
+    def end(self) -> bytes:
+        """Return the meta of the stage-end frame."""
+        return json.dumps(
+            {
+                "v": VERSION,
+                "stage": self.id,
+                "query": self.query,
+                "run": self.run,
+                "batch": self.batch,
+                "rows": self.rows,
+                "crc": self.crc,
+                "blocks": len(self.blocks),
+            }
+        ).encode()
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the task's commit message carries about it."""
+        return {
+            "stage": self.id,
+            "stream": self.stream,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "crc": self.crc,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One epoch: whole, once. ``rows_before`` counts the rows of the stream's earlier epochs."""
+
+    epoch: int
+    query: str
+    run: str
+    batch: int
+    rows: int
+    bytes: int
+    published: float
+    ddl: str
+    rows_before: int
+    blocks: tuple[Block, ...]
+
+    def encode(self) -> bytes:
+        return json.dumps(
+            {
+                "v": VERSION,
+                "epoch": self.epoch,
+                "query": self.query,
+                "run": self.run,
+                "batch": self.batch,
+                "rows": self.rows,
+                "bytes": self.bytes,
+                "at": self.published,
+                "ddl": self.ddl,
+                "before": self.rows_before,
+                "control": [],
+                "blocks": [b.encode() for b in self.blocks],
+            }
+        ).encode()
+
+    @staticmethod
+    def decode(meta: bytes) -> Manifest:
+        """Read a manifest frame's meta.
+
+        Raises:
+            ManifestVersionError: it was written by a newer release.
+        """
+        data = json.loads(meta)
+        if data["v"] > VERSION:
+            raise ManifestVersionError(
+                f"epoch {data.get('epoch')} has manifest version {data['v']}; this release reads up"
+                f" to {VERSION}. Start the agent of the release that wrote it, or a newer one."
+            )
+        return Manifest(
+            epoch=data["epoch"],
+            query=data["query"],
+            run=data["run"],
+            batch=data["batch"],
+            rows=data["rows"],
+            bytes=data["bytes"],
+            published=data["at"],
+            ddl=data["ddl"],
+            rows_before=data["before"],
+            blocks=tuple(Block.decode(b) for b in data["blocks"]),
+        )
+
+    def segments(self) -> set[int]:
+        return {b.address.segment for b in self.blocks}

@@ -1,0 +1,166 @@
+"""Other agents, as the importing side sees them: heads by long poll, plans by call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pe_agent.agent.news import News
+from pe_agent.client import AgentClient
+from pe_agent.flight_errors import AgentUnreachableError
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.view import View
+
+log = logging.getLogger("pe_agent")
+
+WATCH_SECONDS = 2.0
+READER_LEASE = 5.0
+
+
+@dataclass(slots=True)
+class _Watched:
+    """Exports of one agent that this agent imports: ``{export: (import, capability)}``."""
+
+    location: str
+    routes: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    changed: threading.Event = field(default_factory=threading.Event)
+
+
+class Peers:
+    """One watch per other agent: it brings heads and carries the leases of our readers."""
+
+    def __init__(self, news: News, alive: Callable[[], dict[str, list[str]]]) -> None:
+        """Args:
+        news: told when a head moved.
+        alive: returns the living readers by import.
+        """
+        self._news = news
+        self._alive = alive
+        self._lock = threading.Lock()
+        self._watched: dict[str, _Watched] = {}
+        self._heads: dict[str, dict[str, int]] = {}
+        self._away: dict[str, str] = {}
+
+    def follow(self, view: View) -> None:
+        """Watch the agents of this view's import routes, and no others."""
+        wanted: dict[str, dict[str, tuple[str, str | None]]] = {}
+        for port, import_ in view.imports.items():
+            for route in import_.routes:
+                if route.location is not None:
+                    exports = wanted.setdefault(route.location, {})
+                    exports[str(route.export)] = (f"{view.pe}/{port}", route.capability)
+        with self._lock:
+            for location in list(self._watched):
+                if location not in wanted:
+                    self._watched.pop(location).stopped.set()
+            for location, routes in wanted.items():
+                watched = self._watched.get(location)
+                if watched is None:
+                    watched = self._watched[location] = _Watched(location, routes)
+                    threading.Thread(
+                        target=self._watch, args=(watched,), daemon=True, name=f"watch {location}"
+                    ).start()
+                elif watched.routes != routes:
+                    watched.routes = routes
+            known = {export for routes in wanted.values() for export in routes}
+            self._heads = {e: h for e, h in self._heads.items() if e in known}
+        self._news.tell()
+
+    def heads(self, export: str) -> dict[str, int] | None:
+        """Return ``{stream: next epoch}`` as last heard, None if nothing was."""
+        return self._heads.get(export)
+
+    def away(self) -> dict[str, str]:
+        """Return why an agent does not answer, by location."""
+        return dict(self._away)
+
+    def _watch(self, watched: _Watched) -> None:
+        client = AgentClient(watched.location)
+        pause = 0.05
+        while not watched.stopped.is_set():
+            try:
+                self._watch_once(client, watched)
+                self._away.pop(watched.location, None)
+                pause = 0.05
+            except StreambrokerError as error:
+                if watched.location not in self._away:
+                    log.warning("agent away: %s", error, extra={"location": watched.location})
+                self._away[watched.location] = str(error)
+                watched.stopped.wait(pause)
+                pause = min(1.0, pause * 2)
+
+    def _watch_once(self, client: AgentClient, watched: _Watched) -> None:
+        alive = self._alive()
+        exports = {
+            export: {
+                "import": import_,
+                "capability": capability,
+                "heads": self._heads.get(export),
+                "readers": alive.get(import_, []),
+            }
+            for export, (import_, capability) in watched.routes.items()
+        }
+        began = time.monotonic()
+        answer = client.call(
+            "peer.watch",
+            exports=exports,
+            wait=WATCH_SECONDS,
+            lease=READER_LEASE,
+            timeout=WATCH_SECONDS + 5.0,
+        )
+        moved = False
+        refused = []
+        for export, told in answer["exports"].items():
+            if "error" in told:
+                refused.append(f"{export}: {told['error']}")
+                continue
+            with self._lock:
+                if export in watched.routes and self._heads.get(export) != told["heads"]:
+                    self._heads[export] = told["heads"]
+                    moved = True
+        if moved:
+            self._news.tell()
+        if refused:
+            raise AgentUnreachableError("; ".join(refused))
+        if not moved and time.monotonic() - began < 0.01:
+            watched.stopped.wait(0.05)
+
+    def tell_leave(self, location: str, export: str, reader: str) -> None:
+        """Say that a reader's process ended in order; nobody waits for the answer."""
+        try:
+            AgentClient(location).call("peer.leave", export=export, reader=reader, timeout=1.0)
+        except StreambrokerError as error:
+            log.info("leave not delivered: %s", error)
+
+    def locations(self) -> Iterable[str]:
+        return list(self._watched)
+
+    def close(self) -> None:
+        with self._lock:
+            for watched in self._watched.values():
+                watched.stopped.set()
+            self._watched.clear()
+
+
+def plan_body(answer: Any) -> dict[str, Any]:
+    """Return a ledger's answer as JSON."""
+    return {
+        "planned": [
+            {
+                "stream": p.stream,
+                "from": p.from_,
+                "next": p.next,
+                "dropped": list(p.dropped),
+                "moved": p.moved,
+            }
+            for p in answer.planned
+        ],
+        "bytes": answer.bytes,
+        "last": None if answer.last is None else list(answer.last),
+        "routed": answer.routed,
+    }

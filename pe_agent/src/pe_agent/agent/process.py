@@ -1,0 +1,216 @@
+"""The life of an agent process: lock, recovery, service, link, end."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+
+from pe_agent.agent.broker_link import BrokerLink
+from pe_agent.agent.hosts import Hosts
+from pe_agent.agent.service import AgentService
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
+
+log = logging.getLogger("pe_agent")
+
+ADDRESS_FILE = "agent.json"
+DRIVER_AWAY_SECONDS = 5.0
+
+
+class HomeInUseError(StreambrokerError):
+    """Another agent has the data directory."""
+
+    code = "HomeInUse"
+
+
+class PortInUseError(StreambrokerError):
+    """The agent's address is taken."""
+
+    code = "PortInUse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How one agent runs; ``port`` 0 is the port it had before, or any."""
+
+    home: Path
+    pe: PeKey
+    broker: str | None
+    host: str
+    port: int
+    linger: float
+
+
+def settings(arguments: Sequence[str] | None = None) -> Settings:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="pe_agent.agent", description=__doc__)
+    parser.add_argument("--home", type=Path, required=True, help="data directory, locked")
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--pe", type=int, default=0)
+    parser.add_argument("--namespace", default=DEFAULT_NAMESPACE)
+    parser.add_argument("--broker", help="http://host:port; without it the last routes hold")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument(
+        "--linger",
+        type=float,
+        default=60.0,
+        help="seconds to serve on when the driver is gone; 0 for ever: -1",
+    )
+    got = parser.parse_args(arguments)
+    return Settings(
+        home=got.home,
+        broker=got.broker,
+        host=got.host,
+        port=got.port,
+        linger=got.linger,
+        pe=PeKey.parse(f"{got.namespace}/{got.job}/{got.pe}"),
+    )
+
+
+class Agent:
+    """One running agent."""
+
+    def __init__(self, chosen: Settings) -> None:
+        self.settings = chosen
+        chosen.home.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(chosen.home)
+        pa.set_cpu_count(1)
+        sys.setswitchinterval(0.0005)
+        before = read_address(chosen.home)
+        self.hosts = Hosts(chosen.pe, chosen.home, progress=_progress)
+        self.instance = self._identity("instance")
+        self.token = self._identity("token")
+        self.service = self._serve(before)
+        self.location = f"grpc+tcp://{chosen.host}:{self.service.port}"
+        self.link = None
+        if chosen.broker:
+            self.link = BrokerLink(
+                self.hosts,
+                chosen.broker,
+                location=self.location,
+                instance=self.instance,
+                host=chosen.host,
+            )
+            self.link.start()
+        self._write_address()
+        self._stop = threading.Event()
+
+    def _identity(self, name: str) -> str:
+        """Return a random name that stays with the data directory."""
+        found = self.hosts.store.get(name)
+        if found is None:
+            found = secrets.token_hex(16)
+            self.hosts.store.set(name, found)
+        return found
+
+    def _serve(self, before: dict[str, Any] | None) -> AgentService:
+        chosen = self.settings
+        wanted = [chosen.port] if chosen.port else [int((before or {}).get("port", 0)), 0]
+        for port in wanted:
+            try:
+                return AgentService(f"grpc+tcp://{chosen.host}:{port}", self.hosts, self.token)
+            except (pa.ArrowException, OSError) as error:
+                if port == wanted[-1]:
+                    raise PortInUseError(
+                        f"the agent of {chosen.pe} cannot listen on {chosen.host}:{port}"
+                        f" ({str(error).partition('.')[0]}). Stop what uses the port, or start the"
+                        " job with another `port`."
+                    ) from error
+        raise AssertionError("unreachable")
+
+    def _write_address(self) -> None:
+        path = self.settings.home / ADDRESS_FILE
+        temporary = path.with_suffix(".new")
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
+            json.dump(
+                {
+                    "pid": os.getpid(),
+                    "location": self.location,
+                    "token": self.token,
+                    "port": self.service.port,
+                    "pe": str(self.settings.pe),
+                },
+                f,
+            )
+        temporary.replace(path)
+
+    def run(self) -> None:
+        """Serve until told to stop, or until the driver has been away for ``linger``."""
+        for signal_ in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_, lambda *_: self._stop.set())
+        while not self._stop.wait(0.2):
+            if self.link is not None and self.hosts.declared.is_set():
+                self.hosts.declared.clear()
+                self.link.wake()
+            self.hosts.tick()
+            away = time.monotonic() - self.hosts.driver_seen - DRIVER_AWAY_SECONDS
+            if self.settings.linger >= 0 and away > self.settings.linger:
+                log.info("the driver has gone, the agent ends", extra={"pe": str(self.settings.pe)})
+                break
+        self.close()
+
+    def close(self) -> None:
+        """End in order; what is in the log and the store stays."""
+        if self.link is not None:
+            self.link.close()
+        self.hosts.news.close()
+        self.service.shutdown()
+        self.hosts.close()
+        self._lock.close()
+
+
+def read_address(home: Path) -> dict[str, Any] | None:
+    """Return what an agent wrote about itself in its data directory, None if nothing."""
+    try:
+        found: dict[str, Any] = json.loads((home / ADDRESS_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _lock(home: Path) -> IO[str]:
+    file = (home / "lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        found = read_address(home) or {}
+        file.close()
+        raise HomeInUseError(
+            f"the data directory {home} is in use by another agent (process {found.get('pid')}):"
+            " one job and PE has one agent. Give this one another `data_dir`, or stop the other."
+        ) from None
+    return file
+
+
+def _progress(stream: str, done: int, total: int) -> None:
+    if total > 64 << 20:
+        log.info("recovering stream %s: %d of %d MiB", stream, done >> 20, total >> 20)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run an agent; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        agent = Agent(settings(arguments))
+    except StreambrokerError as error:
+        sys.stderr.write(f"{error.code}: {error}\n")
+        return 1
+    sys.stdout.write(f"agent {agent.settings.pe} listening on {agent.location}\n")
+    sys.stdout.flush()
+    agent.run()
+    return 0

@@ -1,0 +1,76 @@
+"""The agent's route table: the last view, kept on disk so that it outlives broker and agent.
+
+Only a view replaces a view. No error, silence or 404 ever empties the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire import view as wire
+from streambroker_core.wire.view import ExportPort, ImportPort, View
+
+
+class RouteFileError(StreambrokerError):
+    """A route file that cannot be read; the agent does not start on a guess."""
+
+    code = "RouteFileInvalid"
+
+
+class RouteTable:
+    """Holds the current view; listeners hear of each change, in order."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[View], None]] = []
+        self.view: View | None = None
+
+    def load(self) -> None:
+        """Read the file if there is one.
+
+        Raises:
+            RouteFileError: it is not a view this release reads; it is left as it is.
+        """
+        if not self._path.exists():
+            return
+        try:
+            self.view = wire.decode(json.loads(self._path.read_text()))
+        except (StreambrokerError, ValueError) as error:
+            raise RouteFileError(
+                f"the route file {self._path} cannot be read: {error} Mend it, or delete it so"
+                " that the agent asks the broker."
+            ) from error
+
+    def listen(self, listener: Callable[[View], None]) -> None:
+        """Tell ``listener`` of the current view, if any, and of each later one."""
+        self._listeners.append(listener)
+        if self.view is not None:
+            listener(self.view)
+
+    def apply(self, view: View) -> None:
+        """Take a view: on disk first, then to the listeners."""
+        with self._lock:
+            if self.view is not None and view.version == self.view.version:
+                self.view = view
+                return
+            temporary = self._path.with_suffix(".new")
+            with temporary.open("w") as file:
+                json.dump(wire.encode(view), file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._path)
+            self.view = view
+            for listener in self._listeners:
+                listener(view)
+
+    def exported(self, port: str) -> ExportPort | None:
+        return None if self.view is None else self.view.exports.get(port)
+
+    def imported(self, port: str) -> ImportPort | None:
+        return None if self.view is None else self.view.imports.get(port)

@@ -1,0 +1,238 @@
+"""The agent's Flight service: requests in, one call to a host each, answers out.
+
+Actions of other agents (``peer.*``) and reads need a capability or a plan; all others need the
+agent's own token, which is in its data directory.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from pe_agent.agent.blocks import BlockReader, NotPlannedError, Read
+from pe_agent.agent.hosts import Hosts
+from pe_agent.agent.peers import plan_body
+from pe_agent.flight_errors import to_flight
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger import Ask
+
+log = logging.getLogger("pe_agent")
+
+MAX_BODY = 16 << 20
+
+
+class TokenWrongError(StreambrokerError):
+    """The caller does not know the agent's token; nothing was done."""
+
+    code = "TokenWrong"
+
+
+class BodyInvalidError(StreambrokerError):
+    """A request that is not the JSON this agent understands; nothing was done."""
+
+    code = "BodyInvalid"
+
+
+class AgentService(flight.FlightServerBase):
+    """Serves one agent. Handlers run in Flight's own threads."""
+
+    def __init__(self, location: str, hosts: Hosts, token: str) -> None:
+        super().__init__(location)
+        self._hosts = hosts
+        self._token = token
+        self._reader = BlockReader()
+        self._actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "peer.plan": self._plan,
+            "peer.replan": self._replan,
+            "peer.watch": self._watch,
+            "peer.leave": self._leave,
+            **hosts.actions,
+        }
+
+    # -- actions -----------------------------------------------------------------------------
+
+    def do_action(
+        self, context: flight.ServerCallContext, action: flight.Action
+    ) -> Iterator[flight.Result]:
+        """Perform one action; its answer is one JSON object."""
+        try:
+            body = _json(action.body.to_pybytes())
+            perform = self._actions.get(action.type)
+            if perform is None:
+                raise BodyInvalidError(f"there is no action {action.type!r}")
+            if not action.type.startswith("peer."):
+                self._check_token(body)
+            answer = json.dumps(perform(body)).encode()
+        except Exception as error:
+            raise self._told(error, action.type) from None
+        return iter([flight.Result(pa.py_buffer(answer))])
+
+    def _told(self, error: Exception, what: str) -> flight.FlightError:
+        if not isinstance(error, StreambrokerError):
+            log.exception("request failed", extra={"request": what})
+        return to_flight(error)
+
+    def _check_token(self, body: dict[str, Any]) -> None:
+        if not hmac.compare_digest(str(body.get("token", "")), self._token):
+            raise TokenWrongError(
+                "the agent's token is missing or wrong: start the query through pe_agent, or set"
+                " STREAMBROKER_AGENT_TOKEN to the token in the agent's data directory."
+            )
+
+    # -- rows in -----------------------------------------------------------------------------
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        """Stage one task's rows; the answer comes when they are durable."""
+        try:
+            command = _json(descriptor.command)
+            self._check_token(command)
+            export = self._hosts.export(str(command["export"]))
+            summary = export.stage(
+                query=command["query"],
+                run=command["run"],
+                batch=command["batch"],
+                ddl=command["ddl"],
+                schema=reader.schema,
+                batches=_batches(reader),
+            )
+        except Exception as error:
+            raise self._told(error, "put") from None
+        writer.write(pa.py_buffer(json.dumps(summary).encode()))
+
+    # -- rows out ----------------------------------------------------------------------------
+
+    def do_get(
+        self, context: flight.ServerCallContext, ticket: flight.Ticket
+    ) -> flight.FlightDataStream:
+        """Send the blocks of one slice, each as one batch, also when no row passes."""
+        try:
+            request = _json(ticket.ticket)
+            columns = request["columns"]
+            read = Read(
+                reader=str(request["reader"]),
+                stream=str(request["stream"]),
+                pieces=tuple((int(p[0]), int(p[1]), int(p[2])) for p in request["pieces"]),
+                filter=request["filter"],
+                columns=None if columns is None else tuple(columns),
+            )
+            export = self._hosts.export(str(request["export"]))
+            stream = export.streams.get(read.stream)
+            if stream is None:
+                raise NotPlannedError(f"stream {read.stream} is not in the log of this agent")
+            schema = self._reader.schema(stream, read)
+        except Exception as error:
+            raise self._told(error, "get") from None
+        return flight.GeneratorStream(schema, self._send(export, read, int(request.get("skip", 0))))
+
+    def _send(
+        self, export: Any, read: Read, skip: int
+    ) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
+        try:
+            pieces = _after(read.pieces, skip)
+            later = Read(
+                reader=read.reader,
+                stream=read.stream,
+                pieces=pieces,
+                filter=read.filter,
+                columns=read.columns,
+            )
+            for batch, epoch in self._reader.batches(export, later):
+                yield batch, pa.py_buffer(json.dumps({"epoch": epoch}).encode())
+        except Exception as error:
+            raise self._told(error, "get") from None
+
+    # -- what other agents ask ---------------------------------------------------------------
+
+    def _plan(self, body: dict[str, Any]) -> dict[str, Any]:
+        export = self._hosts.peer(body)
+        answer = export.plan(_ask(body), filter_=body["filter"], columns=body["columns"])
+        return plan_body(answer)
+
+    def _replan(self, body: dict[str, Any]) -> dict[str, Any]:
+        export = self._hosts.peer(body)
+        ranges = {s: (int(r[0]), int(r[1])) for s, r in body["ranges"].items()}
+        blocks = export.replan(_ask(body), ranges, filter_=body["filter"], columns=body["columns"])
+        return {"blocks": blocks}
+
+    def _watch(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer as soon as a head differs from what the caller has, else after ``wait``."""
+        deadline = time.monotonic() + min(10.0, float(body["wait"]))
+        while True:
+            seen = self._hosts.news.count
+            exports = {
+                e: self._head(e, ask, float(body["lease"])) for e, ask in body["exports"].items()
+            }
+            moved = any(
+                told.get("heads") != body["exports"][e]["heads"] for e, told in exports.items()
+            )
+            left = deadline - time.monotonic()
+            if moved or left <= 0 or not self._hosts.news.wait(seen, left):
+                return {"exports": exports}
+
+    def _head(self, export: str, ask: dict[str, Any], lease: float) -> dict[str, Any]:
+        try:
+            hosted = self._hosts.peer({**ask, "export": export})
+        except StreambrokerError as error:
+            return {"error": str(error)}
+        for reader in ask["readers"]:
+            hosted.renew(reader, lease)
+        return {"heads": hosted.heads()}
+
+    def _leave(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._hosts.export(str(body["export"])).leave(str(body["reader"]))
+        return {}
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_BODY:
+        raise BodyInvalidError(f"the request has {len(data)} bytes; at most {MAX_BODY} are read")
+    try:
+        body = json.loads(data)
+    except ValueError as error:
+        raise BodyInvalidError(f"the request is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BodyInvalidError("the request is not a JSON object")
+    return body
+
+
+def _ask(body: dict[str, Any]) -> Ask:
+    return Ask(
+        reader=body["reader"],
+        import_=body["import"],
+        policy=body["policy"],
+        start=body.get("start", "latest"),
+        known=bool(body.get("known", True)),
+        positions={s: int(n) for s, n in body["positions"].items()},
+        limit=body.get("limit"),
+        budget=int(body.get("budget", 0)),
+        lease=float(body["lease"]),
+    )
+
+
+def _batches(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.RecordBatch]:
+    for chunk in reader:
+        yield chunk.data
+
+
+def _after(pieces: tuple[tuple[int, int, int], ...], skip: int) -> tuple[tuple[int, int, int], ...]:
+    """Return the pieces without their first ``skip`` blocks, which the caller has already."""
+    left: list[tuple[int, int, int]] = []
+    for epoch, first, last in pieces:
+        passed = min(skip, last - first)
+        skip -= passed
+        if first + passed < last:
+            left.append((epoch, first + passed, last))
+    return tuple(left)

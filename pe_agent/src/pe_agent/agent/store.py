@@ -1,0 +1,95 @@
+"""The agent's small state in SQLite: streams, cursors, publishers, readers of its own imports.
+
+What is here says who holds what and how far; the epochs themselves are in the log. A write
+survives the end of the process, not a power cut: what a cut may lose is either in the log
+(published epochs) or comes again with the next call of a reader (positions and plans).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from streambroker_core.errors import StreambrokerError
+
+FORMAT = 1
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS streams (
+    id TEXT PRIMARY KEY, export TEXT NOT NULL, ord INTEGER NOT NULL, ddl TEXT NOT NULL,
+    arrow BLOB NOT NULL, sealed INTEGER NOT NULL, next INTEGER NOT NULL, rows INTEGER NOT NULL,
+    query TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS publishers (export TEXT PRIMARY KEY, state TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS readers (export TEXT, id TEXT, state TEXT NOT NULL,
+    PRIMARY KEY (export, id));
+CREATE TABLE IF NOT EXISTS own_readers (id TEXT PRIMARY KEY, state TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS schemas (import TEXT PRIMARY KEY, ddl TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS declarations (port TEXT PRIMARY KEY, state TEXT NOT NULL);
+"""
+
+
+class StoreError(StreambrokerError):
+    """The state file cannot be used; it is left as it is."""
+
+    code = "StoreUnusable"
+
+
+class Store:
+    """One SQLite file; safe to call from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.executescript(_TABLES)
+        found = self.get("format")
+        if found is None:
+            self.set("format", str(FORMAT))
+        elif int(found) > FORMAT:
+            self._db.close()
+            raise StoreError(
+                f"{path} was written in format {found}; this release reads up to {FORMAT}."
+                " Start the agent of the release that wrote it, or a newer one."
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Hand out the connection; all of the block is written, or nothing."""
+        with self._lock:
+            self._db.execute("BEGIN")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def query(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._db.execute(sql, args).fetchall()
+
+    def write(self, sql: str, *args: Any) -> None:
+        with self._lock:
+            self._db.execute(sql, args)
+
+    def get(self, name: str) -> str | None:
+        rows = self.query("SELECT value FROM meta WHERE name = ?", name)
+        return rows[0][0] if rows else None
+
+    def set(self, name: str, value: str) -> None:
+        self.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", name, value)
+
+    def states(self, table: str, key: str) -> dict[str, Any]:
+        """Return ``{id: state}`` of a table that keeps its state as JSON."""
+        return {k: json.loads(v) for k, v in self.query(f"SELECT {key}, state FROM {table}")}  # noqa: S608 - table names are ours

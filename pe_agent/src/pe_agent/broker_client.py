@@ -1,0 +1,109 @@
+"""HTTP to the broker, for the agent and for the job's own program; standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from streambroker_core.errors import StreambrokerError
+
+
+class BrokerUnavailableError(StreambrokerError):
+    """The broker does not answer, or is not ready; nothing is known to have changed."""
+
+    code = "BrokerUnavailable"
+
+
+class BrokerRefusedError(StreambrokerError):
+    """The broker answered with a problem. ``status`` is HTTP's, ``problem`` its whole body."""
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        self.status = status
+        self.problem = problem
+        self.code = str(problem.get("code") or f"Http{status}")
+        super().__init__(str(problem.get("detail") or problem.get("title") or self.code))
+
+
+class BrokerAnswer:
+    """Status, headers (lower case) and JSON body of an answer."""
+
+    def __init__(self, status: int, headers: dict[str, str], body: Any) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+
+class BrokerClient:
+    """Requests about one PE.
+
+    Args:
+        url: base address of the broker, ``http://host:port``.
+        namespace: namespace of the PE.
+    """
+
+    def __init__(self, url: str, namespace: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise BrokerUnavailableError(
+                f"the broker's address {url!r} is not http://host:port; correct `broker=`."
+            )
+        self.url = url.rstrip("/")
+        self.namespace = namespace
+        self._host, self._port = parts.hostname, parts.port or 80
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        timeout: float = 5.0,
+        query: dict[str, str] | None = None,
+    ) -> BrokerAnswer:
+        """Perform one request below ``/api/subscriptions``.
+
+        Raises:
+            BrokerUnavailableError: no answer, or 503.
+            BrokerRefusedError: any other answer from 400 on.
+        """
+        target = f"/api/subscriptions{path}?" + urlencode(
+            {"namespace": self.namespace, **(query or {})}
+        )
+        sent = {"Accept": "application/json", **(headers or {})}
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            sent["Content-Type"] = "application/json"
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+        try:
+            connection.request(method, target, body=data, headers=sent)
+            response = connection.getresponse()
+            text = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise BrokerUnavailableError(
+                f"the broker at {self.url} does not answer ({type(error).__name__}: {error})."
+                " Routes stay as they are; try again when it is back."
+            ) from error
+        finally:
+            connection.close()
+        return self._answer(response, text)
+
+    def _answer(self, response: http.client.HTTPResponse, text: bytes) -> BrokerAnswer:
+        try:
+            parsed = json.loads(text) if text else None
+        except ValueError:
+            parsed = {"title": text[:200].decode(errors="replace")}
+        if response.status == 503:
+            raise BrokerUnavailableError(f"the broker at {self.url} is not ready yet: {parsed}")
+        if response.status >= 400:
+            raise BrokerRefusedError(response.status, parsed if isinstance(parsed, dict) else {})
+        headers = {k.lower(): v for k, v in response.getheaders()}
+        return BrokerAnswer(response.status, headers, parsed)
+
+
+def pe_path(job: str, pe: int) -> str:
+    """Return the path of a PE."""
+    return f"/job/{quote(job, safe='')}/pe/{pe}"

@@ -1,0 +1,118 @@
+"""Options of ``format("streambroker")``, checked once, with the remedy in the message."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streambroker_core.errors import StreambrokerError
+
+KNOWN = frozenset(
+    {
+        "export",
+        "import",
+        "agent",
+        "agenttoken",
+        "maxbytesperbatch",
+        "reconnect",
+        "pollwait",
+        "source",
+        "path",
+        "checkpointlocation",
+        "queryname",
+    }
+)
+"""Spark hands options over in lower case, its own among them."""
+
+
+class AgentNotConfiguredError(StreambrokerError):
+    """The source or sink does not know its agent."""
+
+    code = "AgentNotConfigured"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no agent is configured: create the stream with pe_agent.start(...).subscribe() or"
+            " .publish(), set the options `agent` and `agentToken`, or set STREAMBROKER_AGENT and"
+            " STREAMBROKER_AGENT_TOKEN in the environment before Spark starts."
+        )
+
+
+class OptionError(StreambrokerError):
+    """An option that is unknown, missing or wrong."""
+
+    code = "OptionInvalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What one read or write was configured with.
+
+    Attributes:
+        port: name of the import or export.
+        agent: ``grpc+tcp://host:port`` of the job's own agent.
+        token: that agent's token.
+        max_bytes: bytes of a micro-batch at most, or one epoch.
+        reconnect: seconds for which a lost agent is tried again.
+        poll_wait: seconds that ``latestOffset`` may wait for news.
+        source: whether the column ``_source`` is added.
+    """
+
+    port: str
+    agent: str
+    token: str
+    max_bytes: int = 256 << 20
+    reconnect: float = 60.0
+    poll_wait: float = 0.02
+    source: bool = False
+
+    @staticmethod
+    def read(options: Mapping[str, str], port_option: str) -> Options:
+        """Check the options of one direction.
+
+        Args:
+            options: as Spark hands them over.
+            port_option: ``import`` or ``export``.
+
+        Raises:
+            OptionError: unknown, missing or wrong.
+            AgentNotConfiguredError: no agent given.
+        """
+        given = {name.lower(): value for name, value in options.items()}
+        unknown = sorted(name for name in given if name not in KNOWN)
+        if unknown:
+            raise OptionError(
+                f"unknown option {unknown[0]!r} of format streambroker; known are"
+                f" {', '.join(sorted(KNOWN - {'path', 'checkpointlocation', 'queryname'}))}."
+            )
+        if not given.get(port_option):
+            raise OptionError(
+                f"option `{port_option}` is missing: name the {port_option} port, as in"
+                f' .option("{port_option}", "trades").'
+            )
+        agent = given.get("agent") or os.environ.get("STREAMBROKER_AGENT", "")
+        if not agent:
+            raise AgentNotConfiguredError
+        return Options(
+            port=given[port_option],
+            agent=agent,
+            token=given.get("agenttoken") or os.environ.get("STREAMBROKER_AGENT_TOKEN", ""),
+            max_bytes=int(_number(given, "maxbytesperbatch", 256 << 20)),
+            reconnect=_number(given, "reconnect", 60.0),
+            poll_wait=_number(given, "pollwait", 0.02),
+            source=given.get("source", "false").lower() == "true",
+        )
+
+
+def _number(given: Mapping[str, str], name: str, default: float) -> float:
+    text = given.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e15:
+        raise OptionError(f"option `{name}` is {text!r}; it has to be a number above 0.")
+    return value

@@ -1,0 +1,185 @@
+"""The writing side: tasks stage rows at the agent, the commit publishes them as one epoch.
+
+The agent is asked for admission in ``write`` and nowhere else: Spark can interrupt a task, but
+neither the writer's constructor nor the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from pe_agent.client import AgentClient
+from pe_agent.datasource.options import OptionError, Options
+from pe_agent.flight_errors import AgentUnreachableError
+from streambroker_core.errors import StreambrokerError
+
+log = logging.getLogger("pe_agent")
+
+COMMIT_RETRY_SECONDS = 10.0
+RESERVED = ("_control", "_seq", "_pid", "_now", "_source")
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What one task tells the commit; everything the manifest needs comes from here."""
+
+    export: str
+    query: str
+    run: str
+    batch: int
+    partition: int
+    stage: dict[str, Any] | None
+
+
+class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
+    """Writes one micro-batch. Spark makes a new one for each batch, and another for its commit."""
+
+    def __init__(self, schema: StructType, options: Options, overwrite: bool) -> None:
+        if overwrite:
+            raise OptionError("output mode `complete` cannot be exported; use `append`.")
+        taken = [n for n in schema.names if n.startswith(RESERVED)]
+        if taken:
+            raise OptionError(
+                f"column {taken[0]!r} has a reserved name ({', '.join(RESERVED)}); rename it before"
+                " publishing."
+            )
+        self._ddl = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in schema.fields)
+        self._options = options
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the task's rows; they are durable when this returns.
+
+        Raises:
+            AgentRefusedError: the export is unknown or in use, the batch differs, the disk is full.
+            AgentUnreachableError: the own agent stayed away for ``reconnect`` seconds.
+        """
+        context = TaskContext.get()
+        if context is None:
+            raise OptionError("rows can be written only inside a Spark task.")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        query = context.getLocalProperty("sql.streaming.queryId")
+        run = context.getLocalProperty("spark.jobGroup.id")
+        if batch is None or query is None or run is None:
+            raise OptionError("the task has no batch id: format streambroker writes streams only.")
+        staged = Staged(
+            export=self._options.port,
+            query=query,
+            run=run,
+            batch=int(batch),
+            partition=context.partitionId(),
+            stage=None,
+        )
+        first = next((b for b in iterator if b.num_rows), None)
+        if first is not None:
+            self._admit(staged)
+            staged.stage = self._put(staged, first, iterator)
+        return staged
+
+    def _client(self) -> AgentClient:
+        return AgentClient(self._options.agent, self._options.token)
+
+    def _admit(self, staged: Staged) -> None:
+        """Wait until the export takes this batch: its log has room and no other query has it."""
+        renewed: int | None = None
+        told = False
+        deadline = time.monotonic() + self._options.reconnect
+        while True:
+            try:
+                answer = self._client().call(
+                    "publisher.admit",
+                    export=staged.export,
+                    query=staged.query,
+                    run=staged.run,
+                    batch=staged.batch,
+                    ddl=self._ddl,
+                    renewed=renewed,
+                )
+                deadline = time.monotonic() + self._options.reconnect
+            except AgentUnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+                answer = {"away": True}
+            if answer.get("admitted"):
+                return
+            if "occupied" in answer:
+                renewed = answer["occupied"]["renewed"]
+            if "waiting" in answer and not told:
+                told = True
+                log.warning("export %s waits for its readers: %s", staged.export, answer["waiting"])
+            time.sleep(0.05)
+
+    def _put(
+        self, staged: Staged, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
+    ) -> dict[str, Any]:
+        def rows() -> Iterator[pa.RecordBatch]:
+            yield first
+            yield from rest
+
+        command = {
+            "export": staged.export,
+            "query": staged.query,
+            "run": staged.run,
+            "batch": staged.batch,
+            "ddl": self._ddl,
+        }
+        return self._client().put(command, first.schema, rows())
+
+    # -- driver ------------------------------------------------------------------------------
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Publish the stages the messages name; repeated after a crash, published once."""
+        staged = _staged(messages)
+        if not staged:
+            return
+        stages = [s.stage for s in staged if s.stage is not None]
+        one = staged[0]
+        deadline = time.monotonic() + COMMIT_RETRY_SECONDS
+        while True:
+            try:
+                self._client().call(
+                    "publisher.publish",
+                    export=one.export,
+                    query=one.query,
+                    run=one.run,
+                    batch=batchId,
+                    stages=stages,
+                    ddl=self._ddl if stages else None,
+                )
+                return
+            except AgentUnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Discard what was staged and not published."""
+        staged = _staged(messages)
+        if not staged:
+            return
+        one = staged[0]
+        try:
+            self._client().call(
+                "publisher.abort",
+                export=one.export,
+                query=one.query,
+                run=one.run,
+                batch=batchId,
+                stages=[s.stage["stage"] for s in staged if s.stage is not None],
+            )
+        except StreambrokerError as error:
+            log.warning("stages of batch %s not discarded yet: %s", batchId, error)
+
+
+def _staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:
+    return sorted((m for m in messages if isinstance(m, Staged)), key=lambda m: m.partition)

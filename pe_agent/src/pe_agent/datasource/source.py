@@ -1,0 +1,315 @@
+"""The reading side, and the class Spark finds.
+
+Spark keeps one reader instance per query run in a process of its own for ``latestOffset`` and
+``partitions``; ``read`` runs on pickled copies in workers, so a slice carries all it needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from pe_agent.client import AgentClient
+from pe_agent.datasource.options import OptionError, Options
+from pe_agent.datasource.sink import StreambrokerStreamWriter
+from pe_agent.flight_errors import AgentUnreachableError
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.offset import Offset
+
+log = logging.getLogger("pe_agent")
+
+RENEW_SECONDS = 1.0
+SCHEMA_WAIT_SECONDS = 60.0
+SOURCE_FIELD = "_source struct<job:string,port:string,stream:string,epoch:bigint>"
+
+
+class SchemaUnknownError(StreambrokerError):
+    """No schema was given and no export matched in time."""
+
+    code = "SchemaUnknown"
+
+
+class StreambrokerDataSource(DataSource):
+    """``spark.readStream.format("streambroker").option("import", port)`` and the like.
+
+    Options: ``import`` or ``export`` (the port), ``agent``, ``agentToken``, ``maxBytesPerBatch``
+    (bytes, default 256 MiB or one epoch), ``reconnect`` (seconds, default 60), ``source``.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "streambroker"
+
+    def schema(self) -> str:
+        """Return the schema of the import's first match; waits up to 60 s for one."""
+        options = Options.read(self.options, "import")
+        client = AgentClient(options.agent, options.token)
+        deadline = time.monotonic() + SCHEMA_WAIT_SECONDS
+        while time.monotonic() < deadline:
+            ddl = client.call("schema", port=options.port, wait=2.0)["ddl"]
+            if ddl is not None:
+                return f"{ddl}, {SOURCE_FIELD}" if options.source else str(ddl)
+        raise SchemaUnknownError(
+            f"import {options.port} has no match after {SCHEMA_WAIT_SECONDS:.0f} s, so its columns"
+            " are not known. Start the exporter first, or give them with schema=."
+        )
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        return StreambrokerStreamReader(schema, Options.read(self.options, "import"))
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        return StreambrokerStreamWriter(schema, Options.read(self.options, "export"), overwrite)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Refuse batch writes: without a batch id nothing could be published exactly once."""
+        raise OptionError(
+            "format streambroker writes streams only: use df.writeStream, or pe.publish(df, port)."
+        )
+
+
+class Slice(InputPartition):
+    """Blocks of planned epochs for one task: the ticket and where to show it."""
+
+    def __init__(self, ticket: dict[str, Any]) -> None:
+        self.value = ticket
+
+
+class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One query's reader of one import."""
+
+    def __init__(self, schema: StructType, options: Options) -> None:
+        self._schema = schema
+        self._options = options
+        self._session = secrets.token_hex(8)
+        self._limit: dict[str, int] | None = None
+        self._lease: _Lease | None = None
+        self._told = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_schema": self._schema, "_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_schema"], state["_options"])  # type: ignore[misc]
+
+    # -- driver side -------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        return Offset().encode()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix how far this run reads."""
+        self._limit = self._client().call("reader.heads", **{"import": self._options.port})["heads"]
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        """Acknowledge ``start``, plan the next batch and return its end.
+
+        An agent that is away changes nothing: ``start`` is returned and Spark asks again.
+        """
+        request = {
+            "import": self._options.port,
+            "session": self._session,
+            "start": start,
+            "columns": [n for n in self._schema.names if n != "_source"],
+            "max_bytes": self._options.max_bytes,
+            "limit": self._limit,
+            "wait": 0.0 if self._limit is not None else self._options.poll_wait,
+        }
+        try:
+            answer = self._claiming("reader.next", request)
+        except AgentUnreachableError as error:
+            if not self._told:
+                log.warning("no news while the agent is away: %s", error)
+            self._told = True
+            time.sleep(0.1)
+            return start
+        self._told = False
+        end = answer["offset"]
+        if end is None:
+            return start
+        self._hold(end["reader"])
+        return dict(end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Register the plan of a batch again and cut it; a pure function of the two offsets.
+
+        Raises:
+            AgentUnreachableError: an exporter's agent stayed away for ``reconnect`` seconds.
+        """
+        self._hold(end["reader"])
+        deadline = time.monotonic() + self._options.reconnect
+        while True:
+            try:
+                answer = self._claiming(
+                    "reader.slices",
+                    {
+                        "import": self._options.port,
+                        "session": self._session,
+                        "start": start,
+                        "end": end,
+                    },
+                )
+                return [Slice(ticket) for ticket in answer["slices"]]
+            except StreambrokerError as error:
+                if error.code != "AgentUnreachable":
+                    raise
+                if time.monotonic() > deadline:
+                    raise AgentUnreachableError(
+                        f"import {self._options.port} cannot read its planned epochs for"
+                        f" {self._options.reconnect:.0f} s: {error} Nothing was skipped; start the"
+                        " query again when the exporter's agent is back."
+                    ) from None
+                time.sleep(0.2)
+
+    def _claiming(self, action: str, request: dict[str, Any]) -> dict[str, Any]:
+        """Call the agent; while an earlier process of this query holds the lease, wait for it."""
+        renewals: int | None = None
+        while True:
+            answer = self._client().call(action, timeout=15.0, renewals=renewals, **request)
+            if "busy" not in answer:
+                return answer
+            renewals = answer["busy"]["renewals"]
+            time.sleep(min(0.5, answer["busy"]["seconds"] + 0.01))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: ``latestOffset`` acknowledges, earlier and also when idle."""
+
+    def stop(self) -> None:
+        if self._lease is not None:
+            self._lease.end()
+
+    def _hold(self, reader: str) -> None:
+        if self._lease is None:
+            self._lease = _Lease(self._client(), reader, self._session)
+
+    def _client(self) -> AgentClient:
+        return AgentClient(self._options.agent, self._options.token)
+
+    # -- task side ---------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the slice's rows; a lost connection is taken up again behind the last block.
+
+        Raises:
+            AgentUnreachableError: the exporter's agent stayed away for ``reconnect`` seconds.
+        """
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        ticket: dict[str, Any] = partition.value
+        wanted = to_arrow_schema(self._schema, timezone="UTC")
+        location, done = ticket["location"], 0
+        deadline = time.monotonic() + self._options.reconnect
+        while True:
+            try:
+                for batch, meta in AgentClient(location).get({**ticket, "skip": done}):
+                    done += 1
+                    deadline = time.monotonic() + self._options.reconnect
+                    if batch.num_rows:
+                        yield self._shaped(batch, wanted, ticket, meta)
+                return
+            except AgentUnreachableError as error:
+                if time.monotonic() > deadline:
+                    raise AgentUnreachableError(
+                        f"{error} Epochs {_epochs(ticket)} of {ticket['export']} could not be read;"
+                        " the batch is repeated when the query is started again."
+                    ) from None
+                time.sleep(0.2)
+                location = self._where(ticket, location)
+
+    def _where(self, ticket: dict[str, Any], location: str) -> str:
+        try:
+            return str(
+                self._client().call(
+                    "reader.where",
+                    export=ticket["export"],
+                    stream=ticket["stream"],
+                    reader=ticket["reader"],
+                )["location"]
+            )
+        except StreambrokerError:
+            return location
+
+    def _shaped(
+        self,
+        batch: pa.RecordBatch,
+        wanted: pa.Schema,
+        ticket: dict[str, Any],
+        meta: dict[str, Any],
+    ) -> pa.RecordBatch:
+        """Return the batch in exactly the Arrow schema that Spark expects."""
+        if batch.schema.equals(wanted):
+            return batch
+        arrays = []
+        for column in wanted:
+            if column.name == "_source":
+                arrays.append(_source_column(column.type, batch.num_rows, ticket, meta))
+            else:
+                array = batch.column(column.name)
+                arrays.append(array if array.type == column.type else array.cast(column.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def _source_column(
+    type_: pa.DataType, rows: int, ticket: dict[str, Any], meta: dict[str, Any]
+) -> pa.Array:
+    _, job, _, port = ticket["export"].split("/")
+    value = {"job": job, "port": port, "stream": ticket["stream"], "epoch": meta["epoch"]}
+    return pa.array([value] * rows, type=type_)
+
+
+def _epochs(ticket: dict[str, Any]) -> str:
+    epochs = [p[0] for p in ticket["pieces"]]
+    return f"{min(epochs)} to {max(epochs)}"
+
+
+class _Lease:
+    """Renews a reader's lease from the source process, for as long as that process lives."""
+
+    def __init__(self, client: AgentClient, reader: str, session: str) -> None:
+        self._client, self._reader, self._session = client, reader, session
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, daemon=True, name="reader lease").start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(RENEW_SECONDS):
+            try:
+                self._client.call(
+                    "reader.renew", reader=self._reader, session=self._session, timeout=2.0
+                )
+            except StreambrokerError:
+                continue  # the agent is restarted by the driver; until then nobody asks for leases
+
+    def end(self) -> None:
+        """Give the lease back, so that a restart need not wait for it."""
+        self._ended.set()
+        try:
+            self._client.call(
+                "reader.leave", reader=self._reader, session=self._session, timeout=1.0
+            )
+        except StreambrokerError as error:
+            log.info("lease not given back: %s", error)

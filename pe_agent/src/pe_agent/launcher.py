@@ -1,0 +1,173 @@
+"""Start, adopt and keep alive the agent process of a PE, from the driver."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from pe_agent.agent.process import read_address
+from pe_agent.client import AgentClient
+from pe_agent.flight_errors import AgentUnreachableError
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.model import PeKey
+
+log = logging.getLogger("pe_agent")
+
+START_SECONDS = 60.0
+PING_SECONDS = 0.5
+
+
+class AgentFailedError(StreambrokerError):
+    """The agent process did not start; the message has its last words."""
+
+    code = "AgentFailed"
+
+
+def default_home(pe: PeKey) -> Path:
+    """Return ``$STREAMBROKER_HOME/<job>/<pe>``; below the user's home if that is not set."""
+    base = os.environ.get("STREAMBROKER_HOME")
+    root = Path(base) if base else Path.home() / ".streambroker"
+    return root / pe.job / str(pe.pe)
+
+
+class AgentProcess:
+    """The agent of one PE, adopted if it lives, started if not, restarted on the same port."""
+
+    def __init__(
+        self, pe: PeKey, home: Path, *, broker: str | None, linger: float, host: str, port: int
+    ) -> None:
+        self._pe, self.home = pe, home
+        self._broker, self._linger, self._host, self._port = broker, linger, host, port
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = threading.Event()
+        self.beat: list[Any] = []
+        self.client = self._adopt() or self._start(port)
+        threading.Thread(target=self._keep, daemon=True, name="agent keeper").start()
+
+    def _adopt(self) -> AgentClient | None:
+        found = read_address(self.home)
+        if found is None:
+            return None
+        client = AgentClient(found["location"], found["token"])
+        try:
+            if client.call("status", timeout=2.0)["pe"] != str(self._pe):
+                return None
+        except StreambrokerError:
+            return None
+        log.info("adopted the agent of %s at %s", self._pe, client.location)
+        return client
+
+    def _start(self, port: int) -> AgentClient:
+        """Start the process and wait until it serves.
+
+        Raises:
+            AgentFailedError: it ended or did not answer in time.
+        """
+        self.home.mkdir(parents=True, exist_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "pe_agent.agent",
+            "--home",
+            str(self.home),
+            "--job",
+            self._pe.job,
+            "--pe",
+            str(self._pe.pe),
+            "--namespace",
+            self._pe.namespace,
+            "--host",
+            self._host,
+            "--port",
+            str(port),
+            "--linger",
+            str(self._linger),
+        ]
+        if self._broker:
+            command += ["--broker", self._broker]
+        path = self.home / "agent.log"
+        with path.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            found = read_address(self.home)
+            if found is not None and found["pid"] == self._process.pid:
+                client = AgentClient(found["location"], found["token"])
+                client.call("status", timeout=START_SECONDS)
+                return client
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AgentFailedError(
+            f"the agent of {self._pe} did not start: {_last_words(path)} (all of it in {path})"
+        )
+
+    def _keep(self) -> None:
+        """Say that the driver lives; start the agent again when it is gone."""
+        failures = 0
+        while not self._ended.wait(PING_SECONDS):
+            try:
+                self.client.call("driver.renew", timeout=2.0)
+                failures = 0
+                for told in list(self.beat):
+                    told()
+                continue
+            except AgentUnreachableError:
+                failures += 1
+            except StreambrokerError as error:
+                log.warning("agent: %s", error)
+                continue
+            if self._is_dead(failures):
+                self._restart()
+
+    def _is_dead(self, failures: int) -> bool:
+        if self._process is not None:
+            return self._process.poll() is not None
+        return failures >= 4
+
+    def _restart(self) -> None:
+        log.warning("the agent of %s is gone, starting it again", self._pe)
+        try:
+            self.client = self._start(int(self.client.location.rpartition(":")[2]))
+        except StreambrokerError:
+            log.exception("the agent could not be started again; trying on")
+
+    def stop(self, *, end_agent: bool) -> None:
+        """Let go of the agent; ``end_agent`` ends its process, else it serves on for linger."""
+        self._ended.set()
+        if end_agent:
+            found = read_address(self.home)
+            if found is not None:
+                _end(int(found["pid"]), self._process)
+
+
+def _end(pid: int, process: subprocess.Popen[bytes] | None) -> None:
+    import signal
+
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    if process is not None and process.pid == pid:
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _last_words(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

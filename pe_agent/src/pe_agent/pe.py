@@ -1,0 +1,354 @@
+"""The job's own program: start a PE, subscribe, publish, change things while queries run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe_agent.broker_client import BrokerClient
+from pe_agent.client import AgentClient
+from pe_agent.launcher import AgentProcess, default_home
+from pe_agent.ports import ExportPort, ImportPort
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.expression import parse
+from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, PeKey
+from streambroker_core.properties import normalise
+from streambroker_core.schema import Schema, parse_ddl, to_ddl, to_items
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+log = logging.getLogger("pe_agent")
+
+
+class ArgumentError(StreambrokerError):
+    """Arguments that exclude each other, or one that is wrong; nothing was declared."""
+
+    code = "ArgumentInvalid"
+
+
+def start(
+    spark: SparkSession,
+    *,
+    job: str,
+    broker: str | None = None,
+    application: str | None = None,
+    scope: str = DEFAULT_SCOPE,
+    pe: int = 0,
+    namespace: str = DEFAULT_NAMESPACE,
+    data_dir: str | Path | None = None,
+    linger: float = 60.0,
+    host: str = "127.0.0.1",
+    port: int = 0,
+) -> PE:
+    """Start the PE of a job: its agent process, and the data source in this Spark session.
+
+    Args:
+        spark: the job's session.
+        job: name of the job, a DNS label; unique in its namespace.
+        broker: ``http://host:port``; without it the last known routes hold.
+        application: name other jobs may import by; default the job's name.
+        scope: application scope.
+        pe: number of the processing element.
+        namespace: namespace of the job.
+        data_dir: log, cursors and routes; default ``$STREAMBROKER_HOME/<job>/<pe>``.
+        linger: seconds the agent serves on when the driver is gone.
+        host: address the agent listens on.
+        port: port of the agent; 0 for the one it had before, or any.
+
+    Raises:
+        AgentFailedError: the agent did not start, for instance because the port or the data
+            directory is in use.
+    """
+    from pe_agent.datasource import StreambrokerDataSource
+
+    key = PeKey.parse(f"{namespace}/{job}/{pe}")
+    spark.dataSource.register(StreambrokerDataSource)
+    process = AgentProcess(
+        key,
+        Path(data_dir) if data_dir else default_home(key),
+        broker=broker,
+        linger=linger,
+        host=host,
+        port=port,
+    )
+    return PE(spark, key, process, broker, {"name": application or job, "scope": scope})
+
+
+class PE:
+    """One processing element of a running job.
+
+    Attributes:
+        imports: the ports subscribed so far, by name.
+        exports: the ports published so far, by name.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        key: PeKey,
+        process: AgentProcess,
+        broker: str | None,
+        application: dict[str, str],
+    ) -> None:
+        self.key = key
+        self.imports: dict[str, ImportPort] = {}
+        self.exports: dict[str, ExportPort] = {}
+        self._spark = spark
+        self._process = process
+        self._broker = BrokerClient(broker, key.namespace) if broker else None
+        self._application = application
+        self._queries: list[tuple[str, StreamingQuery]] = []
+        process.beat.append(self._renew_publishers)
+
+    @property
+    def agent(self) -> AgentClient:
+        """The PE's own agent."""
+        return self._process.client
+
+    # -- importing ---------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        port: str,
+        subscription: str | None = None,
+        *,
+        streams: Sequence[Mapping[str, str]] | None = None,
+        application_name: str | None = None,
+        stream_id: str | None = None,
+        application_scope: str | None = None,
+        filter: str | None = None,
+        start: str | None = None,
+        on_congestion: str | None = None,
+        schema: str | None = None,
+        columns: Sequence[str] | None = None,
+        source: bool = False,
+        redeclare: bool = False,
+        max_bytes_per_batch: int | None = None,
+    ) -> DataFrame:
+        """Import streams as a streaming DataFrame.
+
+        Without a subscription, names or other settings the port attaches to the Import that
+        exists. Settings declare it only where none exists; ``redeclare`` overwrites.
+
+        Args:
+            port: name of the import port.
+            subscription: expression over the properties of exports.
+            streams: imports by name, ``[{"applicationName": …, "streamId": …}]``.
+            application_name: with ``stream_id``, narrows an import by name.
+            stream_id: import by this name; excludes ``subscription`` and ``streams``.
+            application_scope: scope of the exporters looked for.
+            filter: expression over the columns of a row, evaluated at the exporter.
+            start: ``latest`` or ``earliest``, for exports never read before.
+            on_congestion: ``inherit``, or ``drop`` to volunteer.
+            schema: columns as DDL; without it those of the first match, for which it waits 60 s.
+            columns: only these columns.
+            source: add the column ``_source`` (job, port, stream, epoch).
+            redeclare: overwrite the Import that exists.
+            max_bytes_per_batch: bytes of a micro-batch at most, or one epoch.
+
+        Raises:
+            ArgumentError, SubscriptionError, FilterError, SchemaError: nothing was declared.
+            SchemaUnknownError: no ``schema`` and no match in time.
+        """
+        spec = self._import_spec(port, subscription, streams, application_name, stream_id, filter)
+        given = {
+            "applicationScope": application_scope,
+            "start": start,
+            "onCongestion": on_congestion,
+        }
+        spec.update({k: v for k, v in given.items() if v is not None})
+        wanted = _cut(parse_ddl(schema), columns) if schema is not None else None
+        if wanted is not None:
+            spec["schema"] = to_items(wanted)
+        self._declare("import", port, spec, redeclare)
+        self.imports[port] = ImportPort(self, port)
+        reader = (
+            self._spark.readStream.format("streambroker")
+            .option("import", port)
+            .option("agent", self.agent.location)
+            .option("agentToken", self.agent.token)
+            .option("pollWait", "0.5")
+            .option("source", str(source).lower())
+        )
+        if max_bytes_per_batch is not None:
+            reader = reader.option("maxBytesPerBatch", str(max_bytes_per_batch))
+        if wanted is not None:
+            ddl = to_ddl(wanted)
+            if source:
+                ddl += ", _source struct<job:string,port:string,stream:string,epoch:bigint>"
+            reader = reader.schema(ddl)
+        frame = reader.load()
+        if wanted is None and columns is not None:
+            frame = frame.select(*columns, *(["_source"] if source else []))
+        return frame
+
+    def _import_spec(
+        self,
+        port: str,
+        subscription: str | None,
+        streams: Sequence[Mapping[str, str]] | None,
+        application_name: str | None,
+        stream_id: str | None,
+        filter_: str | None,
+    ) -> dict[str, Any]:
+        ways = {"subscription": subscription, "streams": streams, "stream_id": stream_id}
+        chosen = [name for name, value in ways.items() if value is not None]
+        if len(chosen) > 1:
+            raise ArgumentError(
+                f"import {port}: {chosen[0]} and {chosen[1]} exclude each other; give one of them."
+            )
+        if application_name is not None and stream_id is None:
+            raise ArgumentError(
+                f"import {port}: application_name narrows an import by name; give stream_id too."
+            )
+        spec: dict[str, Any] = {}
+        if subscription is not None:
+            parse(subscription, "subscription")
+            spec["subscription"] = subscription
+        if streams is not None:
+            spec["streams"] = [dict(s) for s in streams]
+        if stream_id is not None:
+            name = {"applicationName": application_name} if application_name else {}
+            spec["streams"] = [{**name, "streamId": stream_id}]
+        if filter_ is not None:
+            parse(filter_, "filter")
+            spec["filter"] = filter_
+        return spec
+
+    # -- exporting ---------------------------------------------------------------------------
+
+    def publish(
+        self,
+        frame: DataFrame,
+        port: str,
+        *,
+        stream_id: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        allow_filter: bool | None = None,
+        congestion_policy: str | None = None,
+        buffer: Mapping[str, Any] | None = None,
+        checkpoint: str | Path,
+        trigger: Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+        redeclare: bool = False,
+    ) -> StreamingQuery:
+        """Export a streaming DataFrame; starts and returns its query.
+
+        Args:
+            frame: the streaming DataFrame.
+            port: name of the export port.
+            stream_id: name to be imported by; excludes ``properties``.
+            properties: what the stream is; values are text, numbers, booleans or lists of one.
+            allow_filter: whether importers may filter.
+            congestion_policy: ``wait`` or ``drop``.
+            buffer: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m"}``.
+            checkpoint: directory of the query's checkpoint.
+            trigger: as for ``DataStreamWriter.trigger``, for instance
+                ``{"processingTime": "1 second"}``.
+            query_name: name of the query.
+            redeclare: overwrite the Export that exists.
+
+        Raises:
+            ArgumentError, PropertyError: nothing was declared or started.
+        """
+        if stream_id is not None and properties is not None:
+            raise ArgumentError(
+                f"export {port}: stream_id and properties exclude each other; give one of them."
+            )
+        spec: dict[str, Any] = {}
+        if stream_id is not None:
+            spec["streamId"] = stream_id
+        if properties is not None:
+            spec["properties"] = normalise(properties)
+        given = {
+            "allowFilter": allow_filter,
+            "congestionPolicy": congestion_policy,
+            "buffer": None if buffer is None else dict(buffer),
+        }
+        spec.update({k: v for k, v in given.items() if v is not None})
+        if spec:
+            ddl = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in frame.schema.fields)
+            spec["schema"] = to_items(parse_ddl(ddl))
+        if spec and stream_id is None and properties is None:
+            spec["properties"] = {}
+        self._declare("export", port, spec, redeclare)
+        self.exports[port] = ExportPort(self, port)
+        writer = (
+            frame.writeStream.format("streambroker")
+            .option("export", port)
+            .option("agent", self.agent.location)
+            .option("agentToken", self.agent.token)
+            .option("checkpointLocation", str(checkpoint))
+            .outputMode("append")
+        )
+        if trigger is not None:
+            writer = writer.trigger(**trigger)
+        if query_name is not None:
+            writer = writer.queryName(query_name)
+        query = writer.start()
+        self._queries.append((port, query))
+        return query
+
+    # -- common ------------------------------------------------------------------------------
+
+    def _declare(self, kind: str, port: str, spec: dict[str, Any], redeclare: bool) -> None:
+        if spec:
+            spec = {"application": dict(self._application), **spec}
+        self.agent.call("declare", kind=kind, port=port, spec=spec or None, redeclare=redeclare)
+
+    def _renew_publishers(self) -> None:
+        """Keep the publisher leases of the queries that run; give back those of ended ones."""
+        for port, query in list(self._queries):
+            active = query.isActive
+            self.agent.call(
+                "publisher.renew" if active else "publisher.renounce",
+                export=port,
+                query=str(query.id),
+            )
+            if not active:
+                self._queries.remove((port, query))
+
+    def broker(self) -> BrokerClient:
+        """Return the client of the broker.
+
+        Raises:
+            BrokerUnavailableError: the PE was started without one.
+        """
+        if self._broker is None:
+            from pe_agent.broker_client import BrokerUnavailableError
+
+            raise BrokerUnavailableError("the PE was started without a broker; give broker=.")
+        return self._broker
+
+    def view(self) -> dict[str, Any] | None:
+        """Return the agent's route table as it is now, None while none is known."""
+        view: dict[str, Any] | None = self.agent.call("view")["view"]
+        return view
+
+    def status(self) -> dict[str, Any]:
+        """Return the agent's figures: streams, readers, deliveries, agents that are away."""
+        return self.agent.call("status")
+
+    def on_beat(self, told: Callable[[], None]) -> None:
+        """Call ``told`` about twice a second while the agent answers."""
+        self._process.beat.append(told)
+
+    def stop(self, *, end_agent: bool = False) -> None:
+        """Let go of the agent. It serves on for ``linger``; ``end_agent`` ends it at once."""
+        self._process.stop(end_agent=end_agent)
+
+
+def _cut(schema: Schema, columns: Sequence[str] | None) -> Schema:
+    if columns is None:
+        return schema
+    known = {c.name: c for c in schema}
+    missing = [name for name in columns if name not in known]
+    if missing:
+        raise ArgumentError(
+            f"column {missing[0]!r} is not in the schema; it has {', '.join(known)}."
+        )
+    return tuple(known[name] for name in columns)
