@@ -24,23 +24,29 @@ from support.logs import body, contents, fill, flip, opened
 WAIT_S = 20.0
 
 
+def descriptors_of(directory: Path) -> list[str]:
+    """Return the files of a directory this process has open; unlinked ones say so."""
+    links = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+    return sorted(Path(link).name for link in links if Path(link).parent == directory)
+
+
 class CountingCommitter(Committer):
     """Tells when a number of flushes was asked for."""
 
     def __init__(self) -> None:
         super().__init__(threads=1)
         self._counted = threading.Condition()
-        self._requests = 0
+        self.requests = 0
 
     def request(self, log: Flushable) -> None:
         super().request(log)
         with self._counted:
-            self._requests += 1
+            self.requests += 1
             self._counted.notify_all()
 
     def wait_requests(self, count: int) -> bool:
         with self._counted:
-            return self._counted.wait_for(lambda: self._requests >= count, WAIT_S)
+            return self._counted.wait_for(lambda: self.requests >= count, WAIT_S)
 
 
 class Gate:
@@ -124,11 +130,11 @@ def test_a_full_segment_is_followed_by_the_next(tmp_path: Path) -> None:
 
 def test_a_frame_longer_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> None:
     with opened(tmp_path, segment_bytes=1000) as log:
-        fill(log, 1)
+        log.append(Kind.NOTE, b"{}", bytes(3000))
         log.append(Kind.NOTE, b"{}", bytes(5000))
-        fill(log, 1)
+        fill(log, 2)
 
-        assert [one.frames for one in log.segments()] == [1, 1, 1]
+        assert [one.frames for one in log.segments()] == [1, 1, 2]
 
 
 def test_a_full_segment_gives_its_unused_room_back(tmp_path: Path) -> None:
@@ -194,7 +200,9 @@ def test_callers_that_wait_together_share_one_fdatasync(
     log.close()
 
 
-def test_two_logs_are_flushed_side_by_side(tmp_path: Path, gate: Gate) -> None:
+def test_two_logs_are_flushed_side_by_side_whatever_one_asks_for(
+    tmp_path: Path, gate: Gate
+) -> None:
     committer = Committer(threads=2)
     logs = [StreamLog.open(tmp_path / name, committer=committer) for name in "ab"]
     for log in logs:
@@ -204,6 +212,7 @@ def test_two_logs_are_flushed_side_by_side(tmp_path: Path, gate: Gate) -> None:
         first = pool.submit(logs[0].sync)
         assert gate.entered.wait(WAIT_S)
         gate.entered.clear()
+        committer.request(logs[0])
         second = pool.submit(logs[1].sync)
         both_run = gate.entered.wait(WAIT_S)
         gate.open.set()
@@ -244,15 +253,27 @@ def test_neither_reads_nor_syncs_wait_for_an_append(
         assert len(contents(log)) == 2
 
 
-def test_a_sync_of_what_is_safe_already_costs_no_fdatasync(tmp_path: Path, gate: Gate) -> None:
+def test_a_sync_of_what_is_safe_already_returns_without_asking(
+    tmp_path: Path, gate: Gate, committer: CountingCommitter
+) -> None:
     gate.open.set()
-    with opened(tmp_path) as log:
-        addresses = fill(log, 3)
-        log.sync()
-        log.sync()
-        log.sync(addresses[1])
+    log = StreamLog.open(tmp_path, committer=committer)
+    addresses = fill(log, 3)
+    log.sync()
+    log.sync()
+    log.sync(addresses[1])
 
-        assert len(gate.files) == 1
+    assert len(gate.files) == 1
+    assert committer.requests == 1
+    log.close()
+
+
+def test_full_segments_keep_no_descriptor_once_they_are_safe(tmp_path: Path) -> None:
+    with opened(tmp_path, segment_bytes=200) as log:
+        fill(log, 20, size=100)
+        log.sync()
+
+        assert descriptors_of(tmp_path) == ["0000000020.segment"]
 
 
 def test_a_sync_covers_the_full_segments_before_it(tmp_path: Path, gate: Gate) -> None:
@@ -322,6 +343,40 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, shift: tuple[int, in
 
         with pytest.raises((LogCorrupt, AddressGone)):
             log.read(wrong)
+
+
+def test_an_address_behind_the_end_names_no_frame_and_is_not_waited_for(tmp_path: Path) -> None:
+    with opened(tmp_path) as log:
+        last = fill(log, 3)[-1]
+
+        with pytest.raises(AddressGone, match="the log ends before it"):
+            log.read(last._replace(offset=last.offset + last.length))
+        log.sync(last._replace(offset=1 << 40))
+
+
+def test_a_dropped_segment_holds_no_room_for_lack_of_a_reader(tmp_path: Path) -> None:
+    with opened(tmp_path, segment_bytes=200) as log:
+        addresses = fill(log, 3, size=100)
+        log.sync()
+        log.read(addresses[0])
+        log.drop_segment(1)
+
+        assert descriptors_of(tmp_path) == ["0000000003.segment"]
+
+
+def test_a_segment_dropped_while_it_is_listed_is_listed_to_its_end(tmp_path: Path) -> None:
+    with opened(tmp_path, segment_bytes=500) as log:
+        fill(log, 12, size=100)
+        log.sync()
+        listing = log.frames()
+        first = next(listing)[0]
+        of_first = sum(1 for address, _, _ in log.frames() if address.segment == 1)
+        log.remove_segments(lambda _: False)
+        rest = [address.segment for address, _, _ in listing]
+
+        assert first.segment == 1
+        assert rest == [1] * (of_first - 1) + [4] * (12 - 3 * of_first)
+        assert descriptors_of(tmp_path).count("0000000001.segment (deleted)") == 0
 
 
 def test_dropped_segments_are_gone_and_the_rest_stays(tmp_path: Path) -> None:

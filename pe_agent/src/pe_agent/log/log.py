@@ -236,7 +236,9 @@ class StreamLog:
             LogClosed: the log was closed before.
         """
         with self._state:
-            place = self._tail() if upto is None else (upto.segment, upto.offset + upto.length)
+            place = self._tail()
+            if upto is not None:
+                place = min(place, (upto.segment, upto.offset + upto.length))
             if self._synced >= place and self._failure is None:
                 return
             self._check()
@@ -268,12 +270,12 @@ class StreamLog:
                 self.fail(error)
                 self._forget_unsynced()
                 return
+            for segment in behind:
+                segment.release()
             with self._state:
                 self._synced = place
                 del self._behind[: len(behind)]
                 self._state.notify_all()
-            for segment in behind:
-                segment.release()
 
     def _forget_unsynced(self) -> None:
         """Cut the frames a failed fdatasync left in doubt, as far as the disk lets us.
