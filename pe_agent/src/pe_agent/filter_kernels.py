@@ -279,6 +279,13 @@ def member(lists: pa.Array, test: Callable[[pa.Array, pa.Array | None], pa.Array
     return found
 
 
+def contiguous(views: pa.Array) -> pa.LargeListArray:
+    """Return list views as lists; Arrow 26's own cast makes an invalid array of some."""
+    lengths = pc.fill_null(pc.list_value_length(views), 0).cast(pa.int64())
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)])
+    return pa.LargeListArray.from_arrays(offsets, views.flatten(), mask=views.is_null())
+
+
 def rows_of(places: pa.Array, size: int) -> pa.Array:
     """Return the row of each element, given where each row's elements begin and end."""
     lists = pa.ListArray if places.type == pa.int32() else pa.LargeListArray

@@ -167,6 +167,8 @@ class _Batch:
 def _as_known(array: pa.Array, wanted: ColumnType) -> pa.Array:
     if _is_known(array.type, wanted):
         return array
+    if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
+        return _as_known(kernels.contiguous(array), wanted)
     return array.cast(_known(wanted))
 
 

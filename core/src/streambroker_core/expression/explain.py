@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 from streambroker_core.expression import tree
 from streambroker_core.expression.evaluate import compare, fetch_of, test_of
@@ -83,56 +83,72 @@ def explain_tree(node: tree.Predicate, values: Mapping[str, Any]) -> Explanation
         if text not in findings:
             findings[text] = Finding(text=text, value=test_of(atom)(values), why=_why(atom, values))
     value = test_of(node)(values)
-    nearest: tuple[Miss, ...] = ()
-    if value is not True:
-        ways = sorted(_ways(node, findings, wanted=True), key=len)[:MAX_MISSES]
-        nearest = tuple(_miss(way, findings) for way in ways)
+    nearest = () if value is True else _nearest(node, findings)
     return Explanation(value=value, findings=tuple(findings.values()), nearest=nearest)
 
 
-_Way = frozenset[tuple[str, bool]]
+# Predicates by their text, and the value each would need.
+_Way: TypeAlias = frozenset[tuple[str, bool]]
 
 
-def _ways(node: tree.Predicate, findings: dict[str, Finding], *, wanted: bool) -> list[_Way]:
-    """Return sets of predicates that would have to change to give a node a value."""
-    match node:
-        case tree.Not():
-            return _ways(node.operand, findings, wanted=not wanted)
-        case tree.And() | tree.Or():
-            parts = [_ways(item, findings, wanted=wanted) for item in node.items]
-            if isinstance(node, tree.And) is wanted:
-                return _all_of(parts)
-            return _fewest([way for part in parts for way in part])
-        case tree.Boolean():
-            return [frozenset()] if node.value is wanted else []
-        case _:
-            text = print_tree(node)
-            held = findings[text].value is wanted
-            return [frozenset() if held else frozenset({(text, wanted)})]
+class _Search:
+    """The ways to give a tree a value, those with the fewest changes first."""
+
+    def __init__(self, findings: dict[str, Finding]) -> None:
+        self._findings = findings
+
+    def ways(self, node: tree.Predicate, *, wanted: bool) -> list[_Way]:
+        """Return what would have to hold, predicates that hold already included."""
+        match node:
+            case tree.Not():
+                return self.ways(node.operand, wanted=not wanted)
+            case tree.And() | tree.Or():
+                parts = [self.ways(item, wanted=wanted) for item in node.items]
+                if isinstance(node, tree.And) is wanted:
+                    return self._all_of(parts)
+                return self._fewest(way for part in parts for way in part)
+            case tree.Boolean():
+                return [frozenset()] if node.value is wanted else []
+            case _:
+                return [frozenset({(print_tree(node), wanted)})]
+
+    def changes(self, way: _Way) -> _Way:
+        """Return the part of a way that does not hold yet."""
+        return frozenset(
+            (text, wanted) for text, wanted in way if self._findings[text].value is not wanted
+        )
+
+    def miss(self, changes: _Way) -> Miss:
+        wanted = dict(changes)
+        wrong = tuple(finding for text, finding in self._findings.items() if text in wanted)
+        return Miss(wrong=wrong, wanted=tuple(wanted[finding.text] for finding in wrong))
+
+    def _all_of(self, parts: list[list[_Way]]) -> list[_Way]:
+        ways: list[_Way] = [frozenset()]
+        for part in parts:
+            joined = (left | right for left, right in product(ways, part))
+            ways = self._fewest(way for way in joined if not _contradicts(way))
+        return ways
+
+    def _fewest(self, ways: Iterable[_Way]) -> list[_Way]:
+        """Return the ways with the fewest changes, each once, none that contains another."""
+        kept: list[_Way] = []
+        for way in sorted(dict.fromkeys(ways), key=lambda way: (len(self.changes(way)), len(way))):
+            if not any(other <= way for other in kept):
+                kept.append(way)
+            if len(kept) == _MAX_WAYS:
+                break
+        return kept
 
 
-def _all_of(parts: list[list[_Way]]) -> list[_Way]:
-    ways: list[_Way] = [frozenset()]
-    for part in parts:
-        ways = _fewest([left | right for left, right in product(ways, part)])
-    return [way for way in ways if not any((text, not wanted) in way for text, wanted in way)]
+def _contradicts(way: _Way) -> bool:
+    return len(dict(way)) < len(way)
 
 
-def _fewest(ways: list[_Way]) -> list[_Way]:
-    """Return the shortest ways, each once, and none that contains another."""
-    kept: list[_Way] = []
-    for way in sorted(dict.fromkeys(ways), key=len):
-        if not any(other <= way for other in kept):
-            kept.append(way)
-        if len(kept) == _MAX_WAYS:
-            break
-    return kept
-
-
-def _miss(way: _Way, findings: dict[str, Finding]) -> Miss:
-    wanted = dict(way)
-    wrong = tuple(finding for text, finding in findings.items() if text in wanted)
-    return Miss(wrong=wrong, wanted=tuple(wanted[finding.text] for finding in wrong))
+def _nearest(node: tree.Predicate, findings: dict[str, Finding]) -> tuple[Miss, ...]:
+    search = _Search(findings)
+    changes = dict.fromkeys(search.changes(way) for way in search.ways(node, wanted=True))
+    return tuple(search.miss(change) for change in sorted(changes, key=len)[:MAX_MISSES])
 
 
 def _word(value: bool | None) -> str:
