@@ -38,6 +38,7 @@ _SIMPLE = frozenset({
 _SIZED = {"decimal": "10,0", "char": None, "varchar": None, "time": "6", "geometry": None,
           "geography": None}  # fmt: skip
 _NESTED = frozenset({"array", "map", "struct"})
+_IGNORED = ("not", "null", "comment", "default", "generated")
 _UNITS = ("year", "month", "day", "hour", "minute", "second")
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -272,9 +273,8 @@ class _Reader:
 
     def _ignored_parts(self) -> None:
         """Skip NOT NULL, NULL, COMMENT and DEFAULT, up to the end of this column."""
-        if self._kind == "word" and not self._is_word(
-            "not", "null", "comment", "default", "generated"
-        ):
+        ends = self._kind == "end" or (self._kind == "mark" and self._value in (",", ">"))
+        if not ends and not self._is_word(*_IGNORED):
             self._refuse(f"found `{self._value}`, expected `,`")
         depth = 0
         while self._kind != "end":

@@ -67,7 +67,7 @@ def parse_tree(text: str, *, division: bool) -> Predicate | None:
             return None
         return parser.feed_eof()  # type: ignore[no-any-return, no-untyped-call]  # the tree
     except UnexpectedToken as error:
-        raise _unexpected(text, error.token, parser) from None
+        raise _unexpected(text, error.token) from None
 
 
 def _check_size(text: str) -> None:
@@ -83,7 +83,12 @@ def _check_size(text: str) -> None:
         )
 
 
-def _unexpected(text: str, token: Token, parser: InteractiveParser) -> Refusal:
+def _unexpected(text: str, token: Token) -> Refusal:
+    parser = _PARSER.parse_interactive()
+    for before in tokens(text):  # again, as the parser has already moved on over the fault
+        if token.type != "$END" and before.start_pos == token.start_pos:
+            break
+        parser.feed_token(before)
     accepted: set[str] = parser.accepts()  # type: ignore[no-untyped-call]
     expected = _expected(accepted)
     if token.type == "$END":
