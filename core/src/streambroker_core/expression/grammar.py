@@ -24,7 +24,7 @@ brackets: LSQB element (COMMA element)* RSQB
 ?both: shifted | both AMP shifted -> arithmetic
 ?shifted: sum | shifted SHIFT sum -> arithmetic
 ?sum: product | sum PLUS product -> arithmetic | sum MINUS product -> arithmetic
-?product: unary | product TIMES unary -> arithmetic
+?product: unary | product TIMES unary -> arithmetic | product DIVIDE unary -> arithmetic
 ?unary: value
     | MINUS unary -> minus
     | PLUS unary -> plus
@@ -41,6 +41,6 @@ brackets: LSQB element (COMMA element)* RSQB
     | LPAR any RPAR -> group
 ?index: INTEGER -> integer | MINUS INTEGER -> minus_index | PLUS INTEGER -> plus_index
 
-%declare OR AND NOT COMPARE IN PIPE CARET AMP SHIFT PLUS MINUS TIMES TILDE
+%declare OR AND NOT COMPARE IN PIPE CARET AMP SHIFT PLUS MINUS TIMES DIVIDE TILDE
 %declare LPAR RPAR LSQB RSQB COMMA INTEGER FLOAT STRING TRUE FALSE NAME FUNCTION
 """

@@ -55,7 +55,7 @@ def parse_tree(text: str, *, division: bool) -> Predicate | None:
     token: Token | None = None
     try:
         for token in tokens(text):
-            if not division and token.value == "/":
+            if token.type == "DIVIDE" and not division:
                 raise Refusal(
                     token.start_pos or 0,
                     "`/`",

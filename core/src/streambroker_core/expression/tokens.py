@@ -37,7 +37,7 @@ _OPERATORS = {
     "==": "COMPARE", "!=": "COMPARE", "<": "COMPARE", "<=": "COMPARE", ">": "COMPARE",
     ">=": "COMPARE",
     "|": "PIPE", "^": "CARET", "&": "AMP", "<<": "SHIFT", ">>": "SHIFT",
-    "+": "PLUS", "-": "MINUS", "*": "TIMES", "/": "TIMES", "%": "TIMES", "~": "TILDE",
+    "+": "PLUS", "-": "MINUS", "*": "TIMES", "/": "DIVIDE", "%": "TIMES", "~": "TILDE",
     "(": "LPAR", ")": "RPAR", "[": "LSQB", "]": "RSQB", ",": "COMMA",
 }  # fmt: skip
 _LITERALS = frozenset({"INTEGER", "FLOAT", "STRING", "TRUE", "FALSE"})
