@@ -296,7 +296,6 @@ def _any_in(flags: pa.BooleanArray, places: pa.Array) -> pa.BooleanArray:
     """Tell of each row whether one of its elements is flagged: a difference of running totals."""
     if flags.true_count == 0:
         return pa.repeat(pa.scalar(False), len(places) - 1)
-    totals = pa.concat_arrays(
-        [pa.array([0], pa.int64()), pc.cumulative_sum(flags.cast(pa.uint8()).cast(pa.int64()))]
-    )
-    return pc.greater(totals.take(places[1:]), totals.take(places[:-1]))
+    running = pc.cumulative_sum(flags.cast(pa.uint8()).cast(pa.int32()))
+    totals = pa.concat_arrays([pa.array([0], pa.int32()), running]).take(places)
+    return pc.greater(totals[1:], totals[:-1])

@@ -1,0 +1,202 @@
+"""A filter as Spark SQL, with guards where Spark means something else.
+
+Spark takes NaN as equal to itself and as the largest number, raises on overflow
+and on division by zero, and compares an int64 with a double after rounding it.
+The first two are guarded; the last has no exact counterpart, so filters that
+depend on it are refused with `NotTheSame`.
+"""
+
+from __future__ import annotations
+
+from streambroker_core.expression import tree
+from streambroker_core.expression.filter_types import ColumnType, column_type
+from streambroker_core.schema import Schema
+
+EXACT = 2**53
+INT_MAX = 2**31 - 1
+
+
+class NotTheSame(Exception):  # noqa: N818 - a limit of this translation, not a fault
+    """Spark has no text that means this filter."""
+
+
+class Translation:
+    """Filters over one schema as texts for a WHERE clause."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._types = {column.name: column_type(column.type) for column in schema}
+
+    def predicate(self, node: tree.Predicate) -> str:
+        """Return a boolean expression; null is unknown."""
+        match node:
+            case tree.And():
+                return f"({' AND '.join(self.predicate(item) for item in node.items)})"
+            case tree.Or():
+                return f"({' OR '.join(self.predicate(item) for item in node.items)})"
+            case tree.Not():
+                return f"(NOT {self.predicate(node.operand)})"
+            case tree.Comparison():
+                return self._comparison(node.op, node.left, node.right)
+            case tree.Membership():
+                return self._membership(node)
+            case tree.Has():
+                return f"({node.name} IS NOT NULL)"
+            case tree.Match():
+                function = node.function.lower()
+                return f"{function}({self.operand(node.subject)}, {_text(node.text)})"
+            case tree.Topic():
+                return f"({tree.TOPIC_PROPERTY} RLIKE {_text(_topic_pattern(node.filter))})"
+            case _:
+                return self.operand(node)
+
+    def operand(self, node: tree.Operand) -> str:
+        """Return a value: BIGINT, DOUBLE, STRING or BOOLEAN."""
+        match node:
+            case tree.Integer():
+                return f"CAST('{node.value}' AS BIGINT)"
+            case tree.Float():
+                return f"CAST('{node.value!r}' AS DOUBLE)"
+            case tree.Text():
+                return _text(node.value)
+            case tree.Boolean():
+                return str(node.value).upper()
+            case tree.Name():
+                return _widened(node.name, self._types[node.name])
+            case tree.Subscript():
+                return self._element(node)
+            case tree.Negate():
+                inner = self.operand(node.operand)
+                whole = self.kind(node.operand) == "integer"
+                return f"try_subtract(0L, {inner})" if whole else f"(-({inner}))"
+            case tree.Invert():
+                return f"(~({self.operand(node.operand)}))"
+            case tree.Arithmetic():
+                return self._arithmetic(node)
+
+    def kind(self, node: tree.Operand) -> str:
+        """Return the kind of an operand, as `ColumnType` names it."""
+        match node:
+            case tree.Integer() | tree.Invert():
+                return "integer"
+            case tree.Float():
+                return "float"
+            case tree.Text():
+                return "string"
+            case tree.Boolean():
+                return "boolean"
+            case tree.Name():
+                return self._types[node.name].kind
+            case tree.Subscript():
+                return _element_type(self._types[node.name]).kind
+            case tree.Negate():
+                return self.kind(node.operand)
+            case tree.Arithmetic():
+                sides = {self.kind(node.left), self.kind(node.right)}
+                return "integer" if sides == {"integer"} else "float"
+
+    def _element(self, node: tree.Subscript) -> str:
+        index = str(node.index) if node.index <= INT_MAX else "CAST(NULL AS INT)"
+        element = _element_type(self._types[node.name])
+        return _widened(f"get({node.name}, {index})", element)
+
+    def _comparison(self, op: str, left: tree.Operand, right: tree.Operand) -> str:
+        self._refuse_rounding(left, right)
+        return self._compared(op, self.operand(left), self.operand(right), self._real(left, right))
+
+    def _real(self, left: tree.Operand, right: tree.Operand) -> bool:
+        return "float" in (self.kind(left), self.kind(right))
+
+    @staticmethod
+    def _compared(op: str, left: str, right: str, real: bool) -> str:
+        plain = f"({left} {op} {right})"
+        if not real:
+            return plain
+        nan = f"isnan(CAST({left} AS DOUBLE)) OR isnan(CAST({right} AS DOUBLE))"
+        return (
+            f"CASE WHEN {left} IS NULL OR {right} IS NULL THEN NULL "
+            f"WHEN {nan} THEN {op == '!='} ELSE {plain} END"
+        )
+
+    def _refuse_rounding(self, left: tree.Operand, right: tree.Operand) -> None:
+        if not self._real(left, right):
+            return
+        for side in (left, right):
+            if self.kind(side) == "integer" and not self._is_exact(side):
+                raise NotTheSame(f"{side} may be rounded")
+
+    def _is_exact(self, node: tree.Operand) -> bool:
+        match node:
+            case tree.Integer():
+                return abs(node.value) <= EXACT
+            case tree.Name():
+                return self._types[node.name].high <= EXACT
+            case tree.Subscript():
+                return _element_type(self._types[node.name]).high <= EXACT
+            case _:
+                return False
+
+    def _membership(self, node: tree.Membership) -> str:
+        if isinstance(node.container, tree.ListLiteral):
+            parts = [self._comparison("==", node.item, item) for item in node.container.items]
+            return f"({' OR '.join(parts)})"
+        element = _element_type(self._types[node.container.name])
+        kinds = {element.kind, self.kind(node.item)}
+        if kinds == {"integer", "float"} and not (
+            self._is_exact(node.item) or (element.kind == "integer" and element.high <= EXACT)
+        ):
+            raise NotTheSame(f"{node} may be rounded")
+        item = self.operand(node.item)
+        equal = self._compared("==", _widened("e", element), item, "float" in kinds)
+        found = f"exists({node.container.name}, e -> {equal})"
+        return f"CASE WHEN {item} IS NULL THEN NULL ELSE {found} END"
+
+    def _arithmetic(self, node: tree.Arithmetic) -> str:
+        left, right = self.operand(node.left), self.operand(node.right)
+        if self.kind(node) == "integer":
+            return _integers(node.op, left, right)
+        left, right = f"CAST({left} AS DOUBLE)", f"CAST({right} AS DOUBLE)"
+        return (
+            f"({left} / nullif({right}, 0D))" if node.op == "/" else f"({left} {node.op} {right})"
+        )
+
+
+def _element_type(wanted: ColumnType) -> ColumnType:
+    if wanted.element is None:
+        raise TypeError(f"{wanted.name} is no list")
+    return wanted.element
+
+
+def _widened(text: str, wanted: ColumnType) -> str:
+    if wanted.kind == "integer":
+        return f"CAST({text} AS BIGINT)"
+    return f"CAST({text} AS DOUBLE)" if wanted.kind == "float" else text
+
+
+def _integers(op: str, left: str, right: str) -> str:
+    functions = {"+": "try_add", "-": "try_subtract", "*": "try_multiply"}
+    if op in functions:
+        return f"{functions[op]}({left}, {right})"
+    if op == "/":
+        lost = f"{left} = CAST('-9223372036854775808' AS BIGINT) AND {right} = -1L"
+        divisor = f"CASE WHEN {right} = 0L OR ({lost}) THEN NULL ELSE {right} END"
+        return f"({left} div {divisor})"
+    if op == "%":
+        return f"({left} % nullif({right}, 0L))"
+    if op in ("<<", ">>"):
+        count = f"CAST(CASE WHEN {right} BETWEEN 0L AND 63L THEN {right} END AS INT)"
+        return f"shift{'left' if op == '<<' else 'right'}({left}, {count})"
+    return f"(({left}) {op} ({right}))"
+
+
+def _text(text: str) -> str:
+    return f"CAST(X'{text.encode().hex()}' AS STRING)"
+
+
+def _topic_pattern(topic_filter: str) -> str:
+    levels = topic_filter.split("/")
+    below = levels[-1] == "#"
+    if below:
+        levels.pop()
+    text = "/".join("[^/]*" if level == "+" else rf"\Q{level}\E" for level in levels)
+    tail = ("(/.*)?" if levels else ".*") if below else ""
+    return rf"(?s)\A{text}{tail}\z"
