@@ -18,13 +18,13 @@ count. Nothing here does I/O: the caller performs what is returned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from streambroker_core.epochs import Epoch, Stream
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import Planned
 
-TOMBSTONES = 100_000
 READERS = 1_000
 
 
@@ -57,81 +57,20 @@ class Limits:
     grace: float = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Epoch:
-    """One published micro-batch. ``bytes`` is its size in the log, ``published`` its time."""
-
-    number: int
-    rows: int
-    bytes: int
-    published: float
-    query: str
-    batch: int
-
-
-@dataclass(slots=True)
-class Stream:
-    """One log of epochs; ``next`` is the number the next epoch gets, ``bytes`` what is kept."""
-
-    id: str
-    sealed: bool = False
-    next: int = 0
-    bytes: int = 0
-    epochs: dict[int, Epoch] = field(default_factory=dict)
-    rows_before: dict[int, int] = field(default_factory=lambda: {0: 0})
-    bytes_before: dict[int, int] = field(default_factory=lambda: {0: 0})
-
-    def add(self, epoch: Epoch) -> None:
-        self.epochs[epoch.number] = epoch
-        self.bytes += epoch.bytes
-        self.next = epoch.number + 1
-        self.rows_before[self.next] = self.rows_before[epoch.number] + epoch.rows
-        self.bytes_before[self.next] = self.bytes_before[epoch.number] + epoch.bytes
-        for before in (self.rows_before, self.bytes_before):
-            while len(before) > TOMBSTONES:
-                del before[next(iter(before))]
-
-    def skip_to(self, number: int, rows_before: int) -> None:
-        """Begin at a later epoch: the ones before are gone, ``rows_before`` were in them."""
-        if not self.epochs:
-            self.rows_before, self.bytes_before = {}, {}
-            self.bytes = 0
-        self.next = number
-        self.rows_before[number] = rows_before
-        self.bytes_before[number] = next(reversed(self.bytes_before.values()), 0)
-
-    def remove(self, number: int) -> Epoch:
-        epoch = self.epochs.pop(number)
-        self.bytes -= epoch.bytes
-        return epoch
-
-    def at_or_after(self, number: int) -> int:
-        """Return the first retained epoch not below ``number``, or ``next`` if there is none."""
-        if number in self.epochs or not self.epochs:
-            return number if number in self.epochs else max(number, self.next)
-        return next((n for n in self.epochs if n >= number), max(number, self.next))
-
-    def rows_between(self, first: int, last: int) -> int:
-        return _before(self.rows_before, last) - _before(self.rows_before, first)
-
-    def bytes_from(self, number: int) -> int:
-        return self.bytes_before[self.next] - _before(self.bytes_before, number)
-
-
-def _before(sums: Mapping[int, int], number: int) -> int:
-    """Return the sum before an epoch; where it is not known any more, the nearest that is."""
-    if number in sums:
-        return sums[number]
-    lower = [n for n in sums if n <= number]
-    return sums[lower[-1]] if lower else next(iter(sums.values()))
-
-
 @dataclass(slots=True)
 class Cursor:
-    """A reader's place in one stream; ``planned`` is ``(first, next)`` or None."""
+    """A reader's place in one stream.
+
+    Attributes:
+        next: first epoch it has not finished.
+        planned: the epochs ``[first, next)`` it has pinned, or None.
+        first: where it began to read the stream; an older checkpoint that does not know the
+            stream begins there again.
+    """
 
     next: int
     planned: tuple[int, int] | None = None
+    first: int = 0
 
 
 @dataclass(slots=True)
@@ -141,7 +80,11 @@ class Reader:
     Attributes:
         until: end of its lease; it is away from then on.
         routed: its import is connected; a reader without a route claims only its plan.
+        opened: it has read this export, or was connected before there was a stream; streams
+            that come later are read from their first epoch.
         resume: lowest epoch it may read of a stream, set when its route returned.
+        agreed: epochs below that are gone were lost by agreement (before it was connected, under
+            ``drop``), by stream; a ``wait`` reader does not stop at them.
     """
 
     id: str
@@ -150,8 +93,10 @@ class Reader:
     start: str
     until: float
     routed: bool = True
+    opened: bool = False
     cursors: dict[str, Cursor] = field(default_factory=dict)
     resume: dict[str, int] = field(default_factory=dict)
+    agreed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +108,8 @@ class Ask:
             exports may be in it and are passed over.
         known: the reader has opened this export before, so a stream it does not know is a
             successor and is read from its first epoch.
+        last: query and batch id of the last epoch it read of this export; epochs of that query
+            up to that batch are published again over a lost log, and passed over.
         limit: do not plan at or above these, by stream; None for no limit.
         budget: bytes to plan at most; one epoch is planned whatever its size if ``one``.
         lease: seconds until the reader counts as away.
@@ -174,6 +121,7 @@ class Ask:
     start: str
     positions: Mapping[str, int]
     known: bool = False
+    last: tuple[str, int] | None = None
     limit: Mapping[str, int] | None = None
     budget: int = 256 << 20
     one: bool = True
@@ -230,6 +178,15 @@ class Ledger:
         for reader in self.readers.values():
             reader.cursors.pop(stream, None)
             reader.resume.pop(stream, None)
+            reader.agreed.pop(stream, None)
+
+    def wanted(self, stream: str) -> bool:
+        """Whether a known reader has not come to the end of a stream, be it there or removed.
+
+        While one has, the stream has to stay known: its loss is told or counted, not passed over.
+        """
+        known = self.streams[stream]
+        return any(self._wanted_from(r, known) < known.next for r in self.readers.values())
 
     # -- routes and leases -------------------------------------------------------------------
 
@@ -241,7 +198,10 @@ class Ledger:
         """
         for reader in self.readers.values():
             if reader.import_ in routes:
-                reader.policy = routes[reader.import_]
+                policy = routes[reader.import_]
+                if reader.policy == "drop" and policy != "drop":
+                    self._agree(reader)
+                reader.policy = policy
                 if not reader.routed:
                     self._resume(reader)
             elif reader.import_ in self._routes:
@@ -250,11 +210,15 @@ class Ledger:
 
     def _resume(self, reader: Reader) -> None:
         reader.routed = True
+        self._agree(reader)
         for stream in self.streams.values():
-            if reader.start == "latest":
-                reader.resume[stream.id] = stream.next
-                if stream.id not in reader.cursors and self._has_earlier(reader, stream.id):
-                    reader.cursors[stream.id] = Cursor(next=stream.next)
+            latest = reader.start == "latest"
+            reader.resume[stream.id] = stream.next if latest else stream.at_or_after(0)
+
+    def _agree(self, reader: Reader) -> None:
+        """Whatever is gone by now, the reader does not miss."""
+        for stream in self.streams.values():
+            reader.agreed[stream.id] = stream.whole_from()
 
     def renew(self, reader: str, until: float) -> None:
         """A sign of life; unknown readers are passed over."""
@@ -280,14 +244,21 @@ class Ledger:
             return Answer(planned=(), finished=finished, routed=False)
         planned: list[Planned] = []
         budget, total = ask.budget, 0
-        opened = ask.known or any(s in ask.positions for s in self.streams)
-        for stream in self._open_to(reader, opened, ask.positions):
+        self._open(reader, ask)
+        for stream in list(self.streams.values()):
+            if not self._reads(reader, stream):
+                continue
+            cursor = reader.cursors.setdefault(stream.id, Cursor(next=0))
+            if stream.id not in ask.positions:
+                cursor.next = cursor.first
+            elif stream.sealed and cursor.next >= stream.next:
+                continue
             plan, size = self._plan_stream(reader, stream, ask, budget, one=ask.one and total == 0)
             planned.append(plan)
             budget, total = budget - size, total + size
             if plan.next < stream.next:
                 break
-        self._pin(reader, planned, ask.positions)
+        self._pin(reader, planned)
         return Answer(
             planned=tuple(planned), finished=finished, bytes=total, last=self._last(planned)
         )
@@ -310,20 +281,20 @@ class Ledger:
     def _acknowledge(
         self, reader: Reader, positions: Mapping[str, int]
     ) -> tuple[tuple[str, int, int], ...]:
-        finished = []
-        for stream in self.streams.values():
-            if stream.id not in positions:
-                continue
-            next_ = positions[stream.id]
-            if next_ > stream.next:
+        own = [s for s in self.streams.values() if s.id in positions]
+        for stream in own:
+            if positions[stream.id] > stream.next:
                 raise DataLossError(
                     stream.id,
                     stream.next,
-                    next_,
-                    f"the reader has read up to epoch {next_ - 1}, the log ends at epoch"
-                    f" {stream.next - 1} (was an older copy of it restored?)",
+                    positions[stream.id],
+                    f"the reader has read up to epoch {positions[stream.id] - 1}, the log ends"
+                    f" before epoch {stream.next} (was an older copy of it restored?)",
                 )
-            cursor = reader.cursors.setdefault(stream.id, Cursor(next=next_))
+        finished = []
+        for stream in own:
+            next_ = positions[stream.id]
+            cursor = reader.cursors.setdefault(stream.id, Cursor(next=next_, first=next_))
             if next_ > cursor.next:
                 finished.append((stream.id, cursor.next, next_))
             cursor.next = next_
@@ -331,43 +302,41 @@ class Ledger:
                 cursor.planned = None
         return tuple(finished)
 
-    def _open_to(
-        self, reader: Reader, opened: bool, positions: Mapping[str, int]
-    ) -> Iterator[Stream]:
-        """Yield the streams the reader reads, oldest first, with a cursor in each."""
-        begun = opened
-        streams = list(self.streams.values())
-        first_known = next((i for i, s in enumerate(streams) if s.id in reader.cursors), None)
-        for index, stream in enumerate(streams):
-            if first_known is not None and index < first_known:
-                continue
-            if stream.id not in reader.cursors:
-                if begun or first_known is not None:
-                    reader.cursors[stream.id] = Cursor(next=0)
-                elif reader.start == "earliest":
-                    reader.cursors[stream.id] = Cursor(next=stream.at_or_after(0))
-                    begun = True
-                elif index + 1 == len(streams):
-                    reader.cursors[stream.id] = Cursor(next=stream.next)
-                else:
-                    continue
-            drained = stream.sealed and reader.cursors[stream.id].next >= stream.next
-            if not drained or stream.id not in positions:
-                yield stream
+    def _open(self, reader: Reader, ask: Ask) -> None:
+        """Give a reader that comes for the first time its place by its ``start`` policy."""
+        if not (reader.opened or ask.known or any(s in ask.positions for s in self.streams)):
+            self._agree(reader)
+            streams = list(self.streams.values())
+            if reader.start == "latest":
+                for stream in streams[-1:]:
+                    reader.cursors[stream.id] = Cursor(next=stream.next, first=stream.next)
+            else:
+                for stream in streams[:1]:
+                    first = stream.at_or_after(0)
+                    reader.cursors[stream.id] = Cursor(next=first, first=first)
+        reader.opened = True
+
+    def _reads(self, reader: Reader, stream: Stream) -> bool:
+        """Whether a stream is the one the reader began with, or a successor of it."""
+        known = next((name for name in self.streams if name in reader.cursors), None)
+        if known is None:
+            return reader.opened
+        names = list(self.streams)
+        return names.index(stream.id) >= names.index(known)
 
     def _plan_stream(
         self, reader: Reader, stream: Stream, ask: Ask, budget: int, *, one: bool
     ) -> tuple[Planned, int]:
         cursor = reader.cursors[stream.id]
         wanted = max(cursor.next, reader.resume.get(stream.id, 0))
-        from_ = stream.at_or_after(wanted)
-        dropped = (0, 0)
-        if from_ > wanted:
-            if reader.policy != "drop":
-                raise DataLossError(
-                    stream.id, wanted, from_, "they were removed while the reader was away"
-                )
-            dropped = (from_ - wanted, stream.rows_between(wanted, from_))
+        found = stream.at_or_after(wanted)
+        if found > wanted and reader.policy != "drop" and found > reader.agreed.get(stream.id, 0):
+            raise DataLossError(
+                stream.id, wanted, found, "they were removed while the reader was away"
+            )
+        from_ = found
+        while from_ in stream.epochs and _again(stream.epochs[from_], ask.last):
+            from_ += 1
         end, size = from_, 0
         limit = stream.next if ask.limit is None else ask.limit.get(stream.id, from_)
         while end in stream.epochs and end < limit:
@@ -376,16 +345,19 @@ class Ledger:
                 break
             size, end = size + bytes_, end + 1
         plan = Planned(
-            stream=stream.id, from_=from_, next=end, dropped=dropped, moved=from_ > cursor.next
+            stream=stream.id,
+            from_=from_,
+            next=end,
+            dropped=(found - wanted, stream.rows_between(wanted, found)),
+            duplicates=(from_ - found, stream.rows_between(found, from_)),
+            moved=from_ > cursor.next,
         )
         return plan, size
 
-    def _pin(self, reader: Reader, planned: list[Planned], positions: Mapping[str, int]) -> None:
+    def _pin(self, reader: Reader, planned: list[Planned]) -> None:
         for plan in planned:
-            cursor = reader.cursors[plan.stream]
-            cursor.planned = (plan.from_, plan.next) if plan.from_ < plan.next else None
-            if plan.stream not in positions:
-                cursor.next = plan.from_
+            pinned = (plan.from_, plan.next) if plan.from_ < plan.next else None
+            reader.cursors[plan.stream].planned = pinned
 
     def _last(self, planned: list[Planned]) -> tuple[str, int] | None:
         for plan in reversed(planned):
@@ -413,9 +385,10 @@ class Ledger:
                     name, gone[0], gone[-1] + 1, "they were planned by a batch in the checkpoint"
                 )
         reader = self._reader(ask, now)
+        reader.opened = True
         finished = self._acknowledge(reader, ask.positions)
         for name, (first, next_) in ranges.items():
-            cursor = reader.cursors.setdefault(name, Cursor(next=first))
+            cursor = reader.cursors.setdefault(name, Cursor(next=first, first=first))
             cursor.planned = (first, next_)
         return finished
 
@@ -431,20 +404,12 @@ class Ledger:
     def _claims(self, reader: Reader, now: float) -> bool:
         return now <= reader.until + self.limits.grace
 
-    def _has_earlier(self, reader: Reader, stream: str) -> bool:
-        for name in self.streams:
-            if name == stream:
-                return False
-            if name in reader.cursors:
-                return True
-        return False
-
-    def _held_from(self, reader: Reader, stream: Stream) -> int:
-        """Return the first epoch of ``stream`` that a holding reader still wants."""
+    def _wanted_from(self, reader: Reader, stream: Stream) -> int:
+        """Return the first epoch of ``stream`` that a reader still has to read."""
+        if not self._reads(reader, stream):
+            return stream.next
         cursor = reader.cursors.get(stream.id)
-        if cursor is not None:
-            return max(cursor.next, reader.resume.get(stream.id, 0))
-        return 0 if self._has_earlier(reader, stream.id) else stream.next
+        return max(0 if cursor is None else cursor.next, reader.resume.get(stream.id, 0))
 
     def _holding(self, now: float) -> list[Reader]:
         return [
@@ -459,7 +424,8 @@ class Ledger:
         if not holding:
             return 0
         return sum(
-            s.bytes_from(min(self._held_from(r, s) for r in holding)) for s in self.streams.values()
+            s.bytes_from(min(self._wanted_from(r, s) for r in holding))
+            for s in self.streams.values()
         )
 
     def blocked_by(self, now: float) -> list[Holder]:
@@ -470,7 +436,7 @@ class Ledger:
             Holder(
                 reader=r.id,
                 import_=r.import_,
-                bytes=sum(s.bytes_from(self._held_from(r, s)) for s in self.streams.values()),
+                bytes=sum(s.bytes_from(self._wanted_from(r, s)) for s in self.streams.values()),
                 away=max(0.0, now - r.until),
             )
             for r in self._holding(now)
@@ -478,7 +444,11 @@ class Ledger:
         return sorted((h for h in holders if h.bytes), key=lambda h: -h.bytes)
 
     def sweep(self, now: float) -> dict[str, list[int]]:
-        """Remove the epochs that size and age take, and return their numbers by stream."""
+        """Remove the epochs that size and age take, and return their numbers by stream.
+
+        Size never takes the newest epoch: a reader that drops would otherwise never get one that
+        is larger than the log.
+        """
         total = sum(s.bytes for s in self.streams.values())
         limits = self.limits
         oldest = None if limits.max_age is None else now - limits.max_age
@@ -488,7 +458,8 @@ class Ledger:
         for stream in self.streams.values():
             claimed = self._claimed_in(stream, now)
             for epoch in list(stream.epochs.values()):
-                full = total > limits.max_bytes
+                newest = not stream.sealed and epoch.number + 1 == stream.next
+                full = total > limits.max_bytes and not newest
                 old = oldest is not None and epoch.published < oldest
                 if epoch.number >= claimed.held or not (full or old):
                     break
@@ -499,7 +470,7 @@ class Ledger:
         return removed
 
     def _claimed_in(self, stream: Stream, now: float) -> _Claimed:
-        held = min((self._held_from(r, stream) for r in self._holding(now)), default=stream.next)
+        held = min((self._wanted_from(r, stream) for r in self._holding(now)), default=stream.next)
         plans = tuple(
             cursor.planned
             for reader in self.readers.values()
@@ -510,6 +481,10 @@ class Ledger:
         return _Claimed(held=held, plans=plans)
 
 
+def _again(epoch: Epoch, last: tuple[str, int] | None) -> bool:
+    return last is not None and epoch.query == last[0] and epoch.batch <= last[1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Claimed:
     held: int
@@ -517,3 +492,17 @@ class _Claimed:
 
     def planned(self, number: int) -> bool:
         return any(first <= number < next_ for first, next_ in self.plans)
+
+
+__all__ = [
+    "Answer",
+    "Ask",
+    "Cursor",
+    "DataLossError",
+    "Epoch",
+    "Holder",
+    "Ledger",
+    "Limits",
+    "Reader",
+    "Stream",
+]

@@ -1,8 +1,9 @@
-"""The offset of a reader: what Spark writes into the checkpoint, and nothing else decides what is read.
+"""The offset of a reader: what Spark writes into the checkpoint; it alone decides what is read.
 
-``{"v": 1, "reader", "filter", "columns", "streams": {id: {"from", "next"}}, "control": {log: seq},
-"dropped": {id: [epochs, rows]}, "last": {export: [query id, batch id] | null}}``, keys sorted, because
-Spark compares offsets as JSON text.
+``{"v": 1, "reader", "filter", "columns", "streams": {id: {"from", "next"}},
+"control": {log: seq}, "dropped": {id: [epochs, rows]},
+"last": {export: [query id, batch id] | null}}``, keys sorted, because Spark compares offsets as
+JSON text.
 
 Rule 1: a batch reads of stream s the epochs ``[max(start.s.next, end.s.from), end.s.next)``.
 Rule 2: filter and columns of the *end* offset hold for all of the batch.
@@ -118,6 +119,8 @@ class Planned:
 
     Attributes:
         dropped: epochs and rows dropped by agreement between the reader's position and ``from_``.
+        duplicates: epochs and rows right before ``from_`` that the reader has read already, from
+            a log that was lost.
         moved: ``from_`` lies behind the reader's position (a gap that was agreed to).
     """
 
@@ -125,6 +128,7 @@ class Planned:
     from_: int
     next: int
     dropped: tuple[int, int] = (0, 0)
+    duplicates: tuple[int, int] = (0, 0)
     moved: bool = False
 
 
@@ -134,7 +138,14 @@ def advance(
     planned: list[Planned],
     last: tuple[str, int] | None,
 ) -> Offset:
-    """Return ``start`` with one exporter's plan in it."""
+    """Return ``start`` with one exporter's plan in it; the export counts as opened from now on.
+
+    Args:
+        start: the offset before.
+        export: the exporter, as ``namespace/job/pe/port``.
+        planned: its answer, stream by stream; empty while it has none.
+        last: query and batch id of the last epoch planned, None if none is.
+    """
     streams = dict(start.streams)
     dropped = dict(start.dropped)
     for plan in planned:
@@ -145,8 +156,7 @@ def advance(
             epochs, rows = dropped.get(plan.stream, (0, 0))
             dropped[plan.stream] = (epochs + plan.dropped[0], rows + plan.dropped[1])
     lasts = dict(start.last)
-    if planned or export in lasts:
-        lasts[export] = last if last is not None else lasts.get(export)
+    lasts[export] = last if last is not None else lasts.get(export)
     return replace(start, streams=streams, dropped=dropped, last=lasts)
 
 

@@ -13,6 +13,7 @@ from streambroker_core.errors import StreambrokerError
 
 LEASE = 30.0
 HISTORY = 1_000
+EARLIER = 100
 
 
 class PublisherInUseError(StreambrokerError):
@@ -74,7 +75,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupied:
-    """Another query holds the lease until then; ask again, with ``renewed`` as it was first seen."""
+    """Another query holds the lease until then; ask again, with ``renewed`` as first seen."""
 
     holder: str
     until: float
@@ -89,6 +90,7 @@ class Publisher:
         runs: fence number by run id of the current query; the highest is the current run.
         last: the batch published last.
         history: the last batches, by id, for telling a replay from a different batch.
+        earlier: the last batch of queries that published before and may come back.
         renewals: how often the lease was renewed; lets a waiting query see that it is alive.
     """
 
@@ -100,6 +102,7 @@ class Publisher:
     renewals: int = 0
     last: Published | None = None
     history: dict[int, Published] = field(default_factory=dict)
+    earlier: dict[str, Published] = field(default_factory=dict)
 
     def admit(
         self,
@@ -150,8 +153,13 @@ class Publisher:
         return Admitted(successor=True, why=f"the schema changed from {was} to {schema}")
 
     def _take(self, query: str, run: str, schema: str, now: float) -> None:
-        self.query, self.schema, self.runs, self.last = query, schema, {run: 1}, None
-        self.history.clear()
+        if self.query is not None and self.last is not None:
+            self.earlier[self.query] = self.last
+            while len(self.earlier) > EARLIER:
+                del self.earlier[next(iter(self.earlier))]
+        self.query, self.schema, self.runs = query, schema, {run: 1}
+        self.last = self.earlier.pop(query, None)
+        self.history = {} if self.last is None else {self.last.batch: self.last}
         self._renew(now)
 
     def _renew(self, now: float) -> None:

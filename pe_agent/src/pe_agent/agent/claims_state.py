@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pe_agent.agent.deliveries import Delivery
 from streambroker_core.ledger import Cursor, Reader
-from streambroker_core.publishing import Published, Publisher
+from streambroker_core.publishing import LEASE, Published, Publisher
 
 if TYPE_CHECKING:
-    from pe_agent.agent.exports import Delivery
     from pe_agent.agent.store import Store
     from pe_agent.agent.streams import HostedStream
 
@@ -25,15 +25,15 @@ def encode_reader(reader: Reader, delivery: Delivery | None) -> dict[str, Any]:
         "start": reader.start,
         "routed": reader.routed,
         "resume": reader.resume,
-        "cursors": {s: [c.next, c.planned] for s, c in reader.cursors.items()},
+        "opened": reader.opened,
+        "agreed": reader.agreed,
+        "cursors": {s: [c.next, c.planned, c.first] for s, c in reader.cursors.items()},
         "delivery": None if delivery is None else asdict(delivery),
     }
 
 
 def decode_reader(state: dict[str, Any], *, now: float) -> tuple[Reader, Delivery]:
     """Rebuild a reader; it counts as seen at ``now``, so that grace begins again."""
-    from pe_agent.agent.exports import Delivery
-
     reader = Reader(
         id=state["id"],
         import_=state["import"],
@@ -42,38 +42,49 @@ def decode_reader(state: dict[str, Any], *, now: float) -> tuple[Reader, Deliver
         until=now,
         routed=state["routed"],
         resume=dict(state["resume"]),
+        opened=state["opened"],
+        agreed=dict(state["agreed"]),
         cursors={
-            s: Cursor(next=next_, planned=None if planned is None else tuple(planned))
-            for s, (next_, planned) in state["cursors"].items()
+            s: Cursor(next=next_, planned=None if planned is None else tuple(planned), first=first)
+            for s, (next_, planned, first) in state["cursors"].items()
         },
     )
     delivery = Delivery()
     if state["delivery"] is not None:
         delivery = Delivery(**state["delivery"])
-        delivery.pending = {s: (n[0], n[1]) for s, n in delivery.pending.items()}
+        delivery.pending = {s: (n[0], n[1], n[2], n[3], n[4]) for s, n in delivery.pending.items()}
     return reader, delivery
 
 
-def save_publisher(publisher: Publisher, store: Store) -> None:
-    """Write who publishes, its runs and its last batch."""
+def save_publisher(publisher: Publisher, store: Store, *, free: bool = False) -> None:
+    """Write who publishes, its runs and its last batch; ``free`` if it has given up its lease."""
     state = {
         "query": publisher.query,
         "schema": publisher.schema,
         "runs": publisher.runs,
         "last": None if publisher.last is None else asdict(publisher.last),
+        "earlier": {q: asdict(last) for q, last in publisher.earlier.items()},
+        "free": free,
     }
     store.write(
         "INSERT OR REPLACE INTO publishers VALUES (?, ?)", publisher.export, json.dumps(state)
     )
 
 
-def restore_publisher(publisher: Publisher, store: Store, streams: Iterable[HostedStream]) -> None:
-    """Rebuild the publisher; epochs in the log count for more than what the store says."""
+def restore_publisher(
+    publisher: Publisher, store: Store, streams: Iterable[HostedStream], *, now: float
+) -> None:
+    """Rebuild the publisher; epochs in the log count for more than what the store says.
+
+    Its lease begins again at ``now``: it may live, and has had no agent to tell so.
+    """
     rows = store.query("SELECT state FROM publishers WHERE export = ?", publisher.export)
     if rows:
         state = json.loads(rows[0][0])
         publisher.query, publisher.schema = state["query"], state["schema"]
         publisher.runs = dict(state["runs"])
+        publisher.earlier = {q: Published(**last) for q, last in state["earlier"].items()}
+        publisher.until = now if state["free"] else now + LEASE
         if state["last"] is not None:
             publisher.last = Published(**state["last"])
             publisher.history[publisher.last.batch] = publisher.last

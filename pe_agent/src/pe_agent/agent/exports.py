@@ -12,7 +12,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,24 @@ from pe_agent.agent.claims_state import (
     restore_publisher,
     save_publisher,
 )
+from pe_agent.agent.deliveries import Delivery
 from pe_agent.agent.manifests import Manifest, Stage
 from pe_agent.agent.store import Store
 from pe_agent.agent.streams import HostedStream
 from pe_agent.log import Committer
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger import Answer, Ask, Epoch, Ledger, Limits, Stream
+from streambroker_core.ledger import Answer, Ask, Cursor, Epoch, Ledger, Limits, Stream
 from streambroker_core.publishing import Occupied, Publisher
 
 SEGMENT_BYTES = 64 << 20
+
+
+_STARTED = time.time() - time.monotonic()
+
+
+def steady_clock() -> float:
+    """Return seconds since 1970 that never jump: leases must not end because a clock was set."""
+    return _STARTED + time.monotonic()
 
 
 class StageMissingError(StreambrokerError):
@@ -47,19 +55,6 @@ class NotAdmittedError(StreambrokerError):
     code = "NotAdmitted"
 
 
-@dataclass(slots=True)
-class Delivery:
-    """What one reader got of this export, in rows, counted before the filter."""
-
-    delivered: int = 0
-    filtered: int = 0
-    dropped_epochs: int = 0
-    dropped_rows: int = 0
-    filter: str | None = None
-    columns: list[str] | None = None
-    pending: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-
 class HostedExport:
     """One export of this agent's PE. All public calls are safe from any thread."""
 
@@ -71,7 +66,7 @@ class HostedExport:
         committer: Committer,
         *,
         notify: Callable[[], None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_clock,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.key = key
@@ -112,13 +107,17 @@ class HostedExport:
             )
             self.streams[id_] = hosted
             self._restore_stream(hosted, bool(sealed), next_, total)
-        restore_publisher(self.publisher, self._store, self.streams.values())
+        restore_publisher(self.publisher, self._store, self.streams.values(), now=self._clock())
         for id_, state in self._store.query(
             "SELECT id, state FROM readers WHERE export = ?", self.key
         ):
             self.ledger.readers[id_], self.deliveries[id_] = decode_reader(
                 json.loads(state), now=self._clock()
             )
+            for name, sums in json.loads(state).get("rows_before", {}).items():
+                if name in self.ledger.streams:
+                    for number, rows_before in sums:
+                        self.ledger.streams[name].recall(number, rows_before)
         self._sweep_stages()
 
     def _restore_stream(self, hosted: HostedStream, sealed: bool, next_: int, total: int) -> None:
@@ -176,7 +175,8 @@ class HostedExport:
                     }
                 }
             save_publisher(self.publisher, self._store)
-            if self._admitted != (run, batch):
+            again = self.publisher.last is not None and batch <= self.publisher.last.batch
+            if self._admitted != (run, batch) and not again:
                 holders = self.ledger.blocked_by(now)
                 if holders:
                     return {
@@ -194,7 +194,7 @@ class HostedExport:
                             ],
                         }
                     }
-                self._admitted = (run, batch)
+            self._admitted = (run, batch)
             return {"admitted": True}
 
     def stage(
@@ -253,12 +253,13 @@ class HostedExport:
             schema=schema,
             segment_bytes=self._segment_bytes,
         )
-        with self._store.transaction() as db:
+        with self._store.transaction(durable=True) as db:
             db.execute("UPDATE streams SET sealed = 1 WHERE export = ?", (self.key,))
             db.execute(
                 "INSERT INTO streams (id, export, ord, ddl, arrow, sealed, next, rows, query)"
-                " VALUES (?, ?, ?, ?, ?, 0, 0, 0, ?)",
-                (id_, self.key, len(self.streams), ddl, bytes(schema.serialize()), query),
+                " SELECT ?, ?, COALESCE(MAX(ord), 0) + 1, ?, ?, 0, 0, 0, ?"
+                " FROM streams WHERE export = ?",
+                (id_, self.key, ddl, bytes(schema.serialize()), query, self.key),
             )
         self.streams[id_] = stream
         self.ledger.open(id_)
@@ -299,14 +300,15 @@ class HostedExport:
                 manifest, stream = self._manifest(query, run, batch, stages, str(ddl))
                 stream.publish(manifest)
                 self.ledger.publish(stream.id, _epoch(manifest))
+                answer.update(epoch=manifest.epoch, stream=stream.id)
+            self.publisher.published(batch=batch, rows=rows, schema=ddl)
+            if rows:
                 self._store.write(
                     "UPDATE streams SET next = ?, rows = ? WHERE id = ?",
                     manifest.epoch + 1,
                     manifest.rows_before + rows,
                     stream.id,
                 )
-                answer.update(epoch=manifest.epoch, stream=stream.id)
-            self.publisher.published(batch=batch, rows=rows, schema=ddl)
             save_publisher(self.publisher, self._store)
             self._admitted = None
             self._sweep_stages()
@@ -358,6 +360,17 @@ class HostedExport:
             if self._admitted == (run, batch):
                 self._admitted = None
 
+    def renew_publisher(self, query: str) -> None:
+        """The publishing driver lives."""
+        with self._lock:
+            self.publisher.renew(query, self._clock())
+
+    def renounce(self, query: str) -> None:
+        """The publishing query ended in order; also an agent that restarts need not wait for it."""
+        with self._lock:
+            self.publisher.renounce(query, self._clock())
+            save_publisher(self.publisher, self._store, free=query == self.publisher.query)
+
     def _discard(self, stage: str) -> None:
         for stream in self.streams.values():
             stream.discard(stage)
@@ -376,10 +389,12 @@ class HostedExport:
             now = self._clock()
             self._count(ask.reader, ask.positions)
             answer = self.ledger.plan(ask, now)
-            self._remember(ask.reader, filter_, columns)
             if answer.routed:
+                self._remember(ask.reader, filter_, columns)
                 self.deliveries[ask.reader].pending = {
-                    p.stream: p.dropped for p in answer.planned if p.dropped[0]
+                    p.stream: (p.from_, *p.dropped, *p.duplicates)
+                    for p in answer.planned
+                    if p.dropped[0] or p.duplicates[0]
                 }
             self._save_reader(ask.reader)
             self._sweep()
@@ -434,14 +449,15 @@ class HostedExport:
         if reader is None or delivery is None:
             return
         for name, cursor in reader.cursors.items():
-            done = positions.get(name, cursor.next)
+            done = positions.get(name, 0)
+            if name in delivery.pending and done >= delivery.pending[name][0]:
+                delivery.leave_out(name)
             if cursor.planned is None or done < cursor.planned[1]:
                 continue
-            for epoch in range(*cursor.planned):
+            first, next_ = cursor.planned
+            for epoch in range(max(first, delivery.counted.get(name, 0)), next_):
                 self._count_epoch(reader_id, delivery, name, epoch)
-            epochs, rows = delivery.pending.pop(name, (0, 0))
-            delivery.dropped_epochs += epochs
-            delivery.dropped_rows += rows
+            delivery.counted[name] = max(delivery.counted.get(name, 0), next_)
 
     def _count_epoch(self, reader: str, delivery: Delivery, stream: str, epoch: int) -> None:
         manifest = self.streams[stream].manifests.get(epoch)
@@ -483,8 +499,9 @@ class HostedExport:
         for name, epochs in self.ledger.sweep(self._clock()).items():
             self.streams[name].remove(epochs)
         for stream in list(self.ledger.streams.values()):
-            if stream.sealed and not stream.epochs and stream.next:
-                self._delete_stream(stream.id)
+            if not stream.sealed or stream.epochs or self.ledger.wanted(stream.id):
+                break
+            self._delete_stream(stream.id)
 
     def _delete_stream(self, id_: str) -> None:
         self.ledger.forget_stream(id_)
@@ -493,7 +510,12 @@ class HostedExport:
         shutil.rmtree(self._directory / id_, ignore_errors=True)
 
     def _save_reader(self, id_: str) -> None:
-        state = encode_reader(self.ledger.readers[id_], self.deliveries.get(id_))
+        reader = self.ledger.readers[id_]
+        state = encode_reader(reader, self.deliveries.get(id_))
+        state["rows_before"] = {
+            name: [[n, self.ledger.streams[name].rows_between(0, n)] for n in _ends(cursor)]
+            for name, cursor in reader.cursors.items()
+        }
         self._store.write(
             "INSERT OR REPLACE INTO readers VALUES (?, ?, ?)", self.key, id_, json.dumps(state)
         )
@@ -538,6 +560,7 @@ class HostedExport:
             "delivered": delivery.delivered,
             "filtered": delivery.filtered,
             "dropped": [delivery.dropped_epochs, delivery.dropped_rows],
+            "duplicates": [delivery.duplicate_epochs, delivery.duplicate_rows],
             "filter": delivery.filter,
         }
 
@@ -548,6 +571,11 @@ class HostedExport:
 
     def __iter__(self) -> Iterator[HostedStream]:
         return iter(list(self.streams.values()))
+
+
+def _ends(cursor: Cursor) -> set[int]:
+    """Return the positions a reader may come back with."""
+    return {cursor.next, *(cursor.planned or ())}
 
 
 def _epoch(manifest: Manifest) -> Epoch:

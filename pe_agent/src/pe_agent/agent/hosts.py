@@ -15,7 +15,7 @@ from pe_agent.agent.news import News
 from pe_agent.agent.routes import RouteTable
 from pe_agent.agent.store import Store
 from pe_agent.log import Committer
-from streambroker_core.errors import StreambrokerError
+from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.model import PeKey
 from streambroker_core.schema import parse_ddl, to_ddl, to_items
 from streambroker_core.wire import capability
@@ -126,6 +126,10 @@ class Hosts:
             if export.ledger.readers[reader].import_ != body["import"]:
                 raise NotRoutedError(f"reader {reader} belongs to another import")
         else:
+            if not self.key:
+                raise CapabilityError(
+                    "missing", f"agent {self.pe} has no key to check one with: it never registered"
+                )
             granted = capability.verify(
                 self.key,
                 body.get("capability"),
@@ -188,11 +192,11 @@ class Hosts:
         return {}
 
     def _renew_publisher(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.export(body["export"]).publisher.renew(body["query"], time.time())
+        self.export(body["export"]).renew_publisher(body["query"])
         return {}
 
     def _renounce(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.export(body["export"]).publisher.renounce(body["query"], time.time())
+        self.export(body["export"]).renounce(body["query"])
         return {}
 
     def _leave(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -212,7 +212,8 @@ class ImportHost:
             if answer is None:
                 continue
             planned = [_planned(p) for p in answer["planned"]]
-            if any(p.next > p.from_ or p.stream not in start.streams for p in planned):
+            first = answer["routed"] and str(route.export) not in start.last
+            if first or any(_moves(p, start) for p in planned):
                 last = answer["last"]
                 end = advance(
                     end, str(route.export), planned, None if last is None else (last[0], last[1])
@@ -258,6 +259,7 @@ class ImportHost:
                 capability=route.capability,
                 start=import_.start if import_ else "latest",
                 known=export in start.last,
+                last=start.last.get(export),
                 positions={s: p.next for s, p in start.streams.items()},
                 limit=request.get("limit"),
                 budget=budget,
@@ -406,12 +408,18 @@ class ImportHost:
         return {"readers": readers, "away": self.peers.away()}
 
 
+def _moves(plan: Planned, start: Offset) -> bool:
+    """Whether a plan changes the offset: rows to read, a new stream, or epochs to pass over."""
+    return plan.next > plan.from_ or plan.stream not in start.streams or plan.duplicates[0] > 0
+
+
 def _planned(data: Mapping[str, Any]) -> Planned:
     return Planned(
         stream=data["stream"],
         from_=data["from"],
         next=data["next"],
         dropped=(data["dropped"][0], data["dropped"][1]),
+        duplicates=(data["duplicates"][0], data["duplicates"][1]),
         moved=data["moved"],
     )
 

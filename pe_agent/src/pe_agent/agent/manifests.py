@@ -43,7 +43,10 @@ class Block:
 
 @dataclass(slots=True)
 class Stage:
-    """What one task attempt wrote; ``crc`` runs over all its blocks, in order."""
+    """What one task attempt wrote; ``crc`` runs over all its blocks, in order.
+
+    ``floor`` is the log segment it began in; from there on all segments are kept for it.
+    """
 
     id: str
     stream: str
@@ -55,6 +58,7 @@ class Stage:
     crc: int = 0
     blocks: list[Block] = field(default_factory=list)
     complete: bool = False
+    floor: int = 0
 
     def end(self) -> bytes:
         """Return the meta of the stage-end frame."""

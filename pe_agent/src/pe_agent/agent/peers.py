@@ -23,10 +23,10 @@ READER_LEASE = 5.0
 
 @dataclass(slots=True)
 class _Watched:
-    """Exports of one agent that this agent imports: ``{export: (import, capability)}``."""
+    """Exports of one agent that this agent imports: ``{export: {import: capability}}``."""
 
     location: str
-    routes: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    routes: dict[str, dict[str, str | None]] = field(default_factory=dict)
     stopped: threading.Event = field(default_factory=threading.Event)
     changed: threading.Event = field(default_factory=threading.Event)
 
@@ -48,12 +48,14 @@ class Peers:
 
     def follow(self, view: View) -> None:
         """Watch the agents of this view's import routes, and no others."""
-        wanted: dict[str, dict[str, tuple[str, str | None]]] = {}
+        wanted: dict[str, dict[str, dict[str, str | None]]] = {}
         for port, import_ in view.imports.items():
             for route in import_.routes:
                 if route.location is not None:
                     exports = wanted.setdefault(route.location, {})
-                    exports[str(route.export)] = (f"{view.pe}/{port}", route.capability)
+                    exports.setdefault(str(route.export), {})[f"{view.pe}/{port}"] = (
+                        route.capability
+                    )
         with self._lock:
             for location in list(self._watched):
                 if location not in wanted:
@@ -98,12 +100,12 @@ class Peers:
         alive = self._alive()
         exports = {
             export: {
-                "import": import_,
-                "capability": capability,
+                "import": min(imports),
+                "capability": imports[min(imports)],
                 "heads": self._heads.get(export),
-                "readers": alive.get(import_, []),
+                "readers": [r for import_ in imports for r in alive.get(import_, [])],
             }
-            for export, (import_, capability) in watched.routes.items()
+            for export, imports in watched.routes.items()
         }
         began = time.monotonic()
         answer = client.call(
@@ -156,6 +158,7 @@ def plan_body(answer: Any) -> dict[str, Any]:
                 "from": p.from_,
                 "next": p.next,
                 "dropped": list(p.dropped),
+                "duplicates": list(p.duplicates),
                 "moved": p.moved,
             }
             for p in answer.planned

@@ -75,8 +75,14 @@ class AgentService(flight.FlightServerBase):
         return iter([flight.Result(pa.py_buffer(answer))])
 
     def _told(self, error: Exception, what: str) -> flight.FlightError:
-        if not isinstance(error, StreambrokerError):
-            log.exception("request failed", extra={"request": what})
+        if isinstance(error, StreambrokerError):
+            return to_flight(error)
+        log.exception("request failed", extra={"request": what})
+        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, IndexError)):
+            error = BodyInvalidError(
+                f"request {what!r} lacks a field or has a wrong one: {type(error).__name__}:"
+                f" {error}"
+            )
         return to_flight(error)
 
     def _check_token(self, body: dict[str, Any]) -> None:
@@ -215,6 +221,7 @@ def _ask(body: dict[str, Any]) -> Ask:
         policy=body["policy"],
         start=body.get("start", "latest"),
         known=bool(body.get("known", True)),
+        last=None if body.get("last") is None else (str(body["last"][0]), int(body["last"][1])),
         positions={s: int(n) for s, n in body["positions"].items()},
         limit=body.get("limit"),
         budget=int(body.get("budget", 0)),

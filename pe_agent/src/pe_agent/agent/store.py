@@ -46,34 +46,56 @@ class Store:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        try:
+            self._open(path)
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise StoreError(
+                f"{path} cannot be used ({error}). Restore the data directory from its backup, or"
+                " start the agent with a new one."
+            ) from error
+        except StoreError:
+            self._db.close()
+            raise
+
+    def _open(self, path: Path) -> None:
+        known = self.query("SELECT 1 FROM sqlite_master WHERE name = 'meta'")
+        found = self.get("format") if known else None
+        if found is not None and found != str(FORMAT):
+            raise StoreError(
+                f"{path} was written in format {found}; this release reads format {FORMAT}."
+                " Start the agent of the release that wrote it, or a newer one."
+            )
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.executescript(_TABLES)
-        found = self.get("format")
         if found is None:
             self.set("format", str(FORMAT))
-        elif int(found) > FORMAT:
-            self._db.close()
-            raise StoreError(
-                f"{path} was written in format {found}; this release reads up to {FORMAT}."
-                " Start the agent of the release that wrote it, or a newer one."
-            )
 
     def close(self) -> None:
         with self._lock:
             self._db.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Hand out the connection; all of the block is written, or nothing."""
+    def transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """Hand out the connection; all of the block is written, or nothing.
+
+        Args:
+            durable: it survives a power cut, too, with all that was written before.
+        """
         with self._lock:
-            self._db.execute("BEGIN")
+            if durable:
+                self._db.execute("PRAGMA synchronous=FULL")
             try:
-                yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+                self._db.execute("BEGIN")
+                try:
+                    yield self._db
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    raise
+                self._db.execute("COMMIT")
+            finally:
+                self._db.execute("PRAGMA synchronous=NORMAL")
 
     def query(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
         with self._lock:

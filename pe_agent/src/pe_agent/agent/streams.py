@@ -12,6 +12,13 @@ import pyarrow as pa
 
 from pe_agent.agent.manifests import Block, Manifest, Stage
 from pe_agent.log import Address, Committer, Kind, StreamLog
+from streambroker_core.errors import StreambrokerError
+
+
+class RowsDifferError(StreambrokerError):
+    """Rows whose columns are not those of the stream."""
+
+    code = "SchemaMismatch"
 
 
 class HostedStream:
@@ -69,6 +76,7 @@ class HostedStream:
         if len(found) != end["blocks"]:
             return
         stage = Stage(
+            floor=min((b.address.segment for b in found), default=0),
             id=str(end["stage"]),
             stream=self.id,
             query=str(end["query"]),
@@ -87,13 +95,14 @@ class HostedStream:
     def begin(self, *, query: str, run: str, batch: int) -> Stage:
         """Open a stage; the segments it lies in are kept from now on."""
         stage = Stage(id=secrets.token_hex(8), stream=self.id, query=query, run=run, batch=batch)
+        stage.floor = self.log.segments()[-1].number
         self.stages[stage.id] = stage
         return stage
 
     def append(self, stage: Stage, batch: pa.RecordBatch) -> None:
         """Append one record batch of a stage; durable after :meth:`finish`."""
         if batch.schema != self.schema:
-            batch = batch.cast(self.schema)
+            batch = self._shaped(batch)
         payload = batch.serialize()
         stage.crc = zlib.crc32(payload, stage.crc)
         meta = json.dumps({"s": stage.id, "n": batch.num_rows}).encode()
@@ -101,6 +110,15 @@ class HostedStream:
         stage.blocks.append(Block(address, batch.num_rows))
         stage.rows += batch.num_rows
         stage.bytes += address.length
+
+    def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            return batch.cast(self.schema)
+        except (pa.ArrowException, ValueError, KeyError) as error:
+            raise RowsDifferError(
+                f"rows of columns ({_columns(batch.schema)}) came for stream {self.id}, which has"
+                f" ({_columns(self.schema)}): {error}. Nothing of the stage is kept."
+            ) from error
 
     def finish(self, stage: Stage) -> None:
         """Close a stage; returns when all of it is on the disk."""
@@ -133,12 +151,17 @@ class HostedStream:
             self._addresses.pop(epoch, None)
         needed = {segment for m in self.manifests.values() for segment in m.segments()}
         needed |= {a.segment for a in self._addresses.values()}
-        for stage in list(self.stages.values()):
-            needed |= {b.address.segment for b in list(stage.blocks)}
-        self.log.remove_segments(lambda number: number in needed)
+        floor = min((stage.floor for stage in list(self.stages.values())), default=None)
+        self.log.remove_segments(
+            lambda number: number in needed or (floor is not None and number >= floor)
+        )
 
     def sweep_stages(self, *, run: str, batch: int) -> None:
         """Forget the stages that no manifest will name: of published batches or earlier runs."""
         for stage in list(self.stages.values()):
             if stage.batch <= batch or stage.run != run:
                 del self.stages[stage.id]
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name} {f.type}" for f in schema)
