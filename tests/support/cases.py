@@ -180,11 +180,12 @@ def failure(case: dict[str, Any]) -> str | None:
     """Return what is wrong with the answer to a case, None if nothing is."""
     try:
         got: object = run(case)
-    except (StreambrokerError, pa.ArrowException, OverflowError) as error:
+    except (StreambrokerError, pa.ArrowException, ArithmeticError, LookupError, TypeError) as error:
         got = f"{type(error).__name__}: {error}"
     if got == expected(case):
         return None
-    return f"{case['id']}: expected {expected(case)}, got {got}: {case['expression']}"
+    text = json.dumps(case["expression"], ensure_ascii=False)
+    return f"{case['id']}: expected {expected(case)}, got {got}: {text}"
 
 
 def main(paths: list[str]) -> int:

@@ -32,7 +32,7 @@ def test_a_wrong_expectation_is_reported_with_what_came_instead(
 
     assert status == 1
     assert capsys.readouterr().out.splitlines() == [
-        "x1: expected False, got True: a == 1",
+        'x1: expected False, got True: "a == 1"',
         "1 passed, 1 failed",
     ]
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from streambroker_core.errors import PropertyError
@@ -47,6 +49,17 @@ def test_literals_of_different_types_make_different_expressions() -> None:
 
 def test_equal_expressions_are_one_key() -> None:
     assert len({parse("a==1"), parse("a == 1"), parse("(a) == 1")}) == 1
+
+
+def test_an_expression_that_was_used_can_be_copied_to_another_process() -> None:
+    expression = parse("a  == 1")
+    assert expression.matches({"a": 1})
+
+    copy = pickle.loads(pickle.dumps(expression))
+
+    assert copy == expression
+    assert copy.source == "a  == 1"
+    assert copy.matches({"a": 1})
 
 
 def test_names_are_all_that_an_expression_asks_for() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from streambroker_core.errors import ExpressionError, FilterError, SubscriptionError, position_in
@@ -24,7 +23,7 @@ _ERRORS: dict[str, type[ExpressionError]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Expression:
     """A subscription or a filter that could be read.
 
@@ -41,17 +40,27 @@ class Expression:
     kind: Kind
     tree: nodes.Predicate | None
     source: str = field(default="", compare=False, repr=False)
+    _made: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return self._text
+        text: str | None = self._made.get("text")
+        if text is None:
+            text = self._made["text"] = "" if self.tree is None else print_tree(self.tree)
+        return text
 
-    @cached_property
-    def _text(self) -> str:
-        return "" if self.tree is None else print_tree(self.tree)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the functions behind: they cannot be pickled and are soon made again."""
+        return _restored, (self.kind, self.tree, self.source)
 
-    @cached_property
+    @property
     def test(self) -> Test:
         """The decision as a function of normalised properties or of a row."""
+        test: Test | None = self._made.get("test")
+        if test is None:
+            test = self._made["test"] = self._new_test()
+        return test
+
+    def _new_test(self) -> Test:
         if self.tree is None:
             answer = self.kind == "filter"
             return lambda row: answer
@@ -95,6 +104,10 @@ class Expression:
         if self.tree is None:
             return Explanation(value=self.test(values), findings=(), nearest=())
         return explain_tree(self.tree, values)
+
+
+def _restored(kind: Kind, tree: nodes.Predicate | None, source: str) -> Expression:
+    return Expression(kind=kind, tree=tree, source=source)
 
 
 def parse(text: str, kind: Kind = "subscription") -> Expression:
