@@ -1,0 +1,292 @@
+"""What the board makes of single events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from streambroker_core.board import (
+    AgentRegistered,
+    Board,
+    ExportApplied,
+    ExportRemoved,
+    FeedLost,
+    Hint,
+    ImportApplied,
+    PeDeclared,
+    PeWithdrawn,
+    RoutesChanged,
+    StatusChanged,
+    Synced,
+)
+from support.resources import board_of, export_of, import_of, pe, registration
+
+PRICE = [{"name": "price", "type": "double"}]
+FEED, ALERTS = pe("feed"), pe("alerts")
+
+
+def test_before_both_kinds_are_listed_there_are_no_views_and_no_orders() -> None:
+    board = Board()
+    actions = board.handle(ExportApplied(export=export_of(), version=1))
+    actions += board.handle(Synced(kind="Export", listed=((export_of(), 1),), version=1))
+
+    assert actions == []
+    assert board.view(FEED) is None
+    assert not board.synced
+
+
+def test_a_match_shows_in_both_views() -> None:
+    board = board_of(export_of(uid="x"), import_of(uid="i", filter="price>1.0"))
+    exported, imported = board.view(FEED), board.view(ALERTS)
+
+    assert exported is not None
+    assert imported is not None
+    (there,) = exported.exports["trades"].routes
+    (here,) = imported.imports["trades"].routes
+    assert (str(there.import_), there.uid, there.filter) == (
+        "default/alerts/0/trades",
+        "i",
+        "price > 1.0",
+    )
+    assert (str(here.export), here.uid, here.filter) == (
+        "default/feed/0/trades",
+        "x",
+        "price > 1.0",
+    )
+    assert here.location is None
+
+
+def test_a_registration_gives_importers_the_location_and_hints_them() -> None:
+    board = board_of(export_of(), import_of())
+    board.handle(AgentRegistered(pe=ALERTS, registration=registration()))
+    actions = board.handle(
+        AgentRegistered(pe=FEED, registration=registration("grpc+tcp://10.0.0.1:1"))
+    )
+
+    view = board.view(ALERTS)
+    assert view is not None
+    assert view.imports["trades"].routes[0].location == "grpc+tcp://10.0.0.1:1"
+    assert RoutesChanged(pe=ALERTS, version=view.version) in actions
+    assert Hint(pe=ALERTS, version=view.version, point=(10, 10)) in actions
+    assert not [a for a in actions if not isinstance(a, StatusChanged) and a.pe == FEED]
+
+
+def test_a_registration_that_is_known_asks_for_nothing() -> None:
+    board = board_of(export_of(), import_of())
+    event = AgentRegistered(pe=FEED, registration=registration(), version=3)
+    board.handle(event)
+
+    assert board.handle(event) == []
+    older = replace(event, registration=registration("grpc+tcp://old:1"), version=2)
+    assert board.handle(older) == []
+    assert board.registration(FEED) == registration()
+
+
+def test_a_new_instance_at_the_old_place_changes_the_view_because_the_key_does() -> None:
+    board = board_of(export_of(), import_of())
+    board.handle(AgentRegistered(pe=FEED, registration=registration()))
+    before = board.view(ALERTS)
+    fresh = replace(registration(), instance="fedcba9876543210")
+    board.handle(AgentRegistered(pe=FEED, registration=fresh))
+    after = board.view(ALERTS)
+
+    assert before is not None
+    assert after is not None
+    assert before.version != after.version
+
+
+def test_a_status_write_moves_the_point_and_nothing_else() -> None:
+    export = export_of()
+    board = board_of(export, import_of())
+    before = board.view(FEED)
+    actions = board.handle(ExportApplied(export=export, version=42))
+    after = board.view(FEED)
+
+    assert actions == []
+    assert before is not None
+    assert after is not None
+    assert after.version == before.version
+    assert after.point == (42, 10)
+
+
+def test_a_new_filter_keeps_the_route_and_changes_both_views() -> None:
+    import_ = import_of(filter="price > 1.0")
+    board = board_of(export_of(), import_)
+    changed = replace(import_, filter="price > 2.0", generation=2)
+    actions = board.handle(ImportApplied(import_=changed, version=11))
+
+    assert {a.pe for a in actions if isinstance(a, RoutesChanged)} == {FEED, ALERTS}
+    assert [route.filter for route in board.routes()] == ["price > 2.0"]
+
+
+def test_a_resource_created_again_is_another_one() -> None:
+    export = export_of(uid="first")
+    board = board_of(export, import_of())
+    again = replace(export, uid="second")
+    board.handle(ExportRemoved(uid="first", version=11))
+    assert board.routes() == []
+    board.handle(ExportApplied(export=again, version=12))
+
+    assert [route.export_uid for route in board.routes()] == ["second"]
+    assert board.handle(ExportApplied(export=export, version=11)) == []
+
+
+def test_a_resource_created_again_under_its_name_replaces_one_whose_end_was_not_seen() -> None:
+    export = replace(export_of(uid="first"), name="trades")
+    board = board_of(export, import_of())
+    board.handle(ExportApplied(export=replace(export, uid="second", created=9.0), version=12))
+
+    assert [route.export_uid for route in board.routes()] == ["second"]
+
+
+def test_the_older_of_two_holds_a_port_and_the_other_follows_it() -> None:
+    old, young = export_of(uid="b", created=1.0), export_of(uid="a", created=2.0)
+    board = board_of(young, old, import_of())
+    assert [route.export_uid for route in board.routes()] == ["b"]
+    refused = board.status("Export", "a")
+    assert refused is not None
+    assert (refused.accepted, refused.reason) == (False, "PortTaken")
+    assert "default/feed/0/trades" in refused.message
+
+    actions = board.handle(ExportRemoved(uid="b", version=11))
+    accepted = board.status("Export", "a")
+    assert [route.export_uid for route in board.routes()] == ["a"]
+    assert accepted is not None
+    assert accepted.accepted
+    assert StatusChanged(kind="Export", uid="a") in actions
+
+
+def test_of_two_resources_of_one_age_the_lower_uid_holds_the_port() -> None:
+    board = board_of(import_of(uid="b"), import_of(uid="a"), export_of())
+
+    assert [route.import_uid for route in board.routes()] == ["a"]
+
+
+def test_a_stream_id_is_given_once_per_application_and_job() -> None:
+    app = {"name": "app"}
+    old = export_of("feed/one", uid="old", created=1.0, streamId="s", application=app)
+    young = export_of("feed/two", uid="young", created=2.0, streamId="s", application=app)
+    other = export_of("else/one", uid="other", created=3.0, streamId="s", application=app)
+    board = board_of(old, young, other, import_of(streams=[{"streamId": "s"}]))
+    assert {route.export_uid for route in board.routes()} == {"old", "other"}
+    refused = board.status("Export", "young")
+    assert refused is not None
+    assert refused.reason == "StreamIdTaken"
+
+    board.handle(ExportRemoved(uid="old", version=11))
+    assert {route.export_uid for route in board.routes()} == {"young", "other"}
+
+
+def test_who_lost_its_port_does_not_hold_its_stream_id() -> None:
+    taken = export_of("feed/one", uid="a", created=1.0)
+    loser = export_of("feed/one", uid="b", created=2.0, streamId="s")
+    other = export_of("feed/two", uid="c", created=3.0, streamId="s")
+    board = board_of(taken, loser, other, import_of(streams=[{"streamId": "s"}]))
+
+    assert [route.export_uid for route in board.routes()] == ["c"]
+
+
+def test_a_job_may_import_what_it_exports() -> None:
+    board = board_of(export_of("loop/out"), import_of("loop/in"))
+
+    assert [str(route.import_) for route in board.routes()] == ["default/loop/0/in"]
+
+
+def test_pairs_that_fail_for_the_filter_are_shown_to_the_importer() -> None:
+    board = board_of(
+        export_of("a/p", schema=PRICE),
+        export_of("b/p", allowFilter=False),
+        import_of(filter="size == 1"),
+    )
+    view = board.view(ALERTS)
+    status = board.status("Import", "i-alerts/trades")
+
+    assert view is not None
+    assert [(str(pair.export), pair.reason) for pair in view.imports["trades"].refused] == [
+        ("default/a/0/p", "FilterInvalid"),
+        ("default/b/0/p", "FilterForbidden"),
+    ]
+    assert status is not None
+    assert status.accepted
+
+
+def test_a_filter_that_no_matched_export_can_use_is_not_accepted() -> None:
+    board = board_of(export_of(schema=PRICE), import_of(filter="size == 1"))
+    status = board.status("Import", "i-alerts/trades")
+
+    assert status is not None
+    assert (status.accepted, status.reason) == (False, "FilterInvalid")
+    assert "size" in status.message
+
+
+def test_a_view_shows_at_most_twenty_refused_pairs() -> None:
+    exports = [export_of(f"job-{n}/p", allowFilter=False) for n in range(25)]
+    board = board_of(*exports, import_of(filter="size == 1"))
+    view = board.view(ALERTS)
+
+    assert view is not None
+    assert len(view.imports["trades"].refused) == 20
+
+
+def test_a_lost_feed_leaves_the_board_as_it_is() -> None:
+    board = board_of(export_of(), import_of())
+    before = board.view(FEED)
+
+    assert board.handle(FeedLost(kind="Export")) == []
+    assert board.stale
+    assert board.view(FEED) == before
+    board.handle(Synced(kind="Export", listed=((export_of(), 10),), version=12))
+    assert not board.stale
+    assert len(board.routes()) == 1
+
+
+def test_a_pe_stays_known_after_its_last_resource_went() -> None:
+    export = export_of()
+    board = board_of(export)
+    board.handle(ExportRemoved(uid=export.uid, version=11))
+    view = board.view(FEED)
+
+    assert view is not None
+    assert view.exports == {}
+
+
+def test_a_pe_is_forgotten_when_it_is_withdrawn() -> None:
+    board = board_of()
+    board.handle(PeDeclared(pe=FEED))
+    assert board.view(FEED) is not None
+
+    assert board.handle(PeWithdrawn(pe=FEED)) == [RoutesChanged(pe=FEED, version=None)]
+    assert board.view(FEED) is None
+
+
+def test_withdrawing_a_pe_with_resources_takes_its_location_away() -> None:
+    board = board_of(export_of(), import_of())
+    board.handle(AgentRegistered(pe=FEED, registration=registration()))
+    board.handle(PeWithdrawn(pe=FEED))
+    view = board.view(ALERTS)
+
+    assert view is not None
+    assert view.imports["trades"].routes[0].location is None
+    assert board.view(FEED) is not None
+
+
+def test_replicas_that_heard_different_things_have_equal_versions() -> None:
+    export, import_ = export_of(), import_of()
+    one = board_of(export, import_, version=10)
+    two = board_of(export, version=7)
+    two.handle(ImportApplied(import_=import_, version=90))
+    mine, other = one.view(ALERTS), two.view(ALERTS)
+
+    assert mine is not None
+    assert other is not None
+    assert mine.version == other.version
+    assert mine.point != other.point
+
+
+def test_a_list_that_shows_a_known_resource_younger_than_it_was_proves_a_restore() -> None:
+    board = board_of(export_of("a/p"), version=5)
+    board.handle(ExportApplied(export=export_of("a/p"), version=8))
+    board.handle(ExportApplied(export=export_of("b/p"), version=20))
+    board.handle(Synced(kind="Export", listed=((export_of("a/p"), 6),), version=12))
+
+    assert [str(export.key) for export in board.exports()] == ["default/a/0/p"]
+    assert board.point == (12, 5)

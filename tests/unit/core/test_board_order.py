@@ -1,0 +1,209 @@
+"""The order in which the board hears of things does not matter; their versions do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streambroker_core.board import (
+    Board,
+    Event,
+    ExportApplied,
+    ExportRemoved,
+    FeedLost,
+    ImportApplied,
+    ImportRemoved,
+    Synced,
+)
+from streambroker_core.model import Export, Kind, Resource, kind_of
+from support.resources import board_of, export_of, import_of
+
+KINDS: tuple[Kind, Kind] = ("Export", "Import")
+SPECS: dict[Kind, tuple[dict[str, Any], ...]] = {
+    "Export": ({"properties": {"kind": "trade"}}, {"properties": {"kind": "quote"}}),
+    "Import": (
+        {"subscription": 'kind == "trade"'},
+        {"subscription": 'kind == "quote"', "filter": "price > 1.0"},
+    ),
+}
+
+Step = tuple[str, Kind, int, int]
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(("create", "create", "change", "change", "status", "delete")),
+        st.sampled_from(KINDS),
+        st.integers(0, 2),
+        st.integers(0, 1),
+    ),
+    max_size=14,
+)
+
+
+@dataclass
+class History:
+    """What happened, as events, and what is left, after each step."""
+
+    events: list[Event] = field(default_factory=list)
+    worlds: list[dict[str, tuple[Resource, int]]] = field(default_factory=lambda: [{}])
+
+    @property
+    def world(self) -> dict[str, tuple[Resource, int]]:
+        return self.worlds[-1]
+
+    def listed(self, kind: Kind, at: int) -> Synced:
+        held = self.worlds[at].values()
+        return Synced(
+            kind=kind, listed=tuple(pair for pair in held if kind_of(pair[0]) == kind), version=at
+        )
+
+
+def history_of(plan: list[Step]) -> History:
+    history = History()
+    for action, kind, place, variant in plan:
+        version = len(history.events) + 1
+        world = dict(history.world)
+        here = [
+            uid for uid, (r, _) in world.items() if kind_of(r) == kind and uid[-1] == str(place)
+        ]
+        if action == "create" and not here:
+            build = export_of if kind == "Export" else import_of
+            made: Resource = build(
+                f"job/p{place}",
+                uid=f"{kind}-{version}-{place}",
+                created=float(version),
+                **SPECS[kind][variant],
+            )
+        elif not here or action == "create":
+            continue
+        elif action == "delete":
+            del world[here[0]]
+            removed = ExportRemoved if kind == "Export" else ImportRemoved
+            history.events.append(removed(uid=here[0], version=version))
+            history.worlds.append(world)
+            continue
+        else:
+            made = world[here[0]][0]
+            if action == "change":
+                made = changed(made, SPECS[kind][variant])
+        world[made.uid] = (made, version)
+        history.events.append(applied(made, version))
+        history.worlds.append(world)
+    return history
+
+
+def changed(old: Resource, spec: dict[str, Any]) -> Resource:
+    build = export_of if isinstance(old, Export) else import_of
+    new: Resource = build(f"job/{old.key.port}", uid=old.uid, created=old.created, **spec)
+    return replace(new, generation=old.generation + 1)
+
+
+def applied(resource: Resource, version: int) -> Event:
+    if isinstance(resource, Export):
+        return ExportApplied(export=resource, version=version)
+    return ImportApplied(import_=resource, version=version)
+
+
+def empty_board() -> Board:
+    board = Board()
+    for kind in KINDS:
+        board.handle(Synced(kind=kind, listed=(), version=0))
+    return board
+
+
+def held_by(board: Board) -> dict[str, Resource]:
+    everything: list[Resource] = [*board.exports(), *board.imports()]
+    return {resource.uid: resource for resource in everything}
+
+
+def assert_shows(board: Board, history: History) -> None:
+    world = {uid: resource for uid, (resource, _) in history.world.items()}
+    scanned = board_of(*world.values())
+    assert held_by(board) == world
+    assert board.routes() == scanned.routes()
+    for pe in scanned.pes():
+        mine, other = board.view(pe), scanned.view(pe)
+        assert mine is not None
+        assert other is not None
+        assert mine.version == other.version
+
+
+@settings(deadline=None, max_examples=150)
+@given(plan=steps, data=st.data())
+def test_events_in_any_order_and_doubled_lead_to_the_same_board(
+    plan: list[Step], data: st.DataObject
+) -> None:
+    history = history_of(plan)
+    doubled = history.events + data.draw(
+        st.lists(st.sampled_from(history.events), max_size=8) if history.events else st.just([])
+    )
+    board = empty_board()
+    for event in data.draw(st.permutations(doubled)):
+        board.handle(event)
+
+    assert_shows(board, history)
+
+
+@settings(deadline=None, max_examples=100)
+@given(plan=steps, data=st.data())
+def test_what_is_older_than_a_list_changes_nothing(plan: list[Step], data: st.DataObject) -> None:
+    history = history_of(plan)
+    now = len(history.events)
+    board = Board()
+    for kind in KINDS:
+        board.handle(history.listed(kind, now))
+    actions = [
+        action
+        for event in data.draw(st.permutations(history.events))
+        for action in board.handle(event)
+    ]
+
+    assert actions == []
+    assert_shows(board, history)
+
+
+@settings(deadline=None, max_examples=150)
+@given(plan=steps, data=st.data())
+def test_a_list_does_not_undo_what_was_seen_after_it(plan: list[Step], data: st.DataObject) -> None:
+    history = history_of(plan)
+    now = len(history.events)
+    at = data.draw(st.integers(0, now))
+    before = data.draw(st.lists(st.sampled_from(history.events[:at]))) if at else []
+    board = empty_board()
+    for event in [*before, *data.draw(st.permutations(history.events[at:]))]:
+        board.handle(event)
+    for kind in KINDS:
+        board.handle(history.listed(kind, at))
+
+    assert_shows(board, history)
+
+
+@settings(deadline=None, max_examples=150)
+@given(plan=steps, data=st.data(), lost=st.booleans())
+def test_versions_that_go_down_are_a_restore_and_the_list_decides(
+    plan: list[Step], data: st.DataObject, lost: bool
+) -> None:
+    """The whole history was seen, by events or lists; then the store went back."""
+    history = history_of(plan)
+    now = len(history.events)
+    back = data.draw(st.integers(0, now))
+    board = empty_board()
+    for event in history.events:
+        board.handle(event)
+    for kind in KINDS:
+        if lost:
+            board.handle(FeedLost(kind=kind))
+        else:
+            board.handle(history.listed(kind, now))
+    persisting = set(board_of(*(r for r, _ in history.worlds[back].values())).routes()) & set(
+        board.routes()
+    )
+    for kind in KINDS:
+        board.handle(history.listed(kind, back))
+        assert persisting <= set(board.routes())
+    history.worlds.append(history.worlds[back])
+
+    assert_shows(board, history)
+    assert board.point == (back, back)
