@@ -149,6 +149,37 @@ def test_what_recovery_found_is_safe_before_it_is_used(
     committer.close()
 
 
+def test_data_behind_a_blank_is_cut_and_counted(stopped: Path) -> None:
+    end = HEADER_BYTES + 4 * frame_bytes()
+    with (stopped / FIRST).open("r+b") as file:
+        file.seek(end + 5000)
+        file.write(b"junk")
+
+    held, recovery = reopened(stopped)
+
+    assert held == [body(n) for n in range(4)]
+    assert recovery.cut_bytes == 5004
+
+
+def test_no_mark_is_written_before_its_frames_are_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: list[int] = []
+    sync = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        marks.append(segments.read_header(fd, tmp_path / FIRST).mark)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with opened(tmp_path) as log:
+        for _ in range(3):
+            fill(log, 1)
+            log.sync()
+
+    assert marks == [HEADER_BYTES + n * frame_bytes() for n in range(3)]
+
+
 def test_a_synced_tail_the_disk_lost_is_cut_and_counted(
     stopped: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -220,6 +251,28 @@ def test_a_damaged_payload_in_an_older_segment_is_found_on_demand(three: Path) -
     with pytest.raises(LogCorrupt, match="payload"):
         StreamLog.open(three, committer=committer, verify="all")
     committer.close()
+
+
+def test_a_frame_in_the_place_of_another_is_refused(stopped: Path) -> None:
+    data = bytearray((stopped / FIRST).read_bytes())
+    second = HEADER_BYTES + frame_bytes()
+    data[second : second + frame_bytes()] = data[HEADER_BYTES:second]
+    (stopped / FIRST).write_bytes(data)
+
+    with pytest.raises(LogCorrupt, match="frame 0 where 1 was due"):
+        reopened(stopped)
+
+
+@pytest.mark.parametrize("shift", range(1, 5))
+def test_a_whole_frame_far_behind_damage_is_found(tmp_path: Path, shift: int) -> None:
+    size = (1 << 20) - frames.HEADER_BYTES - len(b"{}") + shift - 2
+    with opened(tmp_path, segment_bytes=4 << 20) as log:
+        log.append(Kind.NOTE, b"{}", bytes(size))
+        fill(log, 1)
+    flip(tmp_path / FIRST, HEADER_BYTES)
+
+    with pytest.raises(LogCorrupt):
+        reopened(tmp_path)
 
 
 def test_a_segment_under_another_name_is_refused(three: Path) -> None:
