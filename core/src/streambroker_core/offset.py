@@ -90,7 +90,7 @@ class Offset:
             )
         try:
             return _decode(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise OffsetError(
                 f"the offset in the checkpoint cannot be read ({type(error).__name__}: {error})."
                 " Restore the checkpoint from its backup or start with a new one."

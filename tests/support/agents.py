@@ -1,0 +1,405 @@
+"""Real agents in processes of their own, with routes written by hand instead of a broker."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pe_agent.agent.store import Store
+from pe_agent.client import AgentClient
+from streambroker_core.model import Buffer, OnCongestion, PeKey, Policy, PortKey, Start
+from streambroker_core.wire import capability
+from streambroker_core.wire.view import (
+    ExportPort,
+    ExportRoute,
+    ImportPort,
+    ImportRoute,
+    View,
+    encode,
+    seal,
+)
+from support.waiting import until
+
+SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
+DDL = "`n` bigint, `name` string"
+START_SECONDS = 20.0
+
+
+def rows(first: int, count: int, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    """Return rows ``n`` = first, first + 1, … with a name each."""
+    numbers = range(first, first + count)
+    return pa.RecordBatch.from_pydict(
+        {"n": list(numbers), "name": [f"row {n}" for n in numbers]}, schema=schema
+    )
+
+
+class AgentProcess:
+    """One agent over a data directory; it can be killed and started again on its port."""
+
+    def __init__(self, home: Path, job: str, *, port: int = 0, limit_bytes: int | None = None):
+        self.home, self.job, self.port = home, job, port
+        self.limit_bytes = limit_bytes
+        self.pe = f"default/{job}/0"
+        self.key = zlib.crc32(job.encode()).to_bytes(4, "big") * 8
+        self.process: subprocess.Popen[str] | None = None
+        self.line = ""
+        self.log = home.parent / f"{home.name}.err"
+
+    def prepare(self) -> None:
+        """Make the data directory and put the key into it."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        store = Store(self.home / "state.sqlite")
+        store.set("key", self.key.hex())
+        store.close()
+
+    def spawn(self) -> subprocess.Popen[str]:
+        """Start the process and do not wait for it."""
+        command = [sys.executable, "-m", "pe_agent.agent", "--home", str(self.home)]
+        command += ["--job", self.job, "--host", "127.0.0.1", "--linger", "30"]
+        if self.port:
+            command += ["--port", str(self.port)]
+        if self.limit_bytes is not None:
+            blocks = max(1, self.limit_bytes // 1024)
+            quoted = " ".join(f"'{part}'" for part in command)
+            command = ["bash", "-c", f"ulimit -S -f {blocks}; trap '' XFSZ; exec {quoted}"]
+        with self.log.open("a") as errors:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        return self.process
+
+    def start(self) -> AgentProcess:
+        """Start it and wait until it listens."""
+        process = self.spawn()
+        assert process.stdout is not None
+        self.line = process.stdout.readline()
+        assert "listening on" in self.line, f"agent of {self.job}: {self.log.read_text()}"
+        self.port = int(self.address["port"])
+        return self
+
+    def refusal(self) -> str:
+        """Start it, expect it to refuse, and return what it says."""
+        process = self.spawn()
+        out, _ = process.communicate(timeout=START_SECONDS)
+        assert process.returncode == 1, f"exit {process.returncode}: {out} {self.log.read_text()}"
+        return self.log.read_text().splitlines()[-1]
+
+    @property
+    def address(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.home / "agent.json").read_text())
+        return found
+
+    @property
+    def location(self) -> str:
+        return f"grpc+tcp://127.0.0.1:{self.port}"
+
+    @property
+    def client(self) -> AgentClient:
+        """A client that knows the agent's token."""
+        return AgentClient(self.location, str(self.address["token"]))
+
+    def kill(self) -> None:
+        """End it at once, as a loss of the machine would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it in order."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            os.kill(self.process.pid, how)
+        self.process.wait(START_SECONDS)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.process = None
+
+    def restart(self) -> None:
+        """Kill it and start it again on the same port."""
+        self.kill()
+        self.start()
+
+    def status(self) -> dict[str, Any]:
+        return self.client.call("status")
+
+    def export_status(self, port: str = "trades") -> dict[str, Any]:
+        found: dict[str, Any] = self.status()["exports"][f"{self.pe}/{port}"]
+        return found
+
+    def reader_status(self, reader: str, port: str = "trades") -> dict[str, Any]:
+        found: dict[str, Any] = self.export_status(port)["readers"][reader]
+        return found
+
+    # -- routes ------------------------------------------------------------------------------
+
+    def write_routes(self, view: View) -> None:
+        """Leave a view in the data directory; it is read at the next start."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "routes.json").write_text(json.dumps(encode(seal(view))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plumbing:
+    """How the export ``trades`` of one job reaches imports of another."""
+
+    policy: Policy = "wait"
+    start: Start = "earliest"
+    filter: str | None = None
+    max_bytes: int = 1 << 30
+    grace: float = 600.0
+    allow_filter: bool = True
+    imports: Sequence[str] = ("trades",)
+    on_congestion: OnCongestion = "inherit"
+    connected: bool = True
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+def export_view(exporter: AgentProcess, importer_pe: str, how: Plumbing) -> View:
+    """Return the exporter's view: one export, a route to each import."""
+    routes = tuple(
+        ExportRoute(
+            import_=PortKey.parse(f"{importer_pe}/{port}"),
+            uid=f"import {port}",
+            filter=how.filter,
+            policy=how.policy,
+        )
+        for port in how.imports
+        if how.connected
+    )
+    port = ExportPort(
+        uid="export trades",
+        properties={"kind": "trade"},
+        allow_filter=how.allow_filter,
+        congestion_policy=how.policy,
+        buffer=Buffer(max_bytes=how.max_bytes, grace_s=how.grace),
+        routes=routes,
+    )
+    return View(pe=PeKey.parse(exporter.pe), exports={"trades": port})
+
+
+def import_view(importer: AgentProcess, exporter: AgentProcess, how: Plumbing) -> View:
+    """Return the importer's view: its imports, each with the route to ``trades``."""
+    ports = {}
+    for port in how.imports:
+        token = capability.sign(
+            exporter.key,
+            reader_import=f"{importer.pe}/{port}",
+            export=f"{exporter.pe}/trades",
+            filter_allowed=how.allow_filter,
+            policy=how.policy,
+        )
+        route = ImportRoute(
+            export=PortKey.parse(f"{exporter.pe}/trades"),
+            uid="export trades",
+            location=exporter.location,
+            filter=how.filter,
+            policy=how.policy,
+            capability=token,
+        )
+        ports[port] = ImportPort(
+            uid=f"import {port}",
+            subscription='kind == "trade"',
+            filter=how.filter,
+            start=how.start,
+            on_congestion=how.on_congestion,
+            routes=(route,) if how.connected else (),
+        )
+    return View(pe=PeKey.parse(importer.pe), imports=ports)
+
+
+@dataclass
+class Pair:
+    """An exporting and an importing agent, connected."""
+
+    exporter: AgentProcess
+    importer: AgentProcess
+    how: Plumbing
+
+    def plumb(self, **changes: Any) -> None:
+        """Write the routes of both sides, as given or changed; read at the next start."""
+        self.how = dataclasses.replace(self.how, **changes)
+        self.exporter.write_routes(export_view(self.exporter, self.importer.pe, self.how))
+        self.importer.write_routes(import_view(self.importer, self.exporter, self.how))
+
+    def stop(self) -> None:
+        self.exporter.kill()
+        self.importer.kill()
+
+
+def pair(directory: Path, **how: Any) -> Iterator[Pair]:
+    """Yield two running agents, connected as asked for; they are killed afterwards."""
+    exporter = AgentProcess(directory / "feed", "feed")
+    importer = AgentProcess(directory / "alerts", "alerts")
+    both = Pair(exporter, importer, Plumbing(**how))
+    exporter.prepare()
+    importer.prepare()
+    try:
+        exporter.write_routes(export_view(exporter, importer.pe, both.how))
+        exporter.start()
+        both.plumb()
+        importer.start()
+        yield both
+    finally:
+        both.stop()
+
+
+@dataclass
+class Publishing:
+    """A query that publishes to ``trades``, without Spark."""
+
+    agent: AgentProcess
+    query: str = "query-1"
+    run: str = "run-1"
+    port: str = "trades"
+    ddl: str = DDL
+
+    def admit(self, batch: int, *, renewed: int | None = None) -> dict[str, Any]:
+        return self.agent.client.call(
+            "publisher.admit",
+            export=self.port,
+            query=self.query,
+            run=self.run,
+            batch=batch,
+            ddl=self.ddl,
+            renewed=renewed,
+        )
+
+    def stage(self, batch: int, *batches: pa.RecordBatch) -> dict[str, Any]:
+        command = {
+            "export": self.port,
+            "query": self.query,
+            "run": self.run,
+            "batch": batch,
+            "ddl": self.ddl,
+        }
+        return self.agent.client.put(command, batches[0].schema, batches)
+
+    def commit(self, batch: int, stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return self.agent.client.call(
+            "publisher.publish",
+            export=self.port,
+            query=self.query,
+            run=self.run,
+            batch=batch,
+            stages=list(stages),
+            ddl=self.ddl if stages else None,
+        )
+
+    def publish(self, batch: int, *batches: pa.RecordBatch) -> dict[str, Any]:
+        """Admit, stage and commit one batch."""
+        assert self.admit(batch) == {"admitted": True}
+        return self.commit(batch, [self.stage(batch, *batches)])
+
+
+@dataclass
+class Reading:
+    """A query that reads an import, without Spark."""
+
+    agent: AgentProcess
+    port: str = "trades"
+    session: str = "session-1"
+    columns: Sequence[str] = ("n", "name")
+    max_bytes: int = 256 << 20
+    start: dict[str, Any] | None = None
+
+    def next(
+        self, start: dict[str, Any] | None, *, wait: float = 0.0, **more: Any
+    ) -> dict[str, Any]:
+        request = {
+            "import": self.port,
+            "session": self.session,
+            "start": start,
+            "columns": list(self.columns),
+            "max_bytes": self.max_bytes,
+            "limit": None,
+            "wait": wait,
+            **more,
+        }
+        return self.agent.client.call("reader.next", **request)
+
+    def end(self, start: dict[str, Any] | None, seconds: float = 10.0) -> dict[str, Any]:
+        """Return an offset behind ``start`` that has something to read."""
+        moved: dict[str, Any] | None = None
+
+        def found() -> dict[str, Any] | None:
+            nonlocal start, moved
+            answer = self.next(start, wait=0.2)
+            moved = answer.get("offset")
+            if moved is None:
+                return None
+            if _next(moved) != _next(start):
+                return moved
+            start = moved
+            return None
+
+        return until(found, seconds, f"news for import {self.port}")
+
+    def open(self) -> dict[str, Any]:
+        """Return the first offset with the route open: nothing before it is asked for."""
+        offset: dict[str, Any] | None = None
+
+        def opened() -> dict[str, Any] | None:
+            nonlocal offset
+            offset = self.next(offset)["offset"] or offset
+            return offset if offset and offset["last"] else None
+
+        return until(opened, 10.0, f"route of import {self.port} open")
+
+    def slices(self, start: dict[str, Any] | None, end: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the tickets of a batch; an exporter that is away is waited for."""
+
+        def cut() -> dict[str, Any] | None:
+            try:
+                return self.agent.client.call(
+                    "reader.slices",
+                    session=self.session,
+                    start=start,
+                    end=end,
+                    **{"import": self.port},
+                )
+            except Exception as error:
+                if getattr(error, "code", "") == "AgentUnreachable":
+                    return None
+                raise
+
+        found: list[dict[str, Any]] = until(cut, 15.0, "exporter back")["slices"]
+        return found
+
+    def batches(self, ticket: dict[str, Any], skip: int = 0) -> list[pa.RecordBatch]:
+        return [b for b, _ in AgentClient(ticket["location"]).get({**ticket, "skip": skip})]
+
+    def read(self, start: dict[str, Any] | None, end: dict[str, Any]) -> list[int]:
+        """Return column ``n`` of a batch's rows, in order."""
+        return [
+            n
+            for ticket in self.slices(start, end)
+            for batch in self.batches(ticket)
+            for n in batch.column("n").to_pylist()
+        ]
+
+
+def _next(offset: Mapping[str, Any] | None) -> dict[str, int]:
+    streams: Mapping[str, Any] = (offset or {}).get("streams", {})
+    return {s: p["next"] for s, p in streams.items() if p["next"] > p["from"]}
+
+
+def error_code(call: Callable[[], object]) -> str:
+    """Return the code of the error that a call raises."""
+    try:
+        answer = call()
+    except Exception as error:
+        return str(getattr(error, "code", type(error).__name__))
+    raise AssertionError(f"no error, but {answer!r}")

@@ -1,0 +1,69 @@
+"""Ledgers with epochs and readers in a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streambroker_core.ledger import Answer, Ask, Epoch, Ledger, Limits
+
+IMPORT = "default/alerts/0/trades"
+QUERY = "query-1"
+
+
+def ledger(*, max_bytes: int = 1000, grace: float = 600.0, max_age: float | None = None) -> Ledger:
+    """Return a ledger with small limits and the route of `IMPORT` as ``wait``."""
+    made = Ledger(Limits(max_bytes=max_bytes, grace=grace, max_age=max_age))
+    made.set_routes({IMPORT: "wait"})
+    return made
+
+
+def put(
+    made: Ledger,
+    stream: str,
+    count: int = 1,
+    *,
+    bytes_: int = 100,
+    rows: int = 10,
+    now: float = 0.0,
+    query: str = QUERY,
+    batch: int | None = None,
+) -> None:
+    """Publish epochs; the stream is opened if it is new. Batch ids are epoch numbers."""
+    if stream not in made.streams:
+        made.open(stream)
+    for _ in range(count):
+        number = made.streams[stream].next
+        id_ = number if batch is None else batch
+        made.publish(
+            stream,
+            Epoch(number=number, rows=rows, bytes=bytes_, published=now, query=query, batch=id_),
+        )
+
+
+def ask(
+    positions: Mapping[str, int] | None = None,
+    *,
+    reader: str = "r",
+    import_: str = IMPORT,
+    policy: str = "wait",
+    start: str = "earliest",
+    **more: Any,
+) -> Ask:
+    return Ask(
+        reader=reader,
+        import_=import_,
+        policy=policy,
+        start=start,
+        positions=positions or {},
+        **more,
+    )
+
+
+def planned(answer: Answer) -> dict[str, tuple[int, int]]:
+    """Return what an answer pins, by stream."""
+    return {p.stream: (p.from_, p.next) for p in answer.planned}
+
+
+def retained(made: Ledger, stream: str = "A") -> list[int]:
+    return list(made.streams[stream].epochs)

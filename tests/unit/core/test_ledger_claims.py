@@ -1,0 +1,288 @@
+"""What may be removed, who is asked first, and who keeps an export waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from streambroker_core.ledger import READERS, DataLossError, Ledger, Limits
+from support.ledgers import IMPORT, ask, ledger, planned, put, retained
+
+
+def test_planned_epochs_stay_through_size_age_removal_of_the_route_and_policy() -> None:
+    made = ledger(max_bytes=100, max_age=5.0)
+    put(made, "A", 6)
+    made.plan(ask(budget=200), 0)
+    made.set_routes({IMPORT: "drop"})
+    made.set_routes({})
+    made.sweep(300)
+    assert retained(made) == [0, 1]
+
+
+def test_a_plan_is_released_when_it_is_acknowledged() -> None:
+    made = ledger(max_bytes=100)
+    made.set_routes({IMPORT: "drop"})
+    put(made, "A", 4)
+    made.plan(ask(policy="drop", budget=200), 0)
+    made.sweep(0)
+    assert retained(made) == [0, 1, 3]
+    made.plan(ask({"A": 2}, policy="drop", known=True), 0)
+    made.sweep(0)
+    assert retained(made) == [3]
+
+
+def test_a_plan_is_released_after_lease_and_grace() -> None:
+    made = ledger(max_bytes=100, grace=10)
+    made.set_routes({IMPORT: "drop"})
+    put(made, "A", 3)
+    made.plan(ask(policy="drop", lease=5), 0)
+    made.sweep(15)
+    assert retained(made) == [0, 1, 2]
+    made.sweep(15.1)
+    assert retained(made) == [2]
+
+
+def test_a_sign_of_life_keeps_the_claims() -> None:
+    made = ledger(max_bytes=100, grace=10)
+    put(made, "A", 3)
+    made.plan(ask(lease=5), 0)
+    made.renew("r", 100)
+    made.renew("nobody", 100)
+    made.sweep(109)
+    assert retained(made) == [0, 1, 2]
+
+
+def test_a_reader_that_left_in_order_keeps_its_claims_for_grace() -> None:
+    made = ledger(max_bytes=100, grace=10)
+    put(made, "A", 3)
+    made.plan(ask(lease=5), 0)
+    made.leave("r", 1)
+    made.sweep(11)
+    assert retained(made) == [0, 1, 2]
+    made.sweep(11.1)
+    assert retained(made) == [2]
+
+
+def test_a_reader_without_route_claims_its_plan_only() -> None:
+    made = ledger(max_bytes=100)
+    put(made, "A", 4)
+    made.plan(ask(budget=100), 0)
+    assert made.held_bytes(0) == 400
+    made.set_routes({})
+    assert made.held_bytes(0) == 0
+    made.sweep(0)
+    assert retained(made) == [0, 3]
+
+
+def test_a_reader_without_route_is_given_nothing_new() -> None:
+    made = ledger()
+    put(made, "A", 2)
+    made.plan(ask(budget=100), 0)
+    made.set_routes({})
+    answer = made.plan(ask({"A": 1}, known=True), 0)
+    assert (answer.planned, answer.routed) == ((), False)
+    assert answer.finished == (("A", 0, 1),)
+
+
+def test_an_import_that_the_table_never_had_keeps_its_route() -> None:
+    made = Ledger(Limits())
+    put(made, "A", 2)
+    made.plan(ask(), 0)
+    made.set_routes({"default/other/0/in": "wait"})
+    assert made.plan(ask({"A": 1}, known=True), 0).routed
+
+
+def test_a_returned_latest_route_goes_on_at_the_end() -> None:
+    made = ledger()
+    put(made, "A", 2)
+    made.plan(ask(start="latest"), 0)
+    put(made, "A", 1)
+    made.set_routes({})
+    put(made, "A", 2)
+    made.set_routes({IMPORT: "wait"})
+    put(made, "A", 1)
+    (plan,) = made.plan(ask({"A": 2}, start="latest", known=True), 0).planned
+    assert (plan.from_, plan.next, plan.moved, plan.dropped) == (5, 6, True, (0, 0))
+
+
+def test_a_returned_earliest_route_goes_on_at_its_position() -> None:
+    made = ledger()
+    put(made, "A", 4)
+    made.plan(ask(), 0)
+    made.plan(ask({"A": 1}, known=True), 0)
+    made.set_routes({})
+    made.set_routes({IMPORT: "wait"})
+    (plan,) = made.plan(ask({"A": 3}, known=True), 0).planned
+    assert (plan.from_, plan.next, plan.moved) == (3, 4, False)
+
+
+def test_a_returned_earliest_route_whose_position_is_gone_begins_at_what_is_left() -> None:
+    made = ledger(max_bytes=200)
+    put(made, "A", 1)
+    made.plan(ask(), 0)
+    made.plan(ask({"A": 1}, known=True), 0)
+    made.set_routes({})
+    put(made, "A", 5)
+    made.sweep(0)
+    made.set_routes({IMPORT: "wait"})
+    (plan,) = made.plan(ask({"A": 1}, known=True), 0).planned
+    assert (plan.from_, plan.next, plan.dropped) == (4, 6, (0, 0))
+
+
+def test_a_returned_latest_route_does_not_read_a_successor_made_meanwhile() -> None:
+    made = ledger()
+    put(made, "A", 2)
+    made.plan(ask(start="latest"), 0)
+    made.set_routes({})
+    put(made, "B", 3)
+    made.set_routes({IMPORT: "wait"})
+    put(made, "B", 1)
+    plans = planned(made.plan(ask({"A": 2}, start="latest", known=True), 0))
+    assert plans["B"] == (3, 4)
+
+
+def test_drop_takes_the_oldest_unplanned_epochs_of_that_reader_alone() -> None:
+    made = Ledger(Limits(max_bytes=300))
+    made.set_routes({"slow": "drop", "fast": "wait"})
+    put(made, "A", 3)
+    made.plan(ask(reader="d", import_="slow", policy="drop", budget=100), 0)
+    made.plan(ask(reader="w", import_="fast"), 0)
+    put(made, "A", 3)
+    made.sweep(0)
+    assert retained(made) == [0, 1, 2, 3, 4, 5]
+    made.plan(ask({"A": 5}, reader="w", import_="fast", known=True), 0)
+    made.sweep(0)
+    assert retained(made) == [0, 4, 5]
+    (plan,) = made.plan(
+        ask({"A": 1}, reader="d", import_="slow", policy="drop", known=True), 0
+    ).planned
+    assert (plan.from_, plan.next, plan.dropped) == (4, 6, (3, 30))
+
+
+def test_what_was_dropped_is_a_distance_so_asking_twice_counts_once() -> None:
+    made = ledger(max_bytes=100)
+    made.set_routes({IMPORT: "drop"})
+    put(made, "A", 1)
+    made.plan(ask(policy="drop"), 0)
+    put(made, "A", 4, rows=3)
+    made.plan(ask({"A": 1}, policy="drop", known=True, budget=100), 0)
+    made.sweep(0)
+    asked = ask({"A": 2}, policy="drop", known=True)
+    first = made.plan(asked, 0).planned
+    assert first == made.plan(asked, 0).planned
+    assert first[0].dropped == (2, 6)
+
+
+def test_the_newest_epoch_is_not_taken_by_size() -> None:
+    made = ledger(max_bytes=100)
+    made.set_routes({IMPORT: "drop"})
+    put(made, "A", 2, bytes_=500)
+    made.sweep(0)
+    assert retained(made) == [1]
+
+
+def test_age_takes_what_nobody_claims() -> None:
+    made = ledger(max_age=10.0)
+    put(made, "A", 2, now=0)
+    put(made, "A", 1, now=8)
+    made.sweep(10.5)
+    assert retained(made) == [2]
+
+
+def test_age_takes_nothing_that_a_wait_reader_has_not_finished() -> None:
+    made = ledger(max_age=10.0)
+    put(made, "A", 3, now=0)
+    made.plan(ask(lease=1000), 0)
+    made.sweep(500)
+    assert retained(made) == [0, 1, 2]
+
+
+def test_without_wait_reader_nothing_is_held_and_nobody_waits() -> None:
+    made = ledger(max_bytes=100)
+    put(made, "A", 9)
+    assert made.held_bytes(0) == 0
+    assert made.blocked_by(0) == []
+
+
+def test_a_full_log_names_the_readers_that_hold_it_slowest_first() -> None:
+    made = Ledger(Limits(max_bytes=300, grace=60))
+    made.set_routes({"a": "wait", "b": "wait", "c": "drop", "d": "wait"})
+    put(made, "A", 4)
+    for reader, at in (("a", 3), ("b", 1), ("c", 0), ("d", 4)):
+        policy = "drop" if reader == "c" else "wait"
+        made.plan(ask({"A": at}, reader=reader, import_=reader, policy=policy, lease=5), 0)
+    holders = made.blocked_by(7)
+    assert [(h.reader, h.import_, h.bytes, h.away) for h in holders] == [
+        ("b", "b", 300, 2.0),
+        ("a", "a", 100, 2.0),
+    ]
+
+
+def test_a_log_is_full_at_its_limit_and_free_below() -> None:
+    made = ledger(max_bytes=300)
+    put(made, "A", 3)
+    made.plan(ask(), 0)
+    assert made.blocked_by(0)
+    made.plan(ask({"A": 1}, known=True), 0)
+    assert made.blocked_by(0) == []
+
+
+def test_a_change_to_drop_frees_the_export() -> None:
+    made = ledger(max_bytes=100)
+    put(made, "A", 3)
+    made.plan(ask(), 0)
+    assert made.blocked_by(0)
+    made.set_routes({IMPORT: "drop"})
+    assert made.blocked_by(0) == []
+
+
+def test_a_loss_agreed_under_drop_does_not_stop_a_reader_that_waits_later() -> None:
+    made = ledger(max_bytes=100)
+    made.set_routes({IMPORT: "drop"})
+    put(made, "A", 1)
+    made.plan(ask(policy="drop"), 0)
+    put(made, "A", 4)
+    made.sweep(0)
+    made.set_routes({IMPORT: "wait"})
+    (plan,) = made.plan(ask({"A": 1}, known=True), 0).planned
+    assert (plan.from_, plan.next, plan.dropped) == (4, 5, (3, 30))
+
+
+def test_a_loss_after_the_change_back_to_wait_is_not_agreed() -> None:
+    made = ledger(max_bytes=100, grace=10)
+    made.set_routes({IMPORT: "drop"})
+    put(made, "A", 1)
+    made.plan(ask(policy="drop", lease=5), 0)
+    made.set_routes({IMPORT: "wait"})
+    put(made, "A", 3)
+    made.sweep(100)
+    with pytest.raises(DataLossError):
+        made.plan(ask({"A": 1}, known=True), 100)
+
+
+def test_a_new_earliest_reader_does_not_stop_at_what_was_gone_before_it_came() -> None:
+    made = Ledger(Limits(max_bytes=100))
+    made.set_routes({"old": "drop", IMPORT: "wait"})
+    put(made, "A", 1)
+    made.plan(ask(reader="o", import_="old", policy="drop"), 0)
+    put(made, "A", 4)
+    made.sweep(0)
+    assert retained(made) == [0, 4]
+    assert planned(made.plan(ask(), 0)) == {"A": (0, 1)}
+    (plan,) = made.plan(ask({"A": 1}, known=True), 0).planned
+    assert (plan.from_, plan.next, plan.dropped) == (4, 5, (3, 30))
+
+
+def test_the_ledger_remembers_the_readers_seen_last() -> None:
+    made = ledger()
+    for number in range(READERS + 1):
+        made.plan(ask(reader=f"r{number}"), float(number))
+    assert len(made.readers) == READERS
+    assert "r0" not in made.readers
+    assert f"r{READERS}" in made.readers
+
+
+def test_an_epoch_out_of_order_is_a_fault_of_the_caller() -> None:
+    made = ledger()
+    put(made, "A", 2)
+    with pytest.raises(ValueError, match="epoch 0 after 1"):
+        made.publish("A", made.streams["A"].epochs[0])

@@ -1,0 +1,169 @@
+"""What the checkpoint says is what is read, in the same order and the same slices."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streambroker_core.offset import (
+    Offset,
+    OffsetError,
+    Planned,
+    Position,
+    advance,
+    cut,
+    ranges,
+)
+
+FULL = Offset(
+    reader="r",
+    filter="price > 10",
+    columns=("b", "a"),
+    streams={"z": Position(from_=1, next=4), "a": Position(from_=0, next=2)},
+    control={"l2": 5, "l1": 3},
+    dropped={"z": (2, 20), "a": (1, 7)},
+    last={"x/y/0/p": ("q", 7), "a/b/0/p": None},
+)
+
+
+def test_an_offset_survives_its_text() -> None:
+    assert Offset.decode(json.loads(json.dumps(FULL.encode()))) == FULL
+
+
+def test_equal_offsets_have_equal_text_whatever_the_order_they_were_built_in() -> None:
+    turned = Offset(
+        reader="r",
+        filter="price > 10",
+        columns=("b", "a"),
+        streams=dict(reversed(FULL.streams.items())),
+        control=dict(reversed(FULL.control.items())),
+        dropped=dict(reversed(FULL.dropped.items())),
+        last=dict(reversed(FULL.last.items())),
+    )
+    assert json.dumps(turned.encode()) == json.dumps(FULL.encode())
+    keys = list(FULL.encode())
+    assert keys == sorted(keys)
+    assert list(FULL.encode()["streams"]) == ["a", "z"]
+
+
+def test_columns_keep_their_order() -> None:
+    assert FULL.encode()["columns"] == ["b", "a"]
+
+
+@pytest.mark.parametrize("text", [None, {}])
+def test_nothing_is_the_offset_before_the_first(text: dict[str, object] | None) -> None:
+    assert Offset.decode(text) == Offset()
+
+
+def test_an_offset_of_a_newer_release_is_refused_by_name() -> None:
+    with pytest.raises(OffsetError, match=r"format version 2; this release reads up to 1"):
+        Offset.decode({**FULL.encode(), "v": 2})
+
+
+@pytest.mark.parametrize("data", [{"topic": {"0": 3}}, {"v": "1"}])
+def test_an_offset_of_another_source_is_refused(data: dict[str, object]) -> None:
+    with pytest.raises(OffsetError, match="not an offset of streambroker"):
+        Offset.decode(data)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"streams": 3},
+        {"streams": {"a": {"from": 1}}},
+        {"last": {"e": [1]}},
+        {"dropped": {"a": 5}},
+        {"control": []},
+    ],
+)
+def test_a_damaged_offset_is_refused_with_a_remedy(broken: dict[str, object]) -> None:
+    with pytest.raises(OffsetError, match="Restore the checkpoint"):
+        Offset.decode({**FULL.encode(), **broken})
+
+
+def test_a_batch_reads_from_where_the_last_ended() -> None:
+    start = Offset(streams={"a": Position(from_=0, next=2)})
+    end = Offset(streams={"a": Position(from_=0, next=5), "b": Position(from_=3, next=4)})
+    assert ranges(start, end) == {"a": (2, 5), "b": (3, 4)}
+
+
+def test_a_stream_that_did_not_move_is_not_read_again() -> None:
+    start = Offset(streams={"a": Position(from_=0, next=2), "b": Position(from_=0, next=1)})
+    end = Offset(streams={"a": Position(from_=0, next=2), "b": Position(from_=0, next=3)})
+    assert ranges(start, end) == {"b": (1, 3)}
+
+
+def test_an_agreed_gap_is_left_out() -> None:
+    start = Offset(streams={"a": Position(from_=0, next=2)})
+    assert ranges(start, Offset(streams={"a": Position(from_=4, next=6)})) == {"a": (4, 6)}
+
+
+def test_a_plan_moves_positions_and_counts_what_was_dropped() -> None:
+    start = Offset(reader="r", streams={"a": Position(from_=0, next=2)}, dropped={"a": (1, 5)})
+    plan = Planned(stream="a", from_=4, next=6, dropped=(2, 9), moved=True)
+    end = advance(start, "e", [plan], ("q", 8))
+    assert end.streams == {"a": Position(from_=4, next=6)}
+    assert end.dropped == {"a": (3, 14)}
+    assert end.last == {"e": ("q", 8)}
+    assert (end.reader, start.streams) == ("r", {"a": Position(from_=0, next=2)})
+
+
+def test_a_plan_without_gap_leaves_the_beginning() -> None:
+    start = Offset(streams={"a": Position(from_=1, next=2)})
+    end = advance(start, "e", [Planned(stream="a", from_=2, next=6)], None)
+    assert end.streams == {"a": Position(from_=1, next=6)}
+    assert end.dropped == {}
+
+
+def test_an_export_counts_as_opened_also_while_it_has_no_stream() -> None:
+    assert advance(Offset(), "e", [], None).last == {"e": None}
+
+
+def test_a_batch_without_news_keeps_the_last_batch_read() -> None:
+    start = Offset(last={"e": ("q", 3)})
+    assert advance(start, "e", [], None).last == {"e": ("q", 3)}
+
+
+blocks = st.dictionaries(
+    st.integers(0, 50), st.lists(st.integers(1, 100), max_size=8), max_size=12
+).map(lambda d: dict(sorted(d.items())))
+
+
+@given(epochs=blocks, size=st.integers(1, 300))
+def test_slices_cover_every_block_once_in_order(epochs: dict[int, list[int]], size: int) -> None:
+    slices = cut(epochs, slice_bytes=size)
+    got = [(p.epoch, b) for s in slices for p in s for b in range(p.first, p.last)]
+    assert got == [(e, b) for e, sizes in epochs.items() for b in range(len(sizes))]
+    assert all(s and all(p.first < p.last for p in s) for s in slices)
+    assert cut(dict(epochs), slice_bytes=size) == slices
+
+
+@given(epochs=blocks, size=st.integers(1, 300))
+def test_slices_are_about_equal(epochs: dict[int, list[int]], size: int) -> None:
+    total = sum(map(sum, epochs.values()))
+    largest = max((b for sizes in epochs.values() for b in sizes), default=0)
+    wanted = max(1, -(-total // size))
+    slices = cut(epochs, slice_bytes=size)
+    assert len(slices) <= wanted
+    for one in slices:
+        assert sum(sum(epochs[p.epoch][p.first : p.last]) for p in one) <= size + largest
+
+
+def test_one_large_epoch_is_cut_at_its_blocks() -> None:
+    pieces = cut({4: [10] * 6}, slice_bytes=20)
+    assert [[(p.epoch, p.first, p.last) for p in s] for s in pieces] == [
+        [(4, 0, 2)],
+        [(4, 2, 4)],
+        [(4, 4, 6)],
+    ]
+
+
+def test_small_epochs_share_a_slice() -> None:
+    assert len(cut({1: [10], 2: [10], 3: [10]}, slice_bytes=30)) == 1
+
+
+def test_nothing_is_cut_into_nothing() -> None:
+    assert cut({}) == []
