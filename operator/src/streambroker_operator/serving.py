@@ -46,9 +46,11 @@ class Broker:
         self._sender = HintSender()
         self.runtime = Runtime(self._store, self._sender)
         self.runtime.start()
-        self._runner = web.AppRunner(create_app(self.runtime), access_log=None)
+        self._runner = web.AppRunner(
+            create_app(self.runtime), access_log=None, shutdown_timeout=SHUTDOWN_S
+        )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, shutdown_timeout=SHUTDOWN_S)
+        site = web.TCPSite(self._runner, self._host, self._port)
         try:
             await site.start()
         except OSError as error:

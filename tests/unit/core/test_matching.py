@@ -152,7 +152,7 @@ def test_a_filter_is_refused_only_if_it_suits_no_export_that_matches() -> None:
     import_ = import_of(filter="price > 1.0")
     wrong, right = export_of("a/p", schema=SIZE), export_of("b/p", schema=PRICE)
     unrelated = export_of("c/p", properties={"kind": "other"}, schema=PRICE)
-    silent = export_of("d/p", allowFilter=False, schema=SIZE)
+    silent = export_of("d/p", allowFilter=False, schema=PRICE)
 
     assert import_filter_problem(import_, [wrong, silent, unrelated]) is not None
     assert import_filter_problem(import_, [wrong, right]) is None

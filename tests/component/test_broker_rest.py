@@ -1,0 +1,322 @@
+"""Every cell of the REST table, over a real server and a real file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.brokers import EXPORT, IMPORT, Rest, running_broker
+
+X = "/job/feed/pe/0/export/trades"
+I = "/job/alerts/pe/0/import/trades"  # noqa: E741
+AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
+
+
+@pytest.fixture
+async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
+    async with running_broker(tmp_path / "broker.db") as (_, client):
+        yield client
+
+
+@pytest.fixture
+async def pair(rest: Rest) -> Rest:
+    """A broker with one export that one import matches."""
+    assert (await rest("PUT", X, EXPORT)).status == 201
+    assert (await rest("PUT", I, IMPORT)).status == 201
+    return rest
+
+
+def ports(answer: Any, kind: str) -> list[str]:
+    return [route["export"] + ">" + route["import"] for route in answer.body["routes"][kind]]
+
+
+ROUTE = "default/feed/0/trades>default/alerts/0/trades"
+
+
+async def test_declaring_answers_identity_version_and_routes(rest: Rest) -> None:
+    first = await rest("PUT", X, EXPORT)
+    second = await rest("PUT", I, IMPORT)
+
+    assert (first.status, first.body["generation"], first.body["version"]) == (201, 1, 1)
+    assert first.headers["ETag"] == f'"{first.body["uid"]}.1"'
+    assert (second.status, ports(second, "added")) == (201, [ROUTE])
+
+
+async def test_declaring_again_replaces_and_equal_content_changes_nothing(pair: Rest) -> None:
+    again = await pair("PUT", X, EXPORT)
+    other = await pair("PUT", X, {**EXPORT, "congestionPolicy": "drop"})
+
+    assert (again.status, again.body["generation"], again.body["changed"]) == (200, 1, False)
+    assert (other.status, other.body["generation"]) == (200, 2)
+    assert other.body["uid"] == again.body["uid"]
+    assert ports(other, "kept") == [ROUTE]
+    assert other.body["routes"]["kept"][0]["policy"] == "drop"
+
+
+async def test_a_whole_manifest_can_be_declared(rest: Rest) -> None:
+    manifest: dict[str, Any] = {
+        "apiVersion": "streambroker.io/v1alpha1",
+        "kind": "Export",
+        "metadata": {"name": "my-trades"},
+        "spec": {**EXPORT, "job": "feed", "port": "trades"},
+    }
+    assert (await rest("PUT", X, manifest)).status == 201
+    shown = await rest("GET", X)
+    assert shown.body["metadata"]["name"] == "my-trades"
+
+    elsewhere = await rest("PUT", X, {**manifest, "spec": {**manifest["spec"], "job": "b"}})
+    assert (elsewhere.status, elsewhere.body["path"]) == (422, "spec.job")
+    wrong = await rest("PUT", I, manifest)
+    assert (wrong.status, wrong.body["path"]) == (422, "kind")
+
+
+async def test_a_resource_is_shown_with_its_status(pair: Rest) -> None:
+    export, import_ = await pair("GET", X), await pair("GET", I)
+
+    assert export.body["spec"]["properties"] == {"kind": "trade", "level": 5}
+    assert export.body["status"]["topMatches"] == ["default/alerts/0/trades"]
+    assert import_.body["spec"]["filter"] == "price > 10.0"
+    assert import_.body["status"]["matches"] == 1
+    for answer, path in ((export, X), (import_, I)):
+        same = await pair("GET", path, If_None_Match=answer.headers["ETag"])
+        assert same.status == 304
+
+
+async def test_withdrawing_cuts_routes_and_the_pe_stays_known(pair: Rest) -> None:
+    gone = await pair("DELETE", X)
+
+    assert gone.status == 200
+    assert gone.body["routes"]["cut"][0]["reason"] == "ExportRemoved"
+    assert (await pair("GET", X)).code == "UnknownPort"
+    view = await pair("GET", "/job/feed/pe/0")
+    assert (view.status, view.body["exports"]) == (200, {})
+    assert (await pair("DELETE", I)).status == 200
+    assert (await pair("DELETE", I)).code == "UnknownPort"
+
+
+async def test_a_view_has_an_etag_and_is_not_sent_again(pair: Rest) -> None:
+    view = await pair("GET", "/job/alerts/pe/0")
+    again = await pair("GET", "/job/alerts/pe/0", If_None_Match=view.headers["ETag"])
+    weak = await pair("GET", "/job/alerts/pe/0", If_None_Match=f'"x", W/{view.headers["ETag"]}')
+    other = await pair("GET", "/job/alerts/pe/0", If_None_Match='"other"')
+
+    assert view.headers["ETag"] == f'"{view.body["version"]}"'
+    assert view.body["imports"]["trades"]["routes"][0]["export"] == "default/feed/0/trades"
+    assert (again.status, again.body) == (304, None)
+    assert weak.status == 304
+    assert other.status == 200
+
+
+async def test_a_known_pe_without_matches_has_an_empty_view(rest: Rest) -> None:
+    await rest("PUT", I, IMPORT)
+    await rest("PUT", "/job/idle/pe/3", AGENT)
+    alerts, idle = await rest("GET", "/job/alerts/pe/0"), await rest("GET", "/job/idle/pe/3")
+
+    assert (alerts.status, alerts.body["imports"]["trades"]["routes"]) == (200, [])
+    assert (idle.status, idle.body["exports"], idle.body["imports"]) == (200, {}, {})
+
+
+async def test_a_long_poll_ends_with_the_change(pair: Rest) -> None:
+    view = await pair("GET", "/job/alerts/pe/0")
+    waiting = asyncio.ensure_future(
+        pair("GET", "/job/alerts/pe/0?wait=30s", If_None_Match=view.headers["ETag"])
+    )
+    await pair("GET", "/pes")
+    assert not waiting.done()
+    await pair("PUT", f"{I}/filter", {"filter": "price > 20.0"})
+    changed = await asyncio.wait_for(waiting, 5.0)
+
+    assert changed.status == 200
+    assert changed.body["imports"]["trades"]["filter"] == "price > 20.0"
+
+
+async def test_a_long_poll_without_a_change_ends_with_304(pair: Rest) -> None:
+    view = await pair("GET", "/job/alerts/pe/0")
+    waited = await pair("GET", "/job/alerts/pe/0?wait=20ms", If_None_Match=view.headers["ETag"])
+
+    assert waited.status == 304
+    assert (await pair("GET", "/job/alerts/pe/0?wait=30s")).status == 200
+
+
+async def test_registering_gives_the_same_key_again_and_importers_the_location(pair: Rest) -> None:
+    first = await pair("PUT", "/job/feed/pe/0", AGENT)
+    again = await pair("PUT", "/job/feed/pe/0", AGENT)
+    other = await pair("PUT", "/job/feed/pe/0", {**AGENT, "instance": "fedcba9876543210"})
+    view = await pair("GET", "/job/alerts/pe/0")
+
+    assert first.status == 200
+    assert len(bytes.fromhex(first.body["key"])) == 32
+    assert first.body == again.body
+    assert first.body["key"] != other.body["key"]
+    (route,) = view.body["imports"]["trades"]["routes"]
+    assert route["location"] == "grpc+tcp://127.0.0.1:4711"
+    assert route["capability"]
+
+
+async def test_a_pe_is_withdrawn_when_it_has_no_ports(pair: Rest) -> None:
+    assert (await pair("DELETE", "/job/feed/pe/0")).code == "PortsRemain"
+    await pair("DELETE", X)
+
+    assert (await pair("DELETE", "/job/feed/pe/0")).status == 204
+    assert (await pair("GET", "/job/feed/pe/0")).code == "UnknownPE"
+
+
+async def test_properties_are_read_set_merged_and_removed(pair: Rest) -> None:
+    assert (await pair("GET", f"{X}/properties")).body == {"kind": "trade", "level": 5}
+    merged = await pair("PATCH", f"{X}/properties", {"level": None, "hot": True})
+    assert ports(merged, "kept") == [ROUTE]
+    assert (await pair("GET", f"{X}/properties")).body == {"kind": "trade", "hot": True}
+    removed = await pair("DELETE", f"{X}/properties?name=kind&name=hot")
+    assert removed.body["routes"]["cut"][0]["reason"] == "SubscriptionUnknown"
+    assert (await pair("GET", f"{X}/properties")).body == {}
+    added = await pair("PUT", f"{X}/properties", {"kind": "trade", "level": 2.0})
+    assert ports(added, "added") == [ROUTE]
+    assert (await pair("GET", f"{X}/properties")).body == {"kind": "trade", "level": 2}
+    await pair("DELETE", f"{X}/properties")
+    assert (await pair("GET", f"{X}/properties")).body == {}
+
+
+async def test_removing_properties_is_all_or_nothing(pair: Rest) -> None:
+    refused = await pair("DELETE", f"{X}/properties?name=level&name=nope")
+
+    assert (refused.status, refused.code) == (404, "UnknownProperty")
+    assert (await pair("GET", f"{X}/properties")).body == {"kind": "trade", "level": 5}
+
+
+async def test_one_bad_property_leaves_all_as_they_were(pair: Rest) -> None:
+    for method in ("PUT", "PATCH"):
+        refused = await pair(method, f"{X}/properties", {"kind": "quote", "mixed": [1, "x"]})
+        assert (refused.status, refused.code, refused.body["property"]) == (
+            422,
+            "PropertyInvalid",
+            "mixed",
+        )
+
+    assert (await pair("GET", X)).body["metadata"]["generation"] == 1
+
+
+async def test_a_single_property_is_read_set_and_removed(pair: Rest) -> None:
+    assert (await pair("GET", f"{X}/property/kind")).body == "trade"
+    assert (await pair("PUT", f"{X}/property/venue", "N")).status == 201
+    assert (await pair("PUT", f"{X}/property/venue", ["N", "Q"])).status == 200
+    assert (await pair("GET", f"{X}/property/venue")).body == ["N", "Q"]
+    assert (await pair("DELETE", f"{X}/property/venue")).status == 200
+
+    for method in ("GET", "DELETE"):
+        assert (await pair(method, f"{X}/property/venue")).code == "UnknownProperty"
+
+
+async def test_a_filter_is_read_set_and_cleared(pair: Rest) -> None:
+    assert (await pair("GET", f"{I}/filter")).body == {"filter": "price > 10.0"}
+    changed = await pair("PUT", f"{I}/filter", {"filter": "price > 20.0"})
+    assert ports(changed, "kept") == [ROUTE]
+    await pair("PUT", f"{I}/filter", "price > 30.0")
+    assert (await pair("GET", f"{I}/filter")).body == {"filter": "price > 30.0"}
+    await pair("PUT", f"{I}/filter", data=b"price > 40.0", Content_Type="text/plain")
+    assert (await pair("GET", f"{I}/filter")).body == {"filter": "price > 40.0"}
+    for empty in ({"filter": ""}, {"filter": None}, "  ", None):
+        await pair("PUT", f"{I}/filter", {"filter": "price > 1.0"})
+        await pair("PUT", f"{I}/filter", empty)
+        assert (await pair("GET", f"{I}/filter")).body == {"filter": None}
+
+
+async def test_setting_a_subscription_keeps_filter_and_scope(rest: Rest) -> None:
+    await rest("PUT", I, {**IMPORT, "applicationScope": "Lab"})
+    await rest("PUT", f"{I}/subscription", {"subscription": 'kind == "quote"'})
+    spec = (await rest("GET", I)).body["spec"]
+
+    assert spec["subscription"] == 'kind == "quote"'
+    assert (spec["filter"], spec["applicationScope"]) == ("price > 10.0", "Lab")
+    shown = await rest("GET", f"{I}/subscription")
+    assert shown.body == {"subscription": 'kind == "quote"'}
+
+
+async def test_streams_are_names_or_a_subscription(pair: Rest) -> None:
+    shown = await pair("GET", f"{I}/streams")
+    assert shown.body == {"applicationScope": "Default", "subscription": 'kind == "trade"'}
+    named = {"streams": [{"applicationName": "market.Feed", "streamId": "s"}]}
+    cut = await pair("PUT", f"{I}/streams", named)
+    assert cut.body["routes"]["cut"][0]["reason"] == "ExportedByProperties"
+    assert (await pair("GET", f"{I}/streams")).body == {"applicationScope": "Default", **named}
+    assert (await pair("GET", f"{I}/filter")).body == {"filter": "price > 10.0"}
+    for method, body in (("GET", None), ("PUT", "a == 1")):
+        assert (await pair(method, f"{I}/subscription", body)).code == "WrongKind"
+    back = await pair("PUT", f"{I}/streams", {"subscription": 'kind == "trade"'})
+    assert ports(back, "added") == [ROUTE]
+
+
+async def test_lists_show_everything_of_a_namespace(pair: Rest) -> None:
+    await pair("PUT", "/job/feed/pe/0/export/trades?namespace=lab", EXPORT)
+    exports, imports = await pair("GET", "/exports"), await pair("GET", "/imports")
+    pes, routes = await pair("GET", "/pes"), await pair("GET", "/routes")
+    everywhere = await pair("GET", "/exports?namespace=*")
+
+    assert [item["spec"]["port"] for item in exports.body["items"]] == ["trades"]
+    assert imports.body["items"][0]["status"]["matches"] == 1
+    assert [(item["job"], item["exports"]) for item in pes.body["items"]] == [
+        ("alerts", []),
+        ("feed", ["trades"]),
+    ]
+    assert [item["filter"] for item in routes.body["items"]] == ["price > 10.0"]
+    assert [i["metadata"]["namespace"] for i in everywhere.body["items"]] == ["default", "lab"]
+
+
+async def test_namespaces_are_apart(pair: Rest) -> None:
+    lab = await pair("PUT", f"{I}?namespace=lab", IMPORT)
+
+    assert ports(lab, "added") == []
+    assert (await pair("GET", f"{X}?namespace=lab")).code == "UnknownPE"
+
+
+async def test_conditions_are_kept(pair: Rest) -> None:
+    etag = (await pair("GET", X)).headers["ETag"]
+    assert (await pair("PUT", X, EXPORT, If_None_Match="*")).status == 412
+    assert (await pair("PUT", I + "2", IMPORT, If_None_Match="*")).status == 201
+    assert (await pair("PUT", I + "3", IMPORT, If_Match="*")).status == 412
+    for method, path, body in (
+        ("PUT", X, EXPORT),
+        ("DELETE", X, None),
+        ("PUT", f"{X}/properties", {}),
+        ("PATCH", f"{X}/properties", {"a": 1}),
+        ("DELETE", f"{X}/properties", None),
+        ("PUT", f"{X}/property/a", 1),
+        ("DELETE", f"{X}/property/kind", None),
+        ("PUT", f"{I}/filter", ""),
+        ("PUT", f"{I}/subscription", "a == 1"),
+        ("PUT", f"{I}/streams", {}),
+    ):
+        refused = await pair(method, path, body, If_Match='"another.1"')
+        assert (refused.status, refused.code) == (412, "ConditionFailed"), (method, path)
+    assert (await pair("GET", X)).headers["ETag"] == etag
+
+    changed = await pair("PUT", f"{X}/properties", {"kind": "x"}, If_Match=etag)
+    assert changed.status == 200
+    stale = await pair("PUT", f"{X}/properties", {}, If_Match=etag)
+    assert stale.status == 412
+
+
+async def test_a_filter_that_suits_no_match_is_refused_and_one_that_suits_some_is_not(
+    pair: Rest,
+) -> None:
+    refused = await pair("PUT", f"{I}/filter", {"filter": "size > 1"})
+    assert (refused.status, refused.code) == (422, "FilterInvalid")
+    assert refused.body["position"] == {"line": 1, "column": 1, "offset": 0}
+    assert refused.body["found"]
+    assert refused.body["expected"]
+    assert "hint" in refused.body
+    sized = {**EXPORT, "schema": [{"name": "size", "type": "bigint"}]}
+    await pair("PUT", "/job/other/pe/0/export/trades", sized)
+    accepted = await pair("PUT", f"{I}/filter", {"filter": "size > 1"})
+
+    assert accepted.status == 200
+    assert accepted.body["routes"]["cut"][0]["reason"] == "FilterInvalid"
+    view = await pair("GET", "/job/alerts/pe/0")
+    (pair_refused,) = view.body["imports"]["trades"]["refused"]
+    assert (pair_refused["export"], pair_refused["reason"]) == (
+        "default/feed/0/trades",
+        "FilterInvalid",
+    )
