@@ -43,6 +43,10 @@ class HintSender:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending[pe] = (address, datagram)
 
+    async def settled(self) -> None:
+        """Return when no name is being looked up any more."""
+        await asyncio.gather(*self._lookups)
+
     def close(self) -> None:
         """Close the sockets and forget what waits for a name to be looked up."""
         for lookup in self._lookups:

@@ -80,7 +80,7 @@ class Runtime:
 
     def __init__(self, store: Store, sender: HintSender, board: Board | None = None) -> None:
         self._store = store
-        self._sender = sender
+        self.sender = sender
         self.board = Board() if board is None else board
         self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
         self._closing = False
@@ -281,7 +281,7 @@ class Runtime:
             return
         key = self.key(order.pe, registration)
         datagram = hints.encode(key, str(order.pe), order.version, order.point)
-        self._sender.send(order.pe, registration.hint, datagram)
+        self.sender.send(order.pe, registration.hint, datagram)
 
 
 def _applied(stored: Stored) -> ExportApplied | ImportApplied:

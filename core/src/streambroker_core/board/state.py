@@ -190,7 +190,8 @@ class Board:
         self._views[pe] = after
         actions: list[Action] = [RoutesChanged(pe=pe, version=after.version)]
         agent = self._agents.get(pe)
-        if agent is not None and agent.registration.hint is not None:
+        news = before is not None or after.exports or after.imports
+        if news and agent is not None and agent.registration.hint is not None:
             actions.append(Hint(pe=pe, version=after.version, point=self.point))
         return actions
 
