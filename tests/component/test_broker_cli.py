@@ -1,0 +1,229 @@
+"""The command line against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from streambroker_operator.cli import main
+from support.brokers import Rest, running_broker
+
+DOCUMENTS = """
+apiVersion: streambroker.io/v1alpha1
+kind: Export
+metadata: {name: feed-trades, creationTimestamp: 2026-01-02T03:04:05Z}
+spec:
+  job: feed
+  port: trades
+  properties: {kind: trade, tickers: [IBM, GOOG]}
+  schema: [{name: price, type: double}]
+---
+---
+apiVersion: streambroker.io/v1alpha1
+kind: Import
+metadata: {name: alerts-trades}
+spec: {job: alerts, port: trades, subscription: 'kind == "trade"', filter: price > 10.0}
+"""
+
+
+class Cli:
+    """Run commands beside the broker's event loop."""
+
+    def __init__(self, rest: Rest, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        self.rest = rest
+        self._capsys = capsys
+        self.file = folder / "streams.yaml"
+        self.file.write_text(DOCUMENTS)
+
+    async def __call__(self, *arguments: str, url: str | None = None) -> tuple[int, str, str]:
+        """Return exit code, stdout and stderr."""
+        command, *rest = arguments
+        self._capsys.readouterr()
+        full = [command, "--url", url or self.rest.url, *rest]
+        code = await asyncio.to_thread(main, full)
+        out, err = self._capsys.readouterr()
+        return code, out, err
+
+
+@pytest.fixture
+async def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Cli]:
+    async with running_broker(tmp_path / "broker.db") as (_, rest):
+        yield Cli(rest, capsys, tmp_path)
+
+
+@pytest.fixture
+async def applied(cli: Cli) -> Cli:
+    """A broker that has the documents."""
+    assert (await cli("apply", "-f", str(cli.file)))[0] == 0
+    return cli
+
+
+async def test_apply_tells_what_it_did_with_each_document(cli: Cli) -> None:
+    code, out, err = await cli("apply", "-f", str(cli.file))
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "export default/feed/0/trades created (routes: 0 kept, 0 added, 0 cut)",
+        "import default/alerts/0/trades created (routes: 0 kept, 1 added, 0 cut)",
+        "  + default/feed/0/trades -> default/alerts/0/trades",
+    ]
+    assert "unchanged" in (await cli("apply", "-f", str(cli.file)))[1]
+    cli.file.write_text(DOCUMENTS.replace("10.0", "20.0"))
+    again = (await cli("apply", "-f", str(cli.file)))[1].splitlines()
+
+    assert again[0].startswith("export default/feed/0/trades unchanged")
+    assert again[1].startswith("import default/alerts/0/trades configured (routes: 1 kept")
+
+
+async def test_apply_reads_the_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(DOCUMENTS))
+    code, _, _ = await cli("apply", "-f", "-", "-n", "lab")
+
+    assert code == 0
+    assert (await cli.rest("GET", "/exports?namespace=lab")).body["items"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (DOCUMENTS.replace("kind: Import", "kind: Pod"), "document 3: kind is 'Pod'"),
+        (DOCUMENTS.replace("port: trades", "prot: trades"), "document 1: spec.prot"),
+        (DOCUMENTS + "\n---\n[", "is not YAML"),
+        (DOCUMENTS.replace("  job: feed", "  job: feed\n  job: meed"), "stands there twice"),
+        (DOCUMENTS.replace("GOOG", "5"), "Invalid property `tickers`"),
+        ("", "holds no resource"),
+        ("\t", "is not YAML"),
+    ],
+)
+async def test_a_file_with_a_fault_is_not_applied_at_all(cli: Cli, text: str, said: str) -> None:
+    cli.file.write_text(text)
+    code, out, err = await cli("apply", "-f", str(cli.file))
+
+    assert (code, out) == (1, "")
+    assert said in err
+    assert (await cli.rest("GET", "/exports")).body["items"] == []
+
+
+async def test_a_file_that_is_not_there_is_named(cli: Cli) -> None:
+    code, _, err = await cli("apply", "-f", "no-such.yaml")
+
+    assert code == 1
+    assert "no-such.yaml" in err
+
+
+async def test_get_shows_tables(applied: Cli) -> None:
+    _, out, _ = await applied("get")
+    _, wide, _ = await applied("get", "imports", "-o", "wide")
+    _, other, _ = await applied("get", "routes", "-n", "lab")
+    _, everywhere, _ = await applied("get", "routes", "-A")
+
+    lines = [line.split() for line in out.splitlines()]
+    assert ["JOB", "PE", "PORT", "OFFERS", "MATCHES", "STATE"] in lines
+    assert [
+        "feed",
+        "0",
+        "trades",
+        'kind="trade"',
+        'tickers=["IBM",',
+        '"GOOG"]',
+        "1",
+        "Accepted",
+    ] in lines
+    assert "default/feed/0/trades" in wide
+    assert other == "no routes\n"
+    assert "price > 10.0" in everywhere
+
+
+async def test_get_answers_json_and_yaml_for_programs(applied: Cli) -> None:
+    _, as_json, _ = await applied("get", "exports", "-o", "json")
+    _, as_yaml, _ = await applied("get", "imports", "-o", "yaml")
+
+    assert json.loads(as_json)["items"][0]["metadata"]["name"] == "feed-trades"
+    (import_,) = yaml.safe_load_all(as_yaml)
+    assert import_["spec"]["filter"] == "price > 10.0"
+
+
+async def test_a_filter_is_changed_while_routes_stay(applied: Cli) -> None:
+    code, out, _ = await applied("set-filter", "alerts", "0", "trades", "price > 99.5")
+    shown = await applied.rest("GET", "/job/alerts/pe/0/import/trades/filter")
+
+    assert (code, out) == (
+        0,
+        "import default/alerts/0/trades filter set (routes: 1 kept, 0 added, 0 cut)\n",
+    )
+    assert shown.body == {"filter": "price > 99.5"}
+
+
+async def test_a_subscription_and_properties_are_changed(applied: Cli) -> None:
+    _, cut, _ = await applied("set-properties", "feed", "0", "trades", "kind=quote", "n=5", "x=")
+    _, added, _ = await applied("set-subscription", "alerts", "0", "trades", "n == 5")
+    shown = await applied.rest("GET", "/job/feed/pe/0/export/trades/properties")
+    await applied("set-properties", "feed", "0", "trades", "{n: [1, 2]}")
+    mapping = await applied.rest("GET", "/job/feed/pe/0/export/trades/properties")
+
+    assert "  - default/feed/0/trades -> default/alerts/0/trades: SubscriptionFalse" in cut
+    assert "  + default/feed/0/trades -> default/alerts/0/trades" in added
+    assert shown.body == {"kind": "quote", "n": 5, "x": ""}
+    assert mapping.body == {"n": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("set-filter", "alerts", "0", "trades", "price >"), "FilterInvalid: Invalid filter at"),
+        (("set-filter", "alerts", "0", "nope", "a == 1"), "UnknownPort"),
+        (("set-filter", "nobody", "0", "trades", "a == 1"), "UnknownPE"),
+        (("set-filter", "alerts", "zero", "trades", "a == 1"), "'zero' is not a PE number"),
+        (("set-subscription", "alerts", "0", "trades", "kind ="), "SubscriptionInvalid"),
+        (("set-properties", "feed", "0", "trades", "kind"), "NAME=VALUE"),
+        (("set-properties", "feed", "0", "trades", "a=1", "a=2"), "NAME=VALUE"),
+        (("set-properties", "feed", "0", "trades", "a={b: 1}"), "PropertyInvalid"),
+        (("set-properties", "feed", "0", "trades", "a=["), "is not YAML"),
+        (("delete", "export", "feed", "0"), "export|import JOB PE PORT"),
+        (("delete",), "-f FILE"),
+        (("delete", "export", "feed", "0", "nope"), "UnknownPort"),
+    ],
+)
+async def test_a_refusal_is_one_line_and_exit_code_1(
+    applied: Cli, arguments: tuple[str, ...], said: str
+) -> None:
+    code, out, err = await applied(*arguments)
+
+    assert (code, out) == (1, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+async def test_delete_takes_a_port_or_a_file(applied: Cli) -> None:
+    code, out, _ = await applied("delete", "export", "feed", "0", "trades")
+    assert (code, out.splitlines()[0]) == (
+        0,
+        "export default/feed/0/trades deleted (routes: 0 kept, 0 added, 1 cut)",
+    )
+    await applied("apply", "-f", str(applied.file))
+    code, out, _ = await applied("delete", "-f", str(applied.file))
+
+    assert (code, out.count("deleted")) == (0, 2)
+    assert (await applied.rest("GET", "/imports")).body["items"] == []
+
+
+async def test_a_broker_that_is_away_is_said_with_the_remedy(cli: Cli) -> None:
+    code, _, err = await cli("get", url="http://127.0.0.1:1")
+    assert code == 1
+    assert "No broker answers at http://127.0.0.1:1" in err
+    assert "streambroker up" in err
+
+    code, _, err = await cli("get", url="ftp://x")
+    assert (code, "http://" in err) == (1, True)
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["get", "nonsense"])
+
+    assert caught.value.code == 2

@@ -1,0 +1,54 @@
+"""What the command line reads and shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streambroker_core.errors import ManifestError
+from streambroker_operator.cli.documents import read_value
+from streambroker_operator.cli.tables import shown, table
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5", 5),
+        ("5.5", 5.5),
+        ("true", True),
+        ('"5"', "5"),
+        ("[IBM, 5]", ["IBM", 5]),
+        ("2026-01-02", "2026-01-02"),
+        ("", ""),
+        ("two words", "two words"),
+    ],
+)
+def test_values_are_read_as_yaml_but_dates_stay_text(text: str, value: Any) -> None:
+    assert read_value(text) == value
+
+
+@pytest.mark.parametrize("text", ["[", "{a: 1, a: 2}", "!!python/object:x {}", "[" * 5000])
+def test_what_is_not_plain_yaml_is_refused(text: str) -> None:
+    with pytest.raises(ManifestError):
+        read_value(text)
+
+
+def test_columns_are_as_wide_as_their_longest_cell() -> None:
+    assert table([["A", "B"], ["long", "x"]]) == "A     B\nlong  x\n"
+
+
+def test_long_texts_are_cut_in_tables_only() -> None:
+    item = {
+        "metadata": {},
+        "spec": {"job": "j", "pe": 0, "port": "p", "subscription": "x" * 100},
+        "status": {"matches": 2, "reason": "Accepted"},
+    }
+
+    assert "x" * 59 + "…" in shown("imports", [item], "table")
+    assert "x" * 100 in shown("imports", [item], "json")
+
+
+def test_an_empty_list_says_so() -> None:
+    assert shown("pes", [], "table") == "no pes\n"
+    assert shown("pes", [], "json") == '{\n  "items": []\n}\n'

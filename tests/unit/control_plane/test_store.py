@@ -1,0 +1,135 @@
+"""The store keeps what it was given, and gives identity, generation and version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streambroker_core.model import kind_of
+from streambroker_core.wire.manifest import write_spec
+from streambroker_operator.errors import StoreError
+from streambroker_operator.store import Store
+from support.resources import export_of, import_of, pe, port, registration
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "broker.db", clock=lambda: 100.0)
+    yield opened
+    opened.close()
+
+
+def test_creating_gives_identity_and_the_first_generation(store: Store) -> None:
+    stored = store.put(export_of(uid="mine"))
+
+    assert stored.created
+    assert stored.resource.uid != "mine"
+    assert (stored.resource.generation, stored.version) == (1, 1)
+    assert store.get("Export", port("feed/trades")) == replace(stored, created=False, changed=False)
+    assert store.get("Import", port("feed/trades")) is None
+
+
+def test_only_a_change_of_the_spec_raises_generation_and_version(store: Store) -> None:
+    first = store.put(export_of())
+    same = store.put(export_of())
+    other = store.put(export_of(properties={"kind": "quote"}))
+
+    assert (same.changed, same.version, same.resource) == (False, 1, first.resource)
+    assert (other.changed, other.version, other.resource.generation) == (True, 2, 2)
+    assert (other.resource.uid, other.resource.created) == (
+        first.resource.uid,
+        first.resource.created,
+    )
+
+
+def test_true_is_not_1(store: Store) -> None:
+    store.put(export_of(properties={"hot": 1}))
+
+    assert store.put(export_of(properties={"hot": True})).changed
+    found = store.get("Export", port("feed/trades"))
+    assert found is not None
+    assert write_spec(found.resource)["properties"]["hot"] is True
+
+
+def test_a_new_name_is_kept_without_a_new_generation(store: Store) -> None:
+    store.put(export_of())
+    named = store.put(replace(export_of(), name="mine"))
+    unnamed = store.put(export_of())
+
+    assert (named.changed, named.resource.generation, named.resource.name) == (True, 1, "mine")
+    assert (unnamed.changed, unnamed.resource.name) == (False, "mine")
+
+
+def test_creating_again_gives_another_identity(store: Store) -> None:
+    first = store.put(import_of())
+    version = store.delete("Import", first.resource.key)
+    second = store.put(import_of())
+
+    assert version == 2
+    assert second.version == 3
+    assert second.resource.uid != first.resource.uid
+
+
+def test_who_came_later_is_younger_even_if_the_clock_stands(store: Store) -> None:
+    ages = [store.put(export_of(f"feed/p{n}")).resource.created for n in range(5)]
+
+    assert ages == sorted(set(ages))
+
+
+def test_pes_are_known_from_their_first_resource_or_registration(store: Store) -> None:
+    store.put(export_of())
+    version = store.register(pe("alerts"), registration())
+    again = store.register(pe("alerts"), registration())
+    moved = store.register(pe("alerts"), registration("grpc+tcp://h:2"))
+    store.delete("Export", port("feed/trades"))
+    known = {str(found.pe): found.registration for found in store.pes()}
+
+    assert (version, again, moved) == (2, 2, 3)
+    assert known == {"default/feed/0": None, "default/alerts/0": registration("grpc+tcp://h:2")}
+    store.withdraw(pe("feed"))
+    assert [str(found.pe) for found in store.pes()] == ["default/alerts/0"]
+
+
+def test_everything_is_there_after_opening_again(tmp_path: Path) -> None:
+    path = tmp_path / "broker.db"
+    store = Store(path)
+    kept = [store.put(resource) for resource in (export_of(), import_of(filter="a == 1"))]
+    store.register(pe("feed"), registration())
+    secret, version, pes = store.secret, store.version, store.pes()
+    store.close()
+    again = Store(path)
+
+    assert (again.secret, again.version, again.pes()) == (secret, version, pes)
+    assert len(secret) == 32
+    for stored in kept:
+        found = again.get(kind_of(stored.resource), stored.resource.key)
+        assert found is not None
+        assert (found.resource, found.version) == (stored.resource, stored.version)
+    again.close()
+
+
+def test_a_file_is_given_to_one_broker_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "broker.db"
+    store = Store(path)
+    with pytest.raises(StoreError, match="in use by another broker"):
+        Store(path)
+    store.close()
+
+    Store(path).close()
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "broker.db"
+    uids = iter(["one", "one", "two"])
+    store = Store(path, new_uid=lambda: next(uids))
+    store.put(export_of("feed/a"))
+    with pytest.raises(Exception, match="UNIQUE"):
+        store.put(export_of("feed/b"))
+
+    assert store.version == 1
+    assert store.get("Export", port("feed/b")) is None
+    assert store.put(export_of("feed/b")).version == 2
+    store.close()
