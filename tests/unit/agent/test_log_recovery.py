@@ -149,6 +149,49 @@ def test_what_recovery_found_is_safe_before_it_is_used(
     committer.close()
 
 
+def test_a_cut_leaves_neither_stale_bytes_nor_a_stale_mark(stopped: Path) -> None:
+    flip(stopped / FIRST, HEADER_BYTES + 2 * frame_bytes())
+    os.truncate(stopped / FIRST, HEADER_BYTES + 3 * frame_bytes())
+    with opened(stopped) as log:
+        end = HEADER_BYTES + log.size_bytes
+        with (stopped / FIRST).open("rb") as file:
+            mark = segments.read_header(file.fileno(), stopped / FIRST).mark
+        left = (stopped / FIRST).read_bytes()[end:]
+
+    assert mark == end == HEADER_BYTES + 2 * frame_bytes()
+    assert not left.strip(b"\0")
+
+
+def test_a_damaged_mark_counts_nothing_as_lost(stopped: Path) -> None:
+    flip(stopped / FIRST, 35)
+    os.truncate(stopped / FIRST, HEADER_BYTES + 3 * frame_bytes() + 50)
+
+    held, recovery = reopened(stopped)
+
+    assert held == [body(n) for n in range(3)]
+    assert recovery.lost_bytes == 0
+
+
+def test_a_later_segments_mark_vouches_for_the_segments_before_it(three: Path) -> None:
+    flip(three / FIRST, 35)
+    flip(three / FIRST, HEADER_BYTES)
+
+    with pytest.raises(LogCorrupt):
+        reopened(three)
+
+
+def test_a_cut_counts_the_segments_behind_it(tmp_path: Path) -> None:
+    with opened(tmp_path / "live", segment_bytes=2 * frame_bytes()) as log:
+        fill(log, 6)
+        shutil.copytree(tmp_path / "live", tmp_path / "stopped")
+    flip(tmp_path / "stopped" / FIRST, HEADER_BYTES + frame_bytes())
+
+    held, recovery = reopened(tmp_path / "stopped")
+
+    assert held == [body(0)]
+    assert (recovery.cut_bytes, recovery.cut_segment) == (5 * frame_bytes(), 1)
+
+
 def test_data_behind_a_blank_is_cut_and_counted(stopped: Path) -> None:
     end = HEADER_BYTES + 4 * frame_bytes()
     with (stopped / FIRST).open("r+b") as file:
