@@ -188,7 +188,7 @@ def _by_properties(export: Export, properties: Properties, text: str) -> Refusal
     expression = _parsed(text, "subscription")
     if isinstance(expression, StreambrokerError):
         return Refusal(reason="SubscriptionInvalid", message=str(expression))
-    value = expression.evaluate(properties)
+    value = expression.test(properties)
     if value is True:
         return None
     if value is False:

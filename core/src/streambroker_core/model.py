@@ -154,6 +154,7 @@ class Export:
         uid: identity; deleting and creating again gives a new one.
         generation: counts the changes of the spec.
         created: seconds since 1970, UTC; the older of two rivals wins.
+        properties: normalised, as `streambroker_core.properties.normalise` returns them.
         schema: columns, or None while nobody has declared them.
         allowed_namespaces: other namespaces that may import it, or ``*``.
     """
