@@ -1,5 +1,9 @@
 """The tree, built while the text is read: one method per rule of the grammar.
 
+The builder refuses what the grammar lets through and can never be right: a
+number where a truth value is needed, a list of mixed kinds, and the literal 0
+as a divisor, in subscriptions as in filters, as the original did.
+
 Nothing here recurses. Every part carries its depth along, so a tree that is too
 deep is refused before it exists.
 """

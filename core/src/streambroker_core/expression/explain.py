@@ -14,7 +14,7 @@ from streambroker_core.expression.printer import print_tree
 
 # More ways to match than these, and more predicates per way, are not shown.
 MAX_MISSES = 3
-_MAX_WAYS = 32
+_MAX_WAYS = 16
 _SHOWN = 40
 
 
@@ -96,6 +96,7 @@ class _Search:
 
     def __init__(self, findings: dict[str, Finding]) -> None:
         self._findings = findings
+        self._held = frozenset((text, found.value) for text, found in findings.items())
 
     def ways(self, node: tree.Predicate, *, wanted: bool) -> list[_Way]:
         """Return what would have to hold, predicates that hold already included."""
@@ -114,9 +115,7 @@ class _Search:
 
     def changes(self, way: _Way) -> _Way:
         """Return the part of a way that does not hold yet."""
-        return frozenset(
-            (text, wanted) for text, wanted in way if self._findings[text].value is not wanted
-        )
+        return way - self._held
 
     def miss(self, changes: _Way) -> Miss:
         wanted = dict(changes)
