@@ -1,10 +1,16 @@
-"""Settings of all tests: how many examples property tests try."""
+"""Settings of all tests: how many examples property tests try, and the one Spark session."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 settings.register_profile(
     "short", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -13,3 +19,13 @@ settings.register_profile(
     "long", max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One local Spark session for all tests that run queries in this process."""
+    from pe_agent.local import session
+
+    spark = session("tests", conf={"spark.driver.memory": "2g"})
+    yield spark
+    spark.stop()

@@ -1,10 +1,24 @@
 """The agent and the Spark data source of streambroker: what a PySpark job imports.
 
-pe = pe_agent.start(spark, job="alerts", broker="http://…")
-trades = pe.subscribe("trades", 'kind == "trade"', filter="price > 10.0")
-query = pe.publish(frame, "alerts", properties={"kind": "alert"}, checkpoint="…")
+    pe = pe_agent.start(spark, job="alerts", broker="http://…")
+    trades = pe.subscribe("trades", 'kind == "trade"', filter="price > 10.0")
+    query = pe.publish(frame, "alerts", properties={"kind": "alert"}, checkpoint="…")
 """
 
-from pe_agent.pe import PE, start
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pe_agent.pe import PE, start
 
 __all__ = ["PE", "start"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the API when it is used: agents and Spark's workers import only what they need."""
+    if name in __all__:
+        from pe_agent import pe
+
+        return getattr(pe, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

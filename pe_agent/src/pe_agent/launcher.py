@@ -101,18 +101,30 @@ class AgentProcess:
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            found = read_address(self.home)
-            if found is not None and found["pid"] == self._process.pid:
-                client = AgentClient(found["location"], found["token"])
-                client.call("status", timeout=START_SECONDS)
+        while time.monotonic() < deadline and self._process.poll() is None:
+            client = self._serving(self._process.pid)
+            if client is not None:
                 return client
-            if self._process.poll() is not None:
-                break
             time.sleep(0.02)
         raise AgentFailedError(
             f"the agent of {self._pe} did not start: {_last_words(path)} (all of it in {path})"
         )
+
+    def _serving(self, pid: int) -> AgentClient | None:
+        """Return a client of the process once it answers.
+
+        A connection that was refused a moment ago is refused from memory for a while, so one
+        answer too many is asked for rather than one too few.
+        """
+        found = read_address(self.home)
+        if found is None or found["pid"] != pid:
+            return None
+        client = AgentClient(found["location"], found["token"])
+        try:
+            client.call("status", timeout=5.0)
+        except AgentUnreachableError:
+            return None
+        return client
 
     def _keep(self) -> None:
         """Say that the driver lives; start the agent again when it is gone."""

