@@ -177,3 +177,13 @@ async def test_versions_go_on_from_where_they_were(tmp_path: Path) -> None:
 
     assert point == [2, 2]
     assert written.body["version"] == 3
+
+
+async def test_an_address_that_others_reach_is_warned_about(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "broker.db", "--port", "0", "--host", "0.0.0.0")
+    await asyncio.to_thread(broker.url)
+    broker.signal(signal.SIGTERM)
+    code, errors = await asyncio.to_thread(broker.end)
+
+    assert code == 0
+    assert "0.0.0.0 is not of this machine alone" in errors

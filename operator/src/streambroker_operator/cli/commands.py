@@ -22,6 +22,7 @@ from streambroker_operator.cli.tables import shown
 from streambroker_operator.errors import RequestError
 
 DEFAULT_URL = "http://127.0.0.1:8470"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 KINDS = ("exports", "imports", "pes", "routes")
 
 
@@ -124,6 +125,12 @@ def _up(options: argparse.Namespace) -> int:
     logging.basicConfig(
         level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    if options.host not in LOOPBACK:
+        logging.getLogger("streambroker").warning(
+            "%s is not of this machine alone, and this broker asks nobody who they are: whoever "
+            "reaches it can change every route",
+            options.host,
+        )
     broker = Broker(db=options.db, host=options.host, port=options.port)
     asyncio.run(serve(broker, lambda url: _say(f"streambroker listening on {url}\n")))
     return 0
