@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import zlib
@@ -18,6 +20,7 @@ import pyarrow as pa
 
 from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
+from pe_agent.flight_errors import AgentRefusedError
 from streambroker_core.model import Buffer, OnCongestion, PeKey, Policy, PortKey, Start
 from streambroker_core.wire import capability
 from streambroker_core.wire.view import (
@@ -47,9 +50,8 @@ def rows(first: int, count: int, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
 class AgentProcess:
     """One agent over a data directory; it can be killed and started again on its port."""
 
-    def __init__(self, home: Path, job: str, *, port: int = 0, limit_bytes: int | None = None):
+    def __init__(self, home: Path, job: str, *, port: int = 0) -> None:
         self.home, self.job, self.port = home, job, port
-        self.limit_bytes = limit_bytes
         self.pe = f"default/{job}/0"
         self.key = zlib.crc32(job.encode()).to_bytes(4, "big") * 8
         self.process: subprocess.Popen[str] | None = None
@@ -66,13 +68,9 @@ class AgentProcess:
     def spawn(self) -> subprocess.Popen[str]:
         """Start the process and do not wait for it."""
         command = [sys.executable, "-m", "pe_agent.agent", "--home", str(self.home)]
-        command += ["--job", self.job, "--host", "127.0.0.1", "--linger", "30"]
+        command += ["--job", self.job, "--host", "127.0.0.1", "--linger", "120"]
         if self.port:
             command += ["--port", str(self.port)]
-        if self.limit_bytes is not None:
-            blocks = max(1, self.limit_bytes // 1024)
-            quoted = " ".join(f"'{part}'" for part in command)
-            command = ["bash", "-c", f"ulimit -S -f {blocks}; trap '' XFSZ; exec {quoted}"]
         with self.log.open("a") as errors:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -81,7 +79,13 @@ class AgentProcess:
 
     def start(self) -> AgentProcess:
         """Start it and wait until it listens."""
-        process = self.spawn()
+        self.spawn()
+        return self.ready()
+
+    def ready(self) -> AgentProcess:
+        """Wait until a spawned agent listens."""
+        process = self.process
+        assert process is not None
         assert process.stdout is not None
         self.line = process.stdout.readline()
         assert "listening on" in self.line, f"agent of {self.job}: {self.log.read_text()}"
@@ -108,6 +112,16 @@ class AgentProcess:
     def client(self) -> AgentClient:
         """A client that knows the agent's token."""
         return AgentClient(self.location, str(self.address["token"]))
+
+    def limit_files(self, size: int) -> None:
+        """Let no file of the running agent grow beyond ``size`` bytes; -1 for no limit."""
+        assert self.process is not None
+        _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+    def segments(self, port: str = "trades") -> list[Path]:
+        """Return the files of the logs of one export, oldest first."""
+        return sorted((self.home / "log" / port).glob("*/*.*"))
 
     def kill(self) -> None:
         """End it at once, as a loss of the machine would."""
@@ -153,7 +167,7 @@ class AgentProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Plumbing:
-    """How the export ``trades`` of one job reaches imports of another."""
+    """How the exports of one job reach the imports of the same name of another."""
 
     policy: Policy = "wait"
     start: Start = "earliest"
@@ -161,49 +175,53 @@ class Plumbing:
     max_bytes: int = 1 << 30
     grace: float = 600.0
     allow_filter: bool = True
-    imports: Sequence[str] = ("trades",)
+    ports: Sequence[str] = ("trades",)
     on_congestion: OnCongestion = "inherit"
     connected: bool = True
-    extra: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def at(self, port: str) -> Plumbing:
+        """Return what holds for one port: ``only`` has what differs."""
+        return dataclasses.replace(self, **self.only.get(port, {}))
 
 
-def export_view(exporter: AgentProcess, importer_pe: str, how: Plumbing) -> View:
-    """Return the exporter's view: one export, a route to each import."""
-    routes = tuple(
-        ExportRoute(
+def export_view(exporter: AgentProcess, importer_pe: str, plumbing: Plumbing) -> View:
+    """Return the exporter's view: its exports, each with the route to its import."""
+    ports = {}
+    for port in plumbing.ports:
+        how = plumbing.at(port)
+        route = ExportRoute(
             import_=PortKey.parse(f"{importer_pe}/{port}"),
             uid=f"import {port}",
             filter=how.filter,
             policy=how.policy,
         )
-        for port in how.imports
-        if how.connected
-    )
-    port = ExportPort(
-        uid="export trades",
-        properties={"kind": "trade"},
-        allow_filter=how.allow_filter,
-        congestion_policy=how.policy,
-        buffer=Buffer(max_bytes=how.max_bytes, grace_s=how.grace),
-        routes=routes,
-    )
-    return View(pe=PeKey.parse(exporter.pe), exports={"trades": port})
+        ports[port] = ExportPort(
+            uid=f"export {port}",
+            properties={"kind": port},
+            allow_filter=how.allow_filter,
+            congestion_policy=how.policy,
+            buffer=Buffer(max_bytes=how.max_bytes, grace_s=how.grace),
+            routes=(route,) if how.connected else (),
+        )
+    return View(pe=PeKey.parse(exporter.pe), exports=ports)
 
 
-def import_view(importer: AgentProcess, exporter: AgentProcess, how: Plumbing) -> View:
-    """Return the importer's view: its imports, each with the route to ``trades``."""
+def import_view(importer: AgentProcess, exporter: AgentProcess, plumbing: Plumbing) -> View:
+    """Return the importer's view: its imports, each with the route to its export."""
     ports = {}
-    for port in how.imports:
+    for port in plumbing.ports:
+        how = plumbing.at(port)
         token = capability.sign(
             exporter.key,
             reader_import=f"{importer.pe}/{port}",
-            export=f"{exporter.pe}/trades",
+            export=f"{exporter.pe}/{port}",
             filter_allowed=how.allow_filter,
             policy=how.policy,
         )
         route = ImportRoute(
-            export=PortKey.parse(f"{exporter.pe}/trades"),
-            uid="export trades",
+            export=PortKey.parse(f"{exporter.pe}/{port}"),
+            uid=f"export {port}",
             location=exporter.location,
             filter=how.filter,
             policy=how.policy,
@@ -211,7 +229,7 @@ def import_view(importer: AgentProcess, exporter: AgentProcess, how: Plumbing) -
         )
         ports[port] = ImportPort(
             uid=f"import {port}",
-            subscription='kind == "trade"',
+            subscription=f'kind == "{port}"',
             filter=how.filter,
             start=how.start,
             on_congestion=how.on_congestion,
@@ -241,24 +259,32 @@ class Pair:
 
 def pair(directory: Path, **how: Any) -> Iterator[Pair]:
     """Yield two running agents, connected as asked for; they are killed afterwards."""
-    exporter = AgentProcess(directory / "feed", "feed")
+    exporter = AgentProcess(directory / "feed", "feed", port=free_port())
     importer = AgentProcess(directory / "alerts", "alerts")
     both = Pair(exporter, importer, Plumbing(**how))
     exporter.prepare()
     importer.prepare()
     try:
-        exporter.write_routes(export_view(exporter, importer.pe, both.how))
-        exporter.start()
         both.plumb()
-        importer.start()
+        exporter.spawn()
+        importer.spawn()
+        exporter.ready()
+        importer.ready()
         yield both
     finally:
         both.stop()
 
 
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @dataclass
 class Publishing:
-    """A query that publishes to ``trades``, without Spark."""
+    """A query that publishes to a port, without Spark."""
 
     agent: AgentProcess
     query: str = "query-1"
@@ -332,12 +358,10 @@ class Reading:
 
     def end(self, start: dict[str, Any] | None, seconds: float = 10.0) -> dict[str, Any]:
         """Return an offset behind ``start`` that has something to read."""
-        moved: dict[str, Any] | None = None
 
         def found() -> dict[str, Any] | None:
-            nonlocal start, moved
-            answer = self.next(start, wait=0.2)
-            moved = answer.get("offset")
+            nonlocal start
+            moved: dict[str, Any] | None = self.next(start, wait=0.2).get("offset")
             if moved is None:
                 return None
             if _next(moved) != _next(start):
@@ -349,31 +373,31 @@ class Reading:
 
     def open(self) -> dict[str, Any]:
         """Return the first offset with the route open: nothing before it is asked for."""
-        offset: dict[str, Any] | None = None
+        offset: dict[str, Any] = {}
 
         def opened() -> dict[str, Any] | None:
             nonlocal offset
-            offset = self.next(offset)["offset"] or offset
-            return offset if offset and offset["last"] else None
+            offset = self.next(offset or None)["offset"] or offset
+            return offset if offset.get("last") else None
 
         return until(opened, 10.0, f"route of import {self.port} open")
 
     def slices(self, start: dict[str, Any] | None, end: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the tickets of a batch; an exporter that is away is waited for."""
+        request: dict[str, Any] = {
+            "import": self.port,
+            "session": self.session,
+            "start": start,
+            "end": end,
+        }
 
         def cut() -> dict[str, Any] | None:
             try:
-                return self.agent.client.call(
-                    "reader.slices",
-                    session=self.session,
-                    start=start,
-                    end=end,
-                    **{"import": self.port},
-                )
-            except Exception as error:
-                if getattr(error, "code", "") == "AgentUnreachable":
-                    return None
-                raise
+                return self.agent.client.call("reader.slices", **request)
+            except AgentRefusedError as error:
+                if error.code != "AgentUnreachable":
+                    raise
+                return None
 
         found: list[dict[str, Any]] = until(cut, 15.0, "exporter back")["slices"]
         return found
@@ -396,10 +420,10 @@ def _next(offset: Mapping[str, Any] | None) -> dict[str, int]:
     return {s: p["next"] for s, p in streams.items() if p["next"] > p["from"]}
 
 
-def error_code(call: Callable[[], object]) -> str:
+def error_code(call: Callable[..., object], *args: Any, **more: Any) -> str:
     """Return the code of the error that a call raises."""
     try:
-        answer = call()
+        answer = call(*args, **more)
     except Exception as error:
         return str(getattr(error, "code", type(error).__name__))
     raise AssertionError(f"no error, but {answer!r}")

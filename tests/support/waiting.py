@@ -12,7 +12,7 @@ T = TypeVar("T")
 _PAUSE_SECONDS = 0.005
 
 
-def until(condition: Callable[[], T], seconds: float, what: str) -> T:
+def until(condition: Callable[[], T | None], seconds: float, what: str) -> T:
     """Return the first true value of ``condition``.
 
     Args:

@@ -286,3 +286,42 @@ def test_an_epoch_out_of_order_is_a_fault_of_the_caller() -> None:
     put(made, "A", 2)
     with pytest.raises(ValueError, match="epoch 0 after 1"):
         made.publish("A", made.streams["A"].epochs[0])
+
+
+def test_a_returned_earliest_route_does_not_stop_at_a_gap_behind_what_is_left() -> None:
+    made = Ledger(Limits(max_bytes=100))
+    made.set_routes({"other": "drop", IMPORT: "wait"})
+    put(made, "A", 1)
+    made.plan(ask(reader="o", import_="other", policy="drop"), 0)
+    made.plan(ask(), 0)
+    made.plan(ask({"A": 0}, known=True), 0)
+    made.set_routes({"other": "drop"})
+    put(made, "A", 4)
+    made.sweep(0)
+    assert retained(made) == [0, 4]
+    made.set_routes({"other": "drop", IMPORT: "wait"})
+    (plan,) = made.plan(ask({"A": 1}, known=True), 0).planned
+    assert (plan.from_, plan.next) == (4, 5)
+
+
+def test_a_returned_latest_route_does_not_hold_what_it_will_not_read() -> None:
+    made = ledger()
+    put(made, "A", 1)
+    made.plan(ask(start="latest"), 0)
+    made.set_routes({})
+    put(made, "A", 4)
+    made.set_routes({IMPORT: "wait"})
+    assert made.held_bytes(0) == 0
+
+
+def test_a_reader_without_route_keeps_its_plan_until_it_is_finished() -> None:
+    made = ledger(max_bytes=100)
+    put(made, "A", 5)
+    made.plan(ask(budget=300), 0)
+    made.set_routes({})
+    made.plan(ask({"A": 1}, known=True), 0)
+    made.sweep(0)
+    assert retained(made) == [0, 1, 2, 4]
+    made.plan(ask({"A": 3}, known=True), 0)
+    made.sweep(0)
+    assert retained(made) == [4]

@@ -267,3 +267,14 @@ def test_a_position_learned_again_after_a_restart_counts_exactly() -> None:
 
 def test_limits_have_the_defaults_of_the_manifest() -> None:
     assert Limits() == Limits(max_bytes=1 << 30, max_age=None, grace=600.0)
+
+
+def test_one_budget_holds_for_all_streams_of_the_export() -> None:
+    made = ledger()
+    put(made, "A", 1)
+    made.plan(ask(), 0)
+    put(made, "B", 3)
+    two = made.plan(ask({"A": 0}, known=True, budget=200), 0)
+    assert planned(two) == {"A": (0, 1), "B": (0, 1)}
+    one = made.plan(ask({"A": 0}, known=True, budget=100), 0)
+    assert planned(one) == {"A": (0, 1), "B": (0, 0)}

@@ -108,6 +108,11 @@ class BlockReader:
                     f"epoch {epoch} of stream {read.stream} is not in the plan of reader"
                     f" {read.reader}: it was acknowledged, or another run of the query went on."
                 )
+            if not 0 <= first <= last <= len(manifest.blocks):
+                raise NotPlannedError(
+                    f"epoch {epoch} of stream {read.stream} has {len(manifest.blocks)} blocks, not"
+                    f" blocks {first} to {last}."
+                )
             for index in range(first, last):
                 block = manifest.blocks[index]
                 batch = self._block(stream, read, epoch, index, block)

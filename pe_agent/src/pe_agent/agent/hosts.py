@@ -141,6 +141,16 @@ class Hosts:
                 raise FilterForbiddenError(f"export {export.key} does not allow filters")
         return export
 
+    def check_filter(self, export: HostedExport, filter_: str | None) -> None:
+        """Refuse new plans with a filter where the export has come to forbid them.
+
+        Raises:
+            FilterForbiddenError: it has; what is planned is read on.
+        """
+        port = self.routes.exported(export.key.rpartition("/")[2])
+        if filter_ is not None and port is not None and not port.allow_filter:
+            raise FilterForbiddenError(f"export {export.key} does not allow filters")
+
     # -- actions of the own job --------------------------------------------------------------
 
     @property

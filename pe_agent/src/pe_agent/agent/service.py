@@ -164,6 +164,7 @@ class AgentService(flight.FlightServerBase):
 
     def _plan(self, body: dict[str, Any]) -> dict[str, Any]:
         export = self._hosts.peer(body)
+        self._hosts.check_filter(export, body["filter"])
         answer = export.plan(_ask(body), filter_=body["filter"], columns=body["columns"])
         return plan_body(answer)
 
@@ -207,7 +208,7 @@ def _json(data: bytes) -> dict[str, Any]:
         raise BodyInvalidError(f"the request has {len(data)} bytes; at most {MAX_BODY} are read")
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BodyInvalidError(f"the request is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BodyInvalidError("the request is not a JSON object")

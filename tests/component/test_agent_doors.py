@@ -1,0 +1,270 @@
+"""What an agent refuses, and that nothing happens then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from pe_agent.client import AgentClient
+from streambroker_core.wire import capability
+from support.agents import (
+    AgentProcess,
+    Pair,
+    Publishing,
+    Reading,
+    error_code,
+    export_view,
+    pair,
+    rows,
+)
+
+PORTS = ("trades", "closed", "planned", "sessions", "moving")
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    only = {"closed": {"allow_filter": False}}
+    for both in pair(tmp_path_factory.mktemp("doors"), ports=PORTS, only=only):
+        Publishing(both.exporter).publish(0, rows(0, 3))
+        Publishing(both.exporter, port="closed").publish(0, rows(0, 3))
+        yield both
+
+
+def plan(agents: Pair, token: str | None, port: str = "trades", **changes: Any) -> dict[str, Any]:
+    """Ask the exporter for a plan as another agent would."""
+    body = {
+        "export": f"{agents.exporter.pe}/{port}",
+        "import": f"{agents.importer.pe}/{port}",
+        "reader": "stranger",
+        "capability": token,
+        "policy": "wait",
+        "start": "earliest",
+        "known": False,
+        "positions": {},
+        "limit": None,
+        "budget": 1 << 20,
+        "lease": 5.0,
+        "filter": None,
+        "columns": None,
+        **changes,
+    }
+    return AgentClient(agents.exporter.location).call("peer.plan", **body)
+
+
+def signed(agents: Pair, port: str = "trades", key: bytes | None = None, **changes: Any) -> str:
+    terms: dict[str, Any] = {
+        "reader_import": f"{agents.importer.pe}/{port}",
+        "export": f"{agents.exporter.pe}/{port}",
+        "filter_allowed": False,
+        "policy": "wait",
+        **changes,
+    }
+    return capability.sign(key or agents.exporter.key, **terms)
+
+
+def test_a_missing_capability_opens_nothing(agents: Pair) -> None:
+    assert error_code(lambda: plan(agents, None)) == "CapabilityInvalid"
+    assert "stranger" not in agents.exporter.export_status()["readers"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key": b"another agent's key"},
+        {"key": bytes(1)},
+        {"reader_import": "default/thief/0/trades"},
+        {"export": "default/feed/0/closed"},
+        {"expires": 1000},
+    ],
+    ids=["forged", "guessed", "foreign import", "foreign export", "expired"],
+)
+def test_a_capability_that_is_not_for_this_opens_nothing(
+    agents: Pair, changes: dict[str, Any]
+) -> None:
+    token = signed(agents, **changes)
+    assert error_code(lambda: plan(agents, token)) == "CapabilityInvalid"
+    assert "stranger" not in agents.exporter.export_status()["readers"]
+
+
+def test_a_damaged_capability_opens_nothing(agents: Pair) -> None:
+    token = signed(agents)
+    for broken in (token[:-1], token.replace(".", ""), "x" * 5000, "."):
+        assert error_code(plan, agents, broken) == "CapabilityInvalid"
+    assert plan(agents, token, reader="friend")["routed"]
+
+
+def test_a_filter_where_none_is_allowed_is_refused(agents: Pair) -> None:
+    token = signed(agents, "closed")
+    filtered: dict[str, Any] = {"filter": "n > 1", "port": "closed"}
+    assert error_code(lambda: plan(agents, token, **filtered)) == "FilterForbidden"
+    assert plan(agents, token, "closed", reader="known")["routed"]
+    again = {**filtered, "reader": "known", "known": True}
+    assert error_code(lambda: plan(agents, token, **again)) == "FilterForbidden"
+
+
+def test_a_reader_of_one_import_is_no_reader_of_another(agents: Pair) -> None:
+    assert plan(agents, signed(agents), reader="mine")["routed"]
+    thief: dict[str, Any] = {"reader": "mine", "import": "default/thief/0/trades"}
+    assert error_code(lambda: plan(agents, None, **thief)) == "NotRouted"
+
+
+def test_an_agent_without_key_takes_no_capability(agents: Pair, tmp_path: Any) -> None:
+    bare = AgentProcess(tmp_path / "bare", "feed")
+    bare.write_routes(export_view(agents.exporter, agents.importer.pe, agents.how))
+    try:
+        bare.start()
+        token = signed(agents, key=b"\0")
+        empty = capability.sign(
+            b"",
+            reader_import=f"{agents.importer.pe}/trades",
+            export=f"{agents.exporter.pe}/trades",
+            filter_allowed=True,
+            policy="wait",
+        )
+        lone = Pair(bare, agents.importer, agents.how)
+        for shown in (token, empty):
+            assert error_code(plan, lone, shown) == "CapabilityInvalid"
+    finally:
+        bare.kill()
+
+
+def test_epochs_that_are_not_planned_are_not_sent(agents: Pair) -> None:
+    publisher = Publishing(agents.exporter, port="planned")
+    reader = Reading(agents.importer, port="planned")
+    publisher.publish(0, rows(0, 3))
+    end = reader.end(None)
+    (ticket,) = reader.slices(None, end)
+    assert len(reader.batches(ticket)) == 1
+    publisher.publish(1, rows(3, 3))
+    later = {**ticket, "pieces": [[1, 0, 1]]}
+    assert error_code(lambda: reader.batches(later)) == "NotPlanned"
+    other = {**ticket, "reader": "stranger"}
+    assert error_code(lambda: reader.batches(other)) == "NotPlanned"
+    elsewhere = {**ticket, "stream": "no such stream"}
+    assert error_code(lambda: reader.batches(elsewhere)) == "NotPlanned"
+    reader.next(end)
+    assert error_code(lambda: reader.batches(ticket)) == "NotPlanned"
+
+
+def test_a_ticket_that_names_blocks_which_do_not_exist_is_refused(agents: Pair) -> None:
+    reader = Reading(agents.importer)
+    end = reader.end(None)
+    (ticket,) = reader.slices(None, end)
+    for piece in ([0, 0, 99], [0, -1, 1]):
+        broken = {**ticket, "pieces": [piece]}
+        assert error_code(reader.batches, broken) == "NotPlanned"
+    for wrong in (["a", 0, 1], [0]):
+        broken = {**ticket, "pieces": [wrong]}
+        assert error_code(reader.batches, broken) == "BodyInvalid"
+    columns = {**ticket, "columns": ["nothing"]}
+    assert error_code(lambda: reader.batches(columns)) == "BodyInvalid"
+
+
+@pytest.mark.parametrize("action", ["status", "publisher.admit", "reader.next", "declare"])
+def test_a_wrong_token_does_nothing(agents: Pair, action: str) -> None:
+    for token in ("", "guess"):
+        client = AgentClient(agents.exporter.location, token)
+        assert error_code(client.call, action) == "TokenWrong"
+
+
+def test_rows_without_token_are_not_taken(agents: Pair) -> None:
+    command = {"export": "trades", "query": "q", "run": "r", "batch": 9, "ddl": ""}
+    batch = rows(0, 1)
+    client = AgentClient(agents.exporter.location, "guess")
+    assert error_code(lambda: client.put(command, batch.schema, [batch])) == "TokenWrong"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"not json", b"[1]", b"\xff\xfe", b"nul\0", b"3", b"[" * 100_000],
+    ids=["empty", "text", "list", "bytes", "zero", "number", "deep"],
+)
+def test_a_body_that_is_no_json_object_is_refused_and_the_agent_lives(
+    agents: Pair, body: bytes
+) -> None:
+    assert _raw(agents, "status", body) == "BodyInvalid"
+    assert agents.exporter.status()["pe"] == agents.exporter.pe
+
+
+def test_an_oversized_body_is_refused(agents: Pair) -> None:
+    body = json.dumps({"token": "x" * (17 << 20)}).encode()
+    assert _raw(agents, "status", body) == "BodyInvalid"
+
+
+def test_an_unknown_action_is_refused_by_name(agents: Pair) -> None:
+    assert error_code(lambda: agents.exporter.client.call("format.disk")) == "BodyInvalid"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"export": "trades"},
+        {"export": ["trades"], "query": 1, "run": 2, "batch": "x"},
+        {"export": "trades", "query": None, "run": {}, "batch": [], "ddl": 5, "renewed": "x"},
+    ],
+)
+def test_fields_that_are_missing_or_wrong_are_told(agents: Pair, body: dict[str, Any]) -> None:
+    code = error_code(lambda: agents.exporter.client.call("publisher.publish", **body))
+    assert code in ("BodyInvalid", "UnknownPort")
+
+
+def test_an_export_that_nobody_declared_is_refused_with_a_remedy(agents: Pair) -> None:
+    publisher = Publishing(agents.exporter, port="ghost")
+    assert error_code(lambda: publisher.admit(0)) == "UnknownPort"
+    foreign = Publishing(agents.exporter, port="default/other/0/trades")
+    assert error_code(lambda: foreign.admit(0)) == "UnknownPort"
+
+
+def test_rows_that_were_not_admitted_are_refused(agents: Pair) -> None:
+    publisher = Publishing(agents.exporter, query="nobody")
+    assert error_code(lambda: publisher.stage(7, rows(0, 1))) == "NotAdmitted"
+
+
+def test_two_living_processes_with_one_checkpoint_are_told_apart(agents: Pair) -> None:
+    one = Reading(agents.importer, port="sessions", session="one")
+    two = Reading(agents.importer, port="sessions", session="two")
+    offset = one.open()
+    busy = two.next(offset)["busy"]
+    assert 0 < busy["seconds"] <= 5
+    assert two.next(offset, renewals=busy["renewals"])["busy"]["renewals"] == busy["renewals"]
+    call = agents.importer.client.call
+    assert call("reader.renew", reader=offset["reader"], session="one") == {"renewed": True}
+    assert call("reader.renew", reader=offset["reader"], session="two") == {"renewed": False}
+    code = error_code(lambda: two.next(offset, renewals=busy["renewals"]))
+    assert code == "ReaderInUse"
+
+
+def test_a_process_takes_over_from_one_that_left(agents: Pair) -> None:
+    one = Reading(agents.importer, port="moving", session="one")
+    two = Reading(agents.importer, port="moving", session="two")
+    offset = one.open()
+    assert "busy" in two.next(offset)
+    call = agents.importer.client.call
+    call("reader.leave", reader=offset["reader"], session="two")
+    assert "busy" in two.next(offset)
+    call("reader.leave", reader=offset["reader"], session="one")
+    assert "busy" not in two.next(offset)
+
+
+def test_an_offset_of_a_newer_release_is_refused_by_name(agents: Pair) -> None:
+    reader = Reading(agents.importer)
+    offset = reader.open()
+    assert error_code(lambda: reader.next({**offset, "v": 2})) == "OffsetInvalid"
+    assert error_code(lambda: reader.next({"topic": {"0": 1}})) == "OffsetInvalid"
+
+
+def _raw(agents: Pair, action: str, body: bytes) -> str:
+    client = flight.FlightClient(agents.exporter.location)
+    try:
+        list(client.do_action(flight.Action(action, pa.py_buffer(body))))
+    except flight.FlightError as error:
+        return str(json.loads(error.extra_info)["code"])
+    finally:
+        client.close()
+    raise AssertionError("the agent took it")
