@@ -1,0 +1,137 @@
+"""One hosted export in this process, on a log and a store of its own, under a clock in hand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pe_agent.agent.exports import HostedExport
+from pe_agent.agent.store import Store
+from pe_agent.log import Committer
+from streambroker_core.ledger import Answer, Ask, Limits
+
+IMPORT = "default/alerts/0/trades"
+SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
+DDL = "`n` bigint, `name` string"
+
+
+def rows(first: int, count: int, size: int = 5) -> pa.RecordBatch:
+    """Return rows ``n`` = first, first + 1, … with a text of ``size`` characters each."""
+    columns = {"n": list(range(first, first + count)), "name": ["x" * size] * count}
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+
+
+@dataclass
+class Bench:
+    """A hosted export and what it stands on."""
+
+    directory: Path
+    now: float = 1000.0
+    told: int = 0
+    segment_bytes: int = 1 << 20
+    export: HostedExport = field(init=False)
+    store: Store = field(init=False)
+    committer: Committer = field(init=False)
+
+    def open(self) -> HostedExport:
+        """Open the export, or recover it."""
+        self.directory.mkdir(exist_ok=True)
+        self.store = Store(self.directory / "state.sqlite")
+        self.committer = Committer(threads=1)
+        self.export = HostedExport(
+            "default/feed/0/trades",
+            self.directory / "log",
+            self.store,
+            self.committer,
+            notify=self._tell,
+            clock=lambda: self.now,
+            segment_bytes=self.segment_bytes,
+        )
+        self.export.recover()
+        return self.export
+
+    def _tell(self) -> None:
+        self.told += 1
+
+    def close(self) -> None:
+        self.export.close()
+        self.committer.close()
+        self.store.close()
+
+    def reopen(self) -> HostedExport:
+        """Start again over the same directory."""
+        self.close()
+        return self.open()
+
+    def limit(self, **limits: Any) -> None:
+        self.export.set_limits(Limits(**limits))
+
+    def route(self, policy: str = "wait") -> None:
+        self.export.set_routes({IMPORT: policy})
+
+    def admit(self, batch: int, query: str = "q", run: str = "r", ddl: str = DDL) -> Any:
+        return self.export.admit(query=query, run=run, batch=batch, ddl=ddl, renewed=None)
+
+    def stage(
+        self, batch: int, *batches: pa.RecordBatch, query: str = "q", run: str = "r", ddl: str = DDL
+    ) -> dict[str, Any]:
+        return self.export.stage(
+            query=query,
+            run=run,
+            batch=batch,
+            ddl=ddl,
+            schema=batches[0].schema,
+            batches=batches,
+        )
+
+    def commit(
+        self, batch: int, *stages: dict[str, Any], query: str = "q", run: str = "r", ddl: str = DDL
+    ) -> dict[str, Any]:
+        return self.export.publish(
+            query=query, run=run, batch=batch, stages=list(stages), ddl=ddl if stages else None
+        )
+
+    def publish(self, batch: int, *batches: pa.RecordBatch, **more: str) -> dict[str, Any]:
+        """Admit, stage and commit one batch."""
+        assert self.admit(batch, **more) == {"admitted": True}
+        return self.commit(batch, self.stage(batch, *batches, **more), **more)
+
+    def plan(
+        self,
+        positions: Mapping[str, int] | None = None,
+        *,
+        reader: str = "reader",
+        filter_: str | None = None,
+        **more: Any,
+    ) -> Answer:
+        ask = Ask(
+            reader=reader,
+            import_=IMPORT,
+            policy="wait",
+            start="earliest",
+            positions=positions or {},
+            known=positions is not None,
+            **more,
+        )
+        return self.export.plan(ask, filter_=filter_, columns=None)
+
+    @property
+    def stream(self) -> str:
+        """The newest stream's id."""
+        return list(self.export.streams)[-1]
+
+
+@contextlib.contextmanager
+def bench(directory: Path, **more: Any) -> Iterator[Bench]:
+    """Yield an open export; it is closed afterwards."""
+    made = Bench(directory / "agent", **more)
+    made.open()
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,94 @@
+"""Blocks: filtered, cut, shared, and only what is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pe_agent.agent.blocks import BlockReader, BytesCache, NotPlannedError, Read
+from support.exports import Bench, bench, rows
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    with bench(tmp_path) as one:
+        one.route()
+        one.publish(0, rows(0, 4), rows(4, 4))
+        yield one
+
+
+def read(
+    made: Bench,
+    *pieces: tuple[int, int, int],
+    filter_: str | None = None,
+    columns: tuple[str, ...] | None = None,
+    reader: str = "reader",
+) -> Read:
+    return Read(reader=reader, stream=made.stream, pieces=pieces, filter=filter_, columns=columns)
+
+
+def numbers(made: Bench, asked: Read) -> list[list[int]]:
+    return [b.column("n").to_pylist() for b, _ in BlockReader().batches(made.export, asked)]
+
+
+def test_each_block_is_one_batch_also_when_no_row_passes(made: Bench) -> None:
+    made.plan(filter_="n > 5")
+    assert numbers(made, read(made, (0, 0, 2), filter_="n > 5")) == [[], [6, 7]]
+    assert numbers(made, read(made, (0, 1, 2), filter_="n > 5")) == [[6, 7]]
+
+
+def test_a_filter_may_name_a_column_that_is_not_sent(made: Bench) -> None:
+    made.plan()
+    asked = read(made, (0, 0, 2), filter_="n == 3", columns=("name",))
+    got = [b for b, _ in BlockReader().batches(made.export, asked)]
+    assert [b.schema.names for b in got] == [["name"], ["name"]]
+    assert [b.num_rows for b in got] == [1, 0]
+
+
+def test_equal_filters_share_the_result_and_others_do_not(made: Bench) -> None:
+    made.plan()
+    reader = BlockReader()
+    one = read(made, (0, 0, 1), filter_="n > 1")
+    two = read(made, (0, 0, 1), filter_="n > 2")
+    cut = read(made, (0, 0, 1), filter_="n > 1", columns=("n",))
+    (first,) = [b for b, _ in reader.batches(made.export, one)]
+    (again,) = [b for b, _ in reader.batches(made.export, one)]
+    (other,) = [b for b, _ in reader.batches(made.export, two)]
+    (narrow,) = [b for b, _ in reader.batches(made.export, cut)]
+    assert again is first
+    assert other.column("n").to_pylist() == [3]
+    assert narrow.schema.names == ["n"]
+
+
+@pytest.mark.parametrize("piece", [(0, 0, 3), (0, -1, 1), (0, 2, 1), (1, 0, 1)])
+def test_blocks_that_are_not_there_are_refused(made: Bench, piece: tuple[int, int, int]) -> None:
+    made.plan()
+    with pytest.raises(NotPlannedError):
+        numbers(made, read(made, piece))
+
+
+def test_only_the_reader_that_planned_may_read(made: Bench) -> None:
+    with pytest.raises(NotPlannedError, match="not in the plan"):
+        numbers(made, read(made, (0, 0, 1)))
+    made.plan()
+    assert numbers(made, read(made, (0, 0, 1))) == [[0, 1, 2, 3]]
+    with pytest.raises(NotPlannedError):
+        numbers(made, read(made, (0, 0, 1), reader="other"))
+    made.plan({made.stream: 1})
+    with pytest.raises(NotPlannedError):
+        numbers(made, read(made, (0, 0, 1)))
+
+
+def test_a_cache_keeps_what_was_used_last_within_its_bytes() -> None:
+    cache = BytesCache(10)
+    cache.put("a", 1, 4)
+    cache.put("b", 2, 4)
+    assert cache.get("a") == 1
+    cache.put("c", 3, 4)
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (1, None, 3)
+    cache.put("huge", 4, 11)
+    assert cache.get("huge") is None
+    cache.put("a", 5, 6)
+    assert (cache.get("a"), cache.get("c")) == (5, 3)

@@ -1,0 +1,265 @@
+"""One export on its log and store: what it decides is what it does, also over a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pe_agent.agent.exports import NotAdmittedError, StageMissingError, steady_clock
+from pe_agent.agent.store import Store
+from streambroker_core.ledger import DataLossError
+from streambroker_core.publishing import LEASE, BatchDiffersError
+from support.exports import DDL, Bench, bench, rows
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    with bench(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def cramped(tmp_path: Path) -> Iterator[Bench]:
+    """An export whose log has a segment for each frame, so that removed epochs are gone."""
+    with bench(tmp_path, segment_bytes=64) as one:
+        yield one
+
+
+def test_streams_keep_their_order_when_old_ones_are_gone(made: Bench) -> None:
+    made.limit(max_bytes=1)
+    for batch in range(4):
+        made.publish(batch, rows(batch, 1), query=f"q{batch}")
+        made.now += LEASE
+    newest = made.stream
+    assert list(made.export.streams) == [newest]
+    for batch in range(4, 6):
+        made.admit(batch, query=f"q{batch}")
+        made.stage(batch, rows(batch, 1), query=f"q{batch}")
+        made.now += LEASE
+    order = list(made.export.streams)
+    assert len(order) == 3
+    made.reopen()
+    assert list(made.export.streams) == order
+
+
+def test_a_stream_that_a_reader_has_not_finished_is_remembered_without_its_epochs(
+    cramped: Bench,
+) -> None:
+    made = cramped
+    made.limit(max_bytes=1, grace=10)
+    made.route("wait")
+    made.publish(0, rows(0, 5))
+    made.publish(1, rows(5, 5))
+    first = made.stream
+    made.plan()
+    made.plan({first: 1})
+    made.now += 100
+    made.publish(2, rows(10, 1), query="other")
+    made.export.tick()
+    assert first in made.export.streams
+    made.reopen()
+    with pytest.raises(DataLossError):
+        made.plan({first: 1})
+
+
+def test_a_finished_predecessor_is_deleted_from_disk(made: Bench) -> None:
+    made.limit(max_bytes=1)
+    made.publish(0, rows(0, 5))
+    first = made.stream
+    made.now += LEASE
+    made.publish(0, rows(10, 1), query="other")
+    assert first not in made.export.streams
+    assert [p.name for p in (made.directory / "log").iterdir()] == [made.stream]
+    made.reopen()
+    assert list(made.export.streams) == [made.stream]
+
+
+def test_every_row_is_delivered_filtered_or_dropped_also_when_the_agent_restarts(
+    cramped: Bench,
+) -> None:
+    made = cramped
+    made.limit(max_bytes=1)
+    made.route("drop")
+    made.publish(0, rows(0, 4), rows(4, 4))
+    made.plan(filter_="n % 2 == 0")
+    for batch in range(1, 5):
+        made.publish(batch, rows(100 * batch, 10 + batch))
+    made.reopen()
+    made.plan({made.stream: 1}, filter_="n % 2 == 0")
+    status = made.export.status()["readers"]["reader"]
+    assert (status["delivered"], status["filtered"]) == (4, 4)
+    made.reopen()
+    made.plan({made.stream: 5}, filter_="n % 2 == 0")
+    status = made.export.status()["readers"]["reader"]
+    assert status["dropped"] == [3, 11 + 12 + 13]
+    assert status["delivered"] + status["filtered"] == 8 + 14
+
+
+def test_a_replay_from_an_older_checkpoint_counts_once(made: Bench) -> None:
+    made.route("wait")
+    made.publish(0, rows(0, 4))
+    made.publish(1, rows(4, 4))
+    made.plan()
+    made.plan({made.stream: 2})
+    made.plan({made.stream: 1})
+    made.plan({made.stream: 2})
+    assert made.export.status()["readers"]["reader"]["delivered"] == 8
+
+
+def test_epochs_that_a_reader_had_from_a_lost_log_are_counted_as_duplicates(made: Bench) -> None:
+    made.route("wait")
+    made.publish(6, rows(0, 4))
+    made.publish(7, rows(4, 5))
+    answer = made.plan({"lost": 7}, last=("q", 6))
+    assert [(p.from_, p.next, p.duplicates) for p in answer.planned] == [(1, 2, (1, 4))]
+    made.plan({made.stream: 2})
+    status = made.export.status()["readers"]["reader"]
+    assert (status["duplicates"], status["delivered"]) == ([1, 4], 5)
+
+
+def test_a_failing_state_file_after_the_manifest_does_not_publish_twice(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.admit(0)
+    stage = made.stage(0, rows(0, 4))
+
+    def full(*_: object) -> None:
+        raise OSError("database or disk is full")
+
+    monkeypatch.setattr(made.store, "write", full)
+    with pytest.raises(OSError, match="disk is full"):
+        made.commit(0, stage)
+    monkeypatch.undo()
+    assert made.commit(0, stage)["published"] is False
+    assert made.export.heads() == {made.stream: 1}
+    made.reopen()
+    assert made.export.heads() == {made.stream: 1}
+    assert made.commit(0, stage)["published"] is False
+
+
+def test_the_publishers_lease_begins_again_after_a_restart(made: Bench) -> None:
+    made.publish(0, rows(0, 1))
+    made.now += LEASE + 1
+    made.reopen()
+    assert "occupied" in made.admit(0, query="other")
+    made.export.renounce("q")
+    made.reopen()
+    assert made.admit(0, query="other") == {"admitted": True}
+
+
+def test_fences_and_batches_outlive_a_restart(made: Bench) -> None:
+    made.publish(0, rows(0, 1), run="r1")
+    made.admit(1, run="r2")
+    made.reopen()
+    with pytest.raises(Exception, match="replaced by a newer run"):
+        made.admit(1, run="r1")
+    with pytest.raises(BatchDiffersError):
+        made.publish(0, rows(0, 2), run="r2")
+
+
+def test_a_query_that_comes_back_is_known_after_a_restart(made: Bench) -> None:
+    made.publish(5, rows(0, 1))
+    made.now += LEASE
+    made.publish(0, rows(0, 1), query="other")
+    made.now += 2 * LEASE
+    made.reopen()
+    made.now += 2 * LEASE
+    assert made.publish(5, rows(0, 1), run="r2")["published"] is False
+
+
+def test_stages_of_other_runs_and_published_batches_are_forgotten(made: Bench) -> None:
+    made.admit(0, run="r1")
+    old = made.stage(0, rows(0, 1), run="r1")
+    made.admit(0, run="r2")
+    made.commit(0, made.stage(0, rows(0, 2), run="r2"), run="r2")
+    assert made.export.streams[made.stream].stages == {}
+    made.reopen()
+    assert made.export.streams[made.stream].stages == {}
+    made.admit(1, run="r2")
+    with pytest.raises(StageMissingError):
+        made.commit(1, old, run="r2")
+
+
+def test_a_stage_that_breaks_off_is_not_kept(made: Bench) -> None:
+    made.admit(0)
+
+    def broken() -> Iterator[object]:
+        yield rows(0, 1)
+        raise ConnectionError("the task is gone")
+
+    with pytest.raises(ConnectionError):
+        made.export.stage(
+            query="q",
+            run="r",
+            batch=0,
+            ddl=DDL,
+            schema=rows(0, 1).schema,
+            batches=broken(),
+        )
+    assert made.export.streams[made.stream].stages == {}
+
+
+def test_rows_that_come_after_the_publish_are_refused(made: Bench) -> None:
+    made.publish(0, rows(0, 1))
+    with pytest.raises(NotAdmittedError):
+        made.stage(0, rows(0, 1))
+
+
+def test_unpublished_stages_do_not_count_as_held(made: Bench) -> None:
+    made.limit(max_bytes=2000)
+    made.route("wait")
+    made.plan()
+    made.admit(0)
+    first = made.stage(0, rows(0, 100))
+    second = made.stage(0, rows(100, 100))
+    assert made.admit(0) == {"admitted": True}
+    made.commit(0, first, second)
+    assert "waiting" in made.admit(1)
+
+
+def test_an_admitted_batch_may_overshoot_and_the_next_one_waits(made: Bench) -> None:
+    made.limit(max_bytes=10)
+    made.route("wait")
+    made.plan()
+    made.publish(0, rows(0, 100))
+    answer = made.admit(1)
+    assert answer["waiting"]["limit"] == 10
+    assert [h["reader"] for h in answer["waiting"]["holders"]] == ["reader"]
+    with pytest.raises(NotAdmittedError):
+        made.stage(1, rows(0, 1))
+
+
+def test_a_publish_a_route_and_an_acknowledgement_are_news(made: Bench) -> None:
+    before = made.told
+    made.route("wait")
+    made.plan()
+    made.publish(0, rows(0, 1))
+    assert made.told > before
+    made.plan({made.stream: 0})
+    before = made.told
+    made.plan({made.stream: 1})
+    assert made.told == before + 1
+
+
+def test_a_stream_is_safe_on_disk_before_anything_is_staged_in_it(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    plain = Store.transaction
+
+    def noted(store: Store, *, durable: bool = False) -> object:
+        seen.append(durable)
+        return plain(store, durable=durable)
+
+    monkeypatch.setattr(Store, "transaction", noted)
+    made.admit(0)
+    made.stage(0, rows(0, 1))
+    assert seen == [True]
+
+
+def test_leases_run_on_a_clock_that_cannot_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = steady_clock()
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    assert before <= steady_clock() < before + 60

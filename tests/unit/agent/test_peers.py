@@ -1,0 +1,82 @@
+"""The watch of other agents: whose readers it carries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pe_agent.agent.news import News
+from pe_agent.agent.peers import Peers, _Watched
+from pe_agent.client import AgentClient
+from streambroker_core.model import PeKey, PortKey
+from streambroker_core.wire.view import ImportPort, ImportRoute, View
+
+EXPORT = "default/feed/0/trades"
+LOCATION = "grpc+tcp://127.0.0.1:1"
+
+
+class Recorder(AgentClient):
+    """An agent that answers with fixed heads and notes what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(LOCATION)
+        self.asked: list[dict[str, Any]] = []
+        self.heads = {"s": 3}
+
+    def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
+        self.asked.append(body)
+        return {"exports": {e: {"heads": self.heads} for e in body["exports"]}}
+
+
+def view(*ports: str) -> View:
+    route = ImportRoute(export=PortKey.parse(EXPORT), uid="e", location=LOCATION, capability="cap")
+    return View(
+        pe=PeKey.parse("default/alerts/0"),
+        imports={port: ImportPort(uid=port, routes=(route,)) for port in ports},
+    )
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Watch by hand instead of in a thread."""
+    monkeypatch.setattr(Peers, "_watch", lambda *_: None)
+    return Recorder()
+
+
+def watch(peers: Peers, client: AgentClient) -> _Watched:
+    one: _Watched = peers._watched[LOCATION]
+    peers._watch_once(client, one)
+    return one
+
+
+def test_the_readers_of_all_imports_of_one_export_keep_their_leases(watched: Recorder) -> None:
+    alive = {"default/alerts/0/a": ["r1"], "default/alerts/0/b": ["r2", "r3"]}
+    peers = Peers(News(), lambda: alive)
+    peers.follow(view("a", "b"))
+    watch(peers, watched)
+    asked = watched.asked[0]["exports"][EXPORT]
+    assert sorted(asked["readers"]) == ["r1", "r2", "r3"]
+    assert (asked["import"], asked["capability"]) == ("default/alerts/0/a", "cap")
+
+
+def test_heads_that_moved_are_news_and_heads_that_did_not_are_none(watched: Recorder) -> None:
+    news = News()
+    peers = Peers(news, dict)
+    peers.follow(view("a"))
+    before = news.count
+    watch(peers, watched)
+    assert (peers.heads(EXPORT), news.count) == ({"s": 3}, before + 1)
+    watch(peers, watched)
+    assert news.count == before + 1
+    assert watched.asked[1]["exports"][EXPORT]["heads"] == {"s": 3}
+
+
+def test_a_route_that_is_gone_is_watched_no_more(watched: Recorder) -> None:
+    peers = Peers(News(), dict)
+    peers.follow(view("a"))
+    one = watch(peers, watched)
+    peers.follow(view())
+    assert one.stopped.is_set()
+    assert peers.heads(EXPORT) is None
+    assert list(peers.locations()) == []
