@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.checkpoints import batches, committed, expected, files_by_batch, offset, received
-from support.feeds import Feed
-from support.jobs import Broker, Job, end_agent
-from support.waiting import until
 
 from pe_agent.agent.process import read_address
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
+from support.checkpoints import batches, committed, expected, files_by_batch, offset, received
+from support.feeds import Feed
+from support.jobs import Broker, Job, end_agent
+from support.waiting import until
 
 SECONDS = 60.0
 
@@ -30,23 +30,50 @@ class World:
         self.trades = Feed(folder / "trades")
         self.quotes = Feed(folder / "quotes", first_line=1_000_000)
         exports = [
-            {"port": name, "feed": str(feed.folder), "checkpoint": str(folder / f"ck-{name}"),
-             "properties": {"kind": name}}
-            for name, feed in (("trades", self.trades), ("quotes", self.quotes))]
+            {
+                "port": name,
+                "feed": str(feed.folder),
+                "checkpoint": str(folder / f"ck-{name}"),
+                "properties": {"kind": name},
+            }
+            for name, feed in (("trades", self.trades), ("quotes", self.quotes))
+        ]
         self.out, self.checkpoint = folder / "out", folder / "ck-in"
-        self.exporter = Job(folder, "feed", {
-            "job": "feed", "home": str(folder / "home-feed"), "broker": self.broker.url,
-            "exports": exports})
-        self.importer = Job(folder, "alerts", {
-            "job": "alerts", "home": str(folder / "home-alerts"), "broker": self.broker.url,
-            "imports": [{"port": "in", "subscription": 'kind == "trades"', "start": "earliest",
-                         "filter": "price > 10.0", "out": str(self.out), "schema":
-                         "line bigint, price double, name string",
-                         "checkpoint": str(self.checkpoint)}]})
+        self.exporter = Job(
+            folder,
+            "feed",
+            {
+                "job": "feed",
+                "home": str(folder / "home-feed"),
+                "broker": self.broker.url,
+                "exports": exports,
+            },
+        )
+        self.importer = Job(
+            folder,
+            "alerts",
+            {
+                "job": "alerts",
+                "home": str(folder / "home-alerts"),
+                "broker": self.broker.url,
+                "imports": [
+                    {
+                        "port": "in",
+                        "subscription": 'kind == "trades"',
+                        "start": "earliest",
+                        "filter": "price > 10.0",
+                        "out": str(self.out),
+                        "schema": "line bigint, price double, name string",
+                        "checkpoint": str(self.checkpoint),
+                    }
+                ],
+            },
+        )
 
     def rest(self, path: str, body: object) -> None:
-        BrokerClient(self.broker.url, "default").request("PUT", f"/job/alerts/pe/0/import/in{path}",
-                                                         body)
+        BrokerClient(self.broker.url, "default").request(
+            "PUT", f"/job/alerts/pe/0/import/in{path}", body
+        )
 
     def agent(self, job: str) -> AgentClient:
         found = read_address(self.folder / f"home-{job}")
@@ -56,8 +83,11 @@ class World:
     def heads(self) -> dict[str, tuple[str, int]]:
         """Return port and next epoch by stream, as the exporter's agent says."""
         exports = self.agent("feed").call("status")["exports"]
-        return {stream: (key.rpartition("/")[2], told["next"])
-                for key, export in exports.items() for stream, told in export["streams"].items()}
+        return {
+            stream: (key.rpartition("/")[2], told["next"])
+            for key, export in exports.items()
+            for stream, told in export["streams"].items()
+        }
 
     def await_files(self, feed: Feed) -> None:
         """Wait until the importer has committed every released file of a feed."""
@@ -70,8 +100,8 @@ class World:
             streams = offset(self.checkpoint, last).streams
             heads = {s: n for s, (p, n) in self.heads().items() if p == port}
             return bool(heads) and all(
-                n == feed.files and s in streams and streams[s].next == n
-                for s, n in heads.items())
+                n == feed.files and s in streams and streams[s].next == n for s, n in heads.items()
+            )
 
         until(through, SECONDS, f"{feed.files} files of {port} read by the importer")
 
@@ -152,7 +182,9 @@ def test_every_row_arrives_once_while_everything_is_changed_and_killed(world: Wo
     check_rows(world)
     pinned = {b.end.filter for b in batches(world.checkpoint)}
     assert pinned == set(PASSES)
-    readers = [json.dumps(r["dropped"]) for e in
-               world.agent("feed").call("status")["exports"].values()
-               for r in e["readers"].values()]
+    readers = [
+        json.dumps(r["dropped"])
+        for e in world.agent("feed").call("status")["exports"].values()
+        for r in e["readers"].values()
+    ]
     assert readers == ["[0, 0]", "[0, 0]"]

