@@ -189,6 +189,8 @@ SLICE_BYTES = 32 * 1024 * 1024
 def cut(epochs: Mapping[int, list[int]], *, slice_bytes: int = SLICE_BYTES) -> list[list[Piece]]:
     """Cut epochs into slices at block boundaries, about equal in bytes, in order.
 
+    A block belongs to the slice in which its middle lies.
+
     Args:
         epochs: bytes of each block, by epoch number in ascending order.
         slice_bytes: the largest slice aimed at; a single block may be larger.
@@ -198,20 +200,22 @@ def cut(epochs: Mapping[int, list[int]], *, slice_bytes: int = SLICE_BYTES) -> l
     """
     total = sum(sum(blocks) for blocks in epochs.values())
     count = max(1, -(-total // slice_bytes))
-    target = total / count
     slices: list[list[Piece]] = []
-    current: list[Piece] = []
-    taken = 0
+    taken = index = 0
     for epoch, blocks in epochs.items():
-        first = 0
-        for index, size in enumerate(blocks):
+        for number, size in enumerate(blocks):
+            middle = (2 * taken + size) * count // (2 * total) if total else 0
+            if not slices or middle > index:
+                slices.append([])
+                index = middle
             taken += size
-            if taken >= target * (len(slices) + 1) and len(slices) + 1 < count:
-                current.append(Piece(epoch=epoch, first=first, last=index + 1))
-                slices.append(current)
-                current, first = [], index + 1
-        if first < len(blocks):
-            current.append(Piece(epoch=epoch, first=first, last=len(blocks)))
-    if current:
-        slices.append(current)
+            _add(slices[-1], epoch, number)
     return slices
+
+
+def _add(pieces: list[Piece], epoch: int, block: int) -> None:
+    """Add the next block to a slice, to the piece it continues if there is one."""
+    if pieces and pieces[-1].epoch == epoch:
+        pieces[-1] = replace(pieces[-1], last=block + 1)
+    else:
+        pieces.append(Piece(epoch=epoch, first=block, last=block + 1))

@@ -176,3 +176,13 @@ def test_small_epochs_share_a_slice() -> None:
 
 def test_nothing_is_cut_into_nothing() -> None:
     assert cut({}) == []
+
+
+def test_a_large_block_does_not_drag_its_neighbours_into_slices_of_their_own() -> None:
+    pieces = cut({1: [100, 1, 1, 1]}, slice_bytes=10)
+    assert [[(p.first, p.last) for p in s] for s in pieces] == [[(0, 1)], [(1, 4)]]
+    two = cut({1: [20, 20], 2: [1]}, slice_bytes=32)
+    assert [[(p.epoch, p.first, p.last) for p in s] for s in two] == [
+        [(1, 0, 1)],
+        [(1, 1, 2), (2, 0, 1)],
+    ]

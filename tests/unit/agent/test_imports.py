@@ -1,0 +1,298 @@
+"""The importing side: what becomes of exporters' answers in a reader's offset."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pe_agent.agent.imports import ImportHost, ReaderInUseError, UnknownPortError
+from pe_agent.agent.news import News
+from pe_agent.agent.peers import Peers
+from pe_agent.agent.routes import RouteTable
+from pe_agent.agent.store import Store
+from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.model import PeKey, PortKey
+from streambroker_core.wire.view import ImportPort, ImportRoute, View, seal
+
+A, B = "default/feed/0/a", "default/feed/0/b"
+Reply = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def plan(stream: str, from_: int, next_: int, **more: Any) -> dict[str, Any]:
+    """Return one stream of an exporter's answer."""
+    return {
+        "stream": stream,
+        "from": from_,
+        "next": next_,
+        "dropped": [0, 0],
+        "duplicates": [0, 0],
+        "moved": False,
+        **more,
+    }
+
+
+def answer(*plans: dict[str, Any], size: int = 0, routed: bool = True) -> dict[str, Any]:
+    last = ["q", plans[-1]["next"] - 1] if plans else None
+    return {"planned": list(plans), "bytes": size, "last": last, "routed": routed}
+
+
+class Bench:
+    """An import host whose exporters are functions."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.replies: dict[str, Reply] = {}
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.known: dict[str, dict[str, int]] = {}
+        self.declared: set[str] = set()
+        self.open()
+
+    def open(self) -> None:
+        self.news = News()
+        self.routes = RouteTable(self.directory / "routes.json")
+        self.store = Store(self.directory / "state.sqlite")
+        self.host = ImportHost(
+            "default/alerts/0",
+            self.routes,
+            self.store,
+            self.news,
+            lambda port: port in self.declared,
+        )
+
+    def connect(self, *exports: str, filter_: str | None = None) -> None:
+        routes = tuple(
+            ImportRoute(
+                export=PortKey.parse(export),
+                uid=export,
+                location=f"grpc+tcp://{export.rpartition('/')[2]}:1",
+                capability="cap",
+            )
+            for export in exports
+        )
+        port = ImportPort(uid="in", routes=routes, start="earliest", filter=filter_)
+        view = View(pe=PeKey.parse("default/alerts/0"), imports={"in": port})
+        self.routes.apply(seal(view))
+
+    def call(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append((action, body))
+        return self.replies[body["export"]](body)
+
+    def next(self, start: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+        request = {
+            "import": "in",
+            "session": "one",
+            "start": start,
+            "columns": ["n"],
+            "max_bytes": 100,
+            "wait": 0,
+            **more,
+        }
+        return self.host.next(request)
+
+    def offset(self, start: dict[str, Any] | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = self.next(start)["offset"]
+        return found
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    one = Bench(tmp_path)
+
+    class Client:
+        def __init__(self, location: str, token: str = "") -> None:
+            self.location = location
+
+        def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
+            return one.call(action, body)
+
+    monkeypatch.setattr("pe_agent.agent.imports.AgentClient", Client)
+    monkeypatch.setattr(Peers, "heads", lambda _, export: one.known.get(export))
+    return one
+
+
+def away(_: dict[str, Any]) -> dict[str, Any]:
+    raise AgentUnreachableError("away")
+
+
+def refused(code: str) -> Reply:
+    def reply(_: dict[str, Any]) -> dict[str, Any]:
+        raise AgentRefusedError(code, "no")
+
+    return reply
+
+
+def test_the_first_offset_names_the_reader_also_while_nobody_is_connected(made: Bench) -> None:
+    made.declared.add("in")
+    first = made.offset()
+    assert len(first["reader"]) == 32
+    assert (first["streams"], first["last"]) == ({}, {})
+    assert made.next(first) == {"offset": None}
+
+
+def test_a_route_without_stream_is_open_from_then_on(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer()
+    first = made.offset()
+    assert first["last"] == {A: None}
+    made.replies[A] = lambda body: answer(plan("s", 0, 2))
+    made.offset(first)
+    assert made.asked[-1][1]["known"] is True
+
+
+def test_a_route_that_is_cut_at_the_exporter_is_not_open(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(routed=False)
+    assert made.offset()["last"] == {}
+
+
+def test_a_plan_becomes_positions_and_the_last_batch_is_told_the_next_time(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 3, 5))
+    first = made.offset()
+    assert first["streams"] == {"s": {"from": 3, "next": 5}}
+    assert first["last"] == {A: ["q", 4]}
+    made.replies[A] = lambda _: answer(plan("s", 5, 5))
+    assert made.next(first) == {"offset": None}
+    _, body = made.asked[-1]
+    assert (body["positions"], body["last"]) == ({"s": 5}, ("q", 4))
+
+
+@pytest.mark.parametrize("reply", [away, refused("CapabilityInvalid"), refused("NotRouted")])
+def test_an_exporter_that_is_away_or_refuses_leaves_its_streams_as_they_are(
+    made: Bench, reply: Reply
+) -> None:
+    made.connect(A, B)
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    made.replies[B] = lambda _: answer(plan("t", 0, 2))
+    first = made.offset()
+    made.replies[A] = reply
+    made.replies[B] = lambda _: answer(plan("t", 2, 3))
+    later = made.offset(first)
+    assert later["streams"]["s"] == first["streams"]["s"]
+    assert later["streams"]["t"] == {"from": 0, "next": 3}
+
+
+def test_a_loss_at_the_exporter_stops_the_query(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = refused("DataLoss")
+    with pytest.raises(AgentRefusedError) as caught:
+        made.next(None)
+    assert caught.value.code == "DataLoss"
+
+
+def test_duplicates_alone_move_the_offset_so_that_they_can_be_let_go(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 0))
+    first = made.offset()
+    made.replies[A] = lambda _: answer(plan("s", 2, 2, duplicates=[2, 9], moved=True))
+    later = made.offset(first)
+    assert later["streams"] == {"s": {"from": 2, "next": 2}}
+
+
+def test_a_new_filter_is_a_new_offset_without_news(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    first = made.offset()
+    made.connect(A, filter_="n > 1")
+    made.replies[A] = lambda _: answer(plan("s", 1, 1))
+    later = made.offset(first)
+    assert later == {**first, "filter": "n > 1"}
+
+
+def test_an_idle_exporter_is_asked_once_for_an_acknowledgement_and_then_no_more(
+    made: Bench,
+) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    first = made.offset()
+    made.known[A] = {"s": 1}
+    made.replies[A] = lambda _: answer(plan("s", 1, 1))
+    made.asked.clear()
+    for _ in range(3):
+        assert made.next(first) == {"offset": None}
+    assert len(made.asked) == 1
+    made.known[A] = {"s": 2}
+    made.next(first)
+    assert len(made.asked) == 2
+
+
+def test_exporters_share_the_budget_of_a_batch(made: Bench) -> None:
+    made.connect(A, B)
+    made.replies[A] = lambda body: answer(plan("s", 0, 1), size=body["budget"] - 10)
+    made.replies[B] = lambda _: answer(plan("t", 0, 1), size=1)
+    made.offset()
+    assert [body["budget"] for _, body in made.asked] == [50, 60]
+
+
+def test_an_import_that_nobody_declared_is_refused_once_there_is_a_view(made: Bench) -> None:
+    assert made.offset()["reader"]
+    made.connect(A)
+    with pytest.raises(UnknownPortError, match="import default/alerts/0/other does not exist"):
+        made.next(None, **{"import": "other"})
+
+
+def test_a_lease_is_given_to_one_process_at_a_time(made: Bench) -> None:
+    made.declared.add("in")
+    first = made.offset()
+    busy = made.next(first, session="two")["busy"]
+    assert made.host.renew(first["reader"], "one")
+    assert not made.host.renew(first["reader"], "two")
+    with pytest.raises(ReaderInUseError):
+        made.next(first, session="two", renewals=busy["renewals"])
+
+
+def test_slices_are_the_same_whenever_they_are_cut_and_by_whom(made: Bench) -> None:
+    made.connect(A, B)
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    made.replies[B] = lambda _: answer(plan("t", 0, 1))
+    end = made.offset()
+    sizes = {"s": {"0": [[5, 20 << 20], [5, 20 << 20]], "1": [[1, 10]]}, "t": {"0": [[2, 20]]}}
+
+    def blocks(body: dict[str, Any]) -> dict[str, Any]:
+        return {"blocks": {s: sizes[s] for s in body["ranges"]}}
+
+    made.replies = {A: blocks, B: blocks}
+    request = {"import": "in", "session": "one", "start": None, "end": end}
+    cut = made.host.slices(request)["slices"]
+    assert [(s["export"], s["pieces"]) for s in cut] == [
+        (A, [[0, 0, 1]]),
+        (A, [[0, 1, 2], [1, 0, 1]]),
+        (B, [[0, 0, 1]]),
+    ]
+    made.store.close()
+    made.open()
+    made.connect()
+    again = made.host.slices(request)["slices"]
+    assert [dict(s) for s in again] == [dict(s) for s in cut]
+
+
+def test_a_stream_that_no_exporter_has_is_waited_for_by_name(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    end = made.offset()
+    end = {**end, "streams": {"elsewhere": {"from": 0, "next": 2}}}
+    request = {"import": "in", "session": "one", "start": None, "end": end}
+    with pytest.raises(AgentUnreachableError, match="has stream elsewhere"):
+        made.host.slices(request)
+    made.known[A] = {"elsewhere": 2}
+    made.replies[A] = lambda _: {"blocks": {"elsewhere": {"0": [[1, 1]], "1": [[1, 1]]}}}
+    assert len(made.host.slices(request)["slices"]) == 1
+
+
+def test_a_plan_is_read_where_the_exporter_is_now(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    end = made.offset()
+    assert made.host.where(A, "s", end["reader"]) == "grpc+tcp://a:1"
+    view = made.routes.view
+    assert view is not None
+    route = dataclasses.replace(view.imports["in"].routes[0], location="grpc+tcp://moved:2")
+    port = dataclasses.replace(view.imports["in"], routes=(route,))
+    made.routes.apply(seal(dataclasses.replace(view, imports={"in": port})))
+    assert made.host.where(A, "s", end["reader"]) == "grpc+tcp://moved:2"
+    made.connect()
+    assert made.host.where(A, "s", end["reader"]) == "grpc+tcp://a:1"
