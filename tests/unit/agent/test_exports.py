@@ -263,3 +263,20 @@ def test_leases_run_on_a_clock_that_cannot_be_set(monkeypatch: pytest.MonkeyPatc
     before = steady_clock()
     monkeypatch.setattr("time.time", lambda: 0.0)
     assert before <= steady_clock() < before + 60
+
+
+def test_dropped_rows_are_exact_though_the_epochs_around_the_position_are_gone(
+    cramped: Bench,
+) -> None:
+    made = cramped
+    made.limit(max_bytes=1)
+    made.route("drop")
+    made.publish(0, rows(0, 8))
+    made.plan()
+    made.plan({made.stream: 1})
+    for batch in range(1, 6):
+        made.publish(batch, rows(100 * batch, 10 + batch))
+    made.reopen()
+    assert 0 not in made.export.ledger.streams[made.stream].epochs
+    (plan,) = made.plan({made.stream: 1}).planned
+    assert plan.dropped == (4, 11 + 12 + 13 + 14)
