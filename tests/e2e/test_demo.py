@@ -1,4 +1,4 @@
-"""The demonstration and the first example run as a newcomer runs them, in processes of their own."""
+"""The demonstration and the first example run as a newcomer runs them, in separate processes."""
 
 from __future__ import annotations
 

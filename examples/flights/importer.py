@@ -1,0 +1,73 @@
+"""An importing job: keeps the rows of each micro-batch in a directory of its own.
+
+The directory is named by the batch and overwritten when a batch is repeated, so it holds each
+row once, whatever was stopped when.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+import pe_agent
+from flights.orders import answer, obey
+from flights.sessions import small_session
+
+PORT = "in"
+
+
+def main() -> None:
+    """Subscribe, keep the rows, and obey orders until told to stop."""
+    options = _options()
+    work, job = options.work, options.job
+    spark = small_session(job, cores=1)
+    pe = pe_agent.start(
+        spark, job=job, broker=options.broker, data_dir=work / "agents" / job, linger=5
+    )
+    rows = pe.subscribe(
+        PORT,
+        options.subscription,
+        filter=options.filter,
+        start=options.start,
+        schema=options.schema,
+        source=True,
+    )
+
+    def keep(batch: DataFrame, number: int) -> None:
+        batch.write.mode("overwrite").parquet(str(work / "received" / job / f"{number:05}"))
+
+    writer = rows.writeStream.foreachBatch(keep)
+    query = writer.option("checkpointLocation", str(work / "checkpoints" / job)).start()
+    answer(ready=job)
+
+    def status() -> dict[str, Any]:
+        return {"failed": {PORT: str(query.exception())} if query.exception() else {}}
+
+    def set_subscription(subscription: str) -> dict[str, Any]:
+        begun = time.monotonic()
+        change = pe.imports[PORT].set_subscription(subscription)
+        accepted = time.monotonic() - begun
+        change.wait_applied(30.0)
+        applied = time.monotonic() - begun
+        return {"accepted": accepted, "applied": applied, "routes": dict(change.routes)}
+
+    obey({"status": status, "set_subscription": set_subscription})
+    query.stop()
+    pe.stop(end_agent=True)
+    spark.stop()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("--broker", "--job", "--subscription", "--filter", "--start", "--schema"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--work", required=True, type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
