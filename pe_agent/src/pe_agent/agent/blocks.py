@@ -11,16 +11,18 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pe_agent.agent.exports import HostedExport
 from pe_agent.agent.manifests import Block
 from pe_agent.agent.streams import HostedStream
 from pe_agent.filters import CompiledFilter, compile_filter
-from streambroker_core.errors import StreambrokerError
+from streambroker_core.errors import ExpressionError, StreambrokerError
 from streambroker_core.expression import parse
+
+if TYPE_CHECKING:
+    from pe_agent.agent.exports import HostedExport
 
 CACHE_BYTES = 64 << 20
 
@@ -68,6 +70,22 @@ def compiled(filter_: str, schema: pa.Schema) -> CompiledFilter:
 def passing_rows(stream: HostedStream, block: Block, filter_: str) -> int:
     """Return how many rows of a block pass a filter."""
     return int(compiled(filter_, stream.schema).mask(stream.read(block)).true_count)
+
+
+def misfit(
+    stream: HostedStream, filter_: str | None, columns: tuple[str, ...] | None
+) -> str | None:
+    """Return why a stream cannot be read with this filter and these columns, None if it can."""
+    missing = [c for c in columns or () if c not in stream.schema.names]
+    if missing:
+        return f"stream {stream.id} has no column {missing[0]!r}; it has ({stream.ddl})"
+    if filter_ is None:
+        return None
+    try:
+        compiled(filter_, stream.schema)
+    except ExpressionError as error:
+        return f"the filter does not fit stream {stream.id}: {error}"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

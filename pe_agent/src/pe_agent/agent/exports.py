@@ -12,11 +12,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from pe_agent.agent.blocks import misfit, passing_rows
 from pe_agent.agent.claims_state import (
     decode_reader,
     encode_reader,
@@ -384,10 +386,17 @@ class HostedExport:
     # -- readers -----------------------------------------------------------------------------
 
     def plan(self, ask: Ask, *, filter_: str | None, columns: list[str] | None) -> Answer:
-        """Acknowledge a reader's position, pin its next epochs, remember under which filter."""
+        """Acknowledge a reader's position, pin its next epochs, remember under which filter.
+
+        Nothing is planned of a stream that filter or columns do not fit; :meth:`misfits` says why.
+        """
         with self._lock:
             now = self._clock()
             self._count(ask.reader, ask.positions)
+            unfit = self.misfits(filter_, columns)
+            if unfit:
+                limit = self.heads() if ask.limit is None else ask.limit
+                ask = replace(ask, limit={s: n for s, n in limit.items() if s not in unfit})
             answer = self.ledger.plan(ask, now)
             if answer.routed:
                 self._remember(ask.reader, filter_, columns)
@@ -401,6 +410,12 @@ class HostedExport:
         if answer.finished:
             self._notify()
         return answer
+
+    def misfits(self, filter_: str | None, columns: list[str] | None) -> dict[str, str]:
+        """Return the streams that a filter and columns do not fit, and why not."""
+        wanted = None if columns is None else tuple(columns)
+        told = {s.id: misfit(s, filter_, wanted) for s in list(self.streams.values())}
+        return {stream: why for stream, why in told.items() if why is not None}
 
     def replan(
         self,
@@ -476,8 +491,6 @@ class HostedExport:
 
     def _evaluate(self, stream: str, manifest: Manifest, block: int, filter_: str) -> int:
         """Count again what a restart made us forget."""
-        from pe_agent.agent.blocks import passing_rows
-
         return passing_rows(self.streams[stream], manifest.blocks[block], filter_)
 
     def renew(self, reader: str, seconds: float) -> None:

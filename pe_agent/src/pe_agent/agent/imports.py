@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import threading
 import time
@@ -19,6 +20,8 @@ from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import Offset, Piece, Planned, advance, cut, ranges
 from streambroker_core.wire.view import ImportPort, ImportRoute
+
+log = logging.getLogger("pe_agent")
 
 PLAN_SECONDS = 5.0
 
@@ -50,6 +53,7 @@ class OwnReader:
         homes: export and address by stream, as last seen; for replays after a route is gone.
         acknowledged: positions the exporters have been told, by export.
         pinned: filter and import generation that hold from the last offset on.
+        refused: why an export gives nothing, by export.
     """
 
     id: str
@@ -60,6 +64,7 @@ class OwnReader:
     homes: dict[str, tuple[str, str]] = field(default_factory=dict)
     acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
     pinned: dict[str, Any] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 class ImportHost:
@@ -271,9 +276,11 @@ class ImportHost:
         except AgentUnreachableError:
             return None
         except AgentRefusedError as error:
-            if error.code in ("CapabilityInvalid", "NotRouted", "FilterForbidden"):
-                return None
-            raise
+            if error.code not in ("CapabilityInvalid", "NotRouted", "FilterForbidden"):
+                raise
+            self._refuse(reader, export, str(error))
+            return None
+        self._refuse(reader, export, "; ".join(answer.get("misfits", ())))
         streams = [p["stream"] for p in answer["planned"]]
         heads = self.peers.heads(export) or {}
         reader.acknowledged[export] = {
@@ -281,6 +288,15 @@ class ImportHost:
         }
         self._remember(reader, {s: (export, str(route.location)) for s in streams})
         return answer
+
+    def _refuse(self, reader: OwnReader, export: str, why: str) -> None:
+        """Keep why an export gives nothing; told once, when it changes."""
+        if why and reader.refused.get(export) != why:
+            log.warning("nothing is read of export %s: %s", export, why)
+        if why:
+            reader.refused[export] = why
+        else:
+            reader.refused.pop(export, None)
 
     def _remember(self, reader: OwnReader, homes: dict[str, tuple[str, str]]) -> None:
         if all(reader.homes.get(s) == h for s, h in homes.items()):
@@ -402,7 +418,12 @@ class ImportHost:
         now = time.monotonic()
         with self._lock:
             readers = {
-                r.id: {"import": r.import_, "alive": r.until > now, "pinned": r.pinned}
+                r.id: {
+                    "import": r.import_,
+                    "alive": r.until > now,
+                    "pinned": r.pinned,
+                    "refused": r.refused,
+                }
                 for r in self._readers.values()
             }
         return {"readers": readers, "away": self.peers.away()}

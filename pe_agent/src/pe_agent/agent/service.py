@@ -166,7 +166,10 @@ class AgentService(flight.FlightServerBase):
         export = self._hosts.peer(body)
         self._hosts.check_filter(export, body["filter"])
         answer = export.plan(_ask(body), filter_=body["filter"], columns=body["columns"])
-        return plan_body(answer)
+        return {
+            **plan_body(answer),
+            "misfits": list(export.misfits(body["filter"], body["columns"]).values()),
+        }
 
     def _replan(self, body: dict[str, Any]) -> dict[str, Any]:
         export = self._hosts.peer(body)
