@@ -280,3 +280,19 @@ def test_dropped_rows_are_exact_though_the_epochs_around_the_position_are_gone(
     assert 0 not in made.export.ledger.streams[made.stream].epochs
     (plan,) = made.plan({made.stream: 1}).planned
     assert plan.dropped == (4, 11 + 12 + 13 + 14)
+
+
+def test_what_was_dropped_counts_once_when_an_older_checkpoint_comes_back(made: Bench) -> None:
+    made.limit(max_bytes=1)
+    made.route("drop")
+    made.publish(0, rows(0, 8))
+    made.plan()
+    for batch in range(1, 4):
+        made.publish(batch, rows(100 * batch, 10))
+    made.plan({made.stream: 1})
+    for _ in range(2):
+        made.plan({made.stream: 4})
+        made.plan({made.stream: 1})
+    made.plan({made.stream: 4})
+    assert made.export.status()["readers"]["reader"]["dropped"] == [2, 20]
+    assert made.export.status()["readers"]["reader"]["delivered"] == 18

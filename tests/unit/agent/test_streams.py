@@ -179,3 +179,11 @@ def test_stages_are_swept_by_batch_and_by_run(made: Bench) -> None:
     assert list(made.stream.stages) == [kept.id]
     assert done.id not in made.stream.stages
     assert foreign.id not in made.stream.stages
+
+
+def test_a_stage_whose_rows_are_not_all_there_is_not_a_stage(made: Bench) -> None:
+    stage = made.stream.begin(query="q", run="r", batch=0)
+    made.stream.append(stage, rows(0, 1))
+    stage.blocks.append(stage.blocks[0])
+    made.stream.finish(stage)
+    assert made.reopen().stages == {}
