@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+
 from support.jobs import Broker
 from support.session import Session
 

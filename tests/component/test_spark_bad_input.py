@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
-from support.feeds import Feed
-from support.jobs import Broker
-from support.session import SECONDS, Session, exporter_status
-from support.waiting import until
 
 from pe_agent.broker_client import BrokerRefusedError, BrokerUnavailableError
 from pe_agent.launcher import AgentFailedError
 from pe_agent.pe import ArgumentError
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
+from support.feeds import Feed
+from support.jobs import Broker
+from support.session import SECONDS, Session, exporter_status
+from support.waiting import until
 
 SCHEMA = "line bigint, price double, name string"
 
@@ -32,9 +32,14 @@ def test_an_import_that_nobody_declared_fails_the_query_and_says_how_to_declare_
 ) -> None:
     pe = jobs.pe("alerts")
     until(pe.view, SECONDS, "a view")
-    frame = (jobs.spark.readStream.format("streambroker").option("import", "nowhere")
-             .option("agent", pe.agent.location).option("agentToken", pe.agent.token)
-             .schema(SCHEMA).load())
+    frame = (
+        jobs.spark.readStream.format("streambroker")
+        .option("import", "nowhere")
+        .option("agent", pe.agent.location)
+        .option("agentToken", pe.agent.token)
+        .schema(SCHEMA)
+        .load()
+    )
     query, _ = jobs.collect(frame, "nowhere")
 
     with pytest.raises(StreamingQueryException, match=r"nowhere does not exist.*subscribe\(\)"):
@@ -46,9 +51,15 @@ def test_an_export_that_nobody_declared_fails_the_query_and_says_how_to_declare_
 ) -> None:
     pe = jobs.pe("feed")
     feed.release()
-    query = (jobs.files(feed).writeStream.format("streambroker").option("export", "nowhere")
-             .option("agent", pe.agent.location).option("agentToken", pe.agent.token)
-             .option("checkpointLocation", str(jobs.folder / "ck")).start())
+    query = (
+        jobs.files(feed)
+        .writeStream.format("streambroker")
+        .option("export", "nowhere")
+        .option("agent", pe.agent.location)
+        .option("agentToken", pe.agent.token)
+        .option("checkpointLocation", str(jobs.folder / "ck"))
+        .start()
+    )
     jobs.queries.append(query)
 
     with pytest.raises(StreamingQueryException, match=r"nowhere does not exist.*publish\(\)"):
@@ -66,7 +77,7 @@ def test_a_second_query_may_not_publish_while_the_first_is_alive(
     other.release()
     second = jobs.publish(pe, other, "out", checkpoint=jobs.folder / "ck-second")
 
-    with pytest.raises(StreamingQueryException, match="PublisherInUse|is in use by query"):
+    with pytest.raises(StreamingQueryException, match="is in use by query"):
         second.awaitTermination(int(SECONDS))
     (stream,) = exporter_status(pe, "out")["streams"].values()
     assert stream["rows"] == 20
@@ -122,8 +133,10 @@ def test_properties_that_cannot_be_kept_are_refused_before_anything_is_declared(
         ({"import": "in", "agent": "grpc+tcp://127.0.0.1:9", "pricee": "1"}, "unknown option"),
         ({"agent": "grpc+tcp://127.0.0.1:9"}, "option `import` is missing"),
         ({"import": "in"}, "no agent is configured"),
-        ({"import": "in", "agent": "grpc+tcp://127.0.0.1:9", "maxBytesPerBatch": "x"},
-         "has to be a number above 0"),
+        (
+            {"import": "in", "agent": "grpc+tcp://127.0.0.1:9", "maxBytesPerBatch": "x"},
+            "has to be a number above 0",
+        ),
     ],
 )
 def test_options_are_checked_when_the_stream_is_loaded(
@@ -136,7 +149,8 @@ def test_options_are_checked_when_the_stream_is_loaded(
 
     with pytest.raises(PySparkException, match=message):
         reader.schema(SCHEMA).load().writeStream.format("noop").option(
-            "checkpointLocation", str(tmp_path / "ck")).start().awaitTermination(int(SECONDS))
+            "checkpointLocation", str(tmp_path / "ck")
+        ).start().awaitTermination(int(SECONDS))
 
 
 def test_reserved_columns_and_batch_writes_are_refused(jobs: Session, feed: Feed) -> None:

@@ -22,10 +22,16 @@ def test_under_drop_every_row_is_delivered_filtered_or_dropped(
     """A reader that is slower than the log is long loses its oldest epochs and is told how many."""
     feed = Feed(tmp_path / "feed")
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
-    jobs.publish(exporter, feed, "out", properties={"kind": "a"}, congestion_policy="drop",
-                 buffer=SMALL)
-    frame = importer.subscribe("in", 'kind == "a"', filter="price > 20.0", start="earliest",
-                               schema="line bigint, price double, name string")
+    jobs.publish(
+        exporter, feed, "out", properties={"kind": "a"}, congestion_policy="drop", buffer=SMALL
+    )
+    frame = importer.subscribe(
+        "in",
+        'kind == "a"',
+        filter="price > 20.0",
+        start="earliest",
+        schema="line bigint, price double, name string",
+    )
     query, sink = jobs.collect(frame, "in")
     feed.release()
     sink.await_rows(1)
@@ -33,8 +39,11 @@ def test_under_drop_every_row_is_delivered_filtered_or_dropped(
     feed.release()
     assert sink.entered.wait(SECONDS)
     feed.release(14)
-    until(lambda: exporter_status(exporter, "out")["publisher"]["batch"] == 15, SECONDS,
-          "the exporter went on without its reader")
+    until(
+        lambda: exporter_status(exporter, "out")["publisher"]["batch"] == 15,
+        SECONDS,
+        "the exporter went on without its reader",
+    )
     sink.release()
     checkpoint = jobs.folder / "ck-in"
 
@@ -65,16 +74,19 @@ def test_under_wait_the_exporter_waits_names_the_reader_and_loses_nothing(
     feed = Feed(tmp_path / "feed")
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     jobs.publish(exporter, feed, "out", properties={"kind": "a"}, buffer=SMALL)
-    frame = importer.subscribe("in", 'kind == "a"', start="earliest",
-                               schema="line bigint, price double, name string")
+    frame = importer.subscribe(
+        "in", 'kind == "a"', start="earliest", schema="line bigint, price double, name string"
+    )
     _, sink = jobs.collect(frame, "in")
     feed.release()
     sink.await_rows(1)
     sink.hold()
     feed.release(16)
     status = until(
-        lambda: s if (s := exporter_status(exporter, "out"))["waiting_for"] else None, SECONDS,
-        "the exporter waits")
+        lambda: s if (s := exporter_status(exporter, "out"))["waiting_for"] else None,
+        SECONDS,
+        "the exporter waits",
+    )
 
     assert status["waiting_for"] == ["default/alerts/0/in"]
     assert status["publisher"]["batch"] < 16
@@ -91,8 +103,9 @@ def test_a_change_to_drop_frees_a_waiting_exporter(jobs: Session, tmp_path: Path
     feed = Feed(tmp_path / "feed")
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     jobs.publish(exporter, feed, "out", properties={"kind": "a"}, buffer=SMALL)
-    frame = importer.subscribe("in", 'kind == "a"', start="earliest",
-                               schema="line bigint, price double, name string")
+    frame = importer.subscribe(
+        "in", 'kind == "a"', start="earliest", schema="line bigint, price double, name string"
+    )
     _, sink = jobs.collect(frame, "in")
     feed.release()
     sink.await_rows(1)
@@ -102,5 +115,8 @@ def test_a_change_to_drop_frees_a_waiting_exporter(jobs: Session, tmp_path: Path
 
     exporter.exports["out"].set_congestion_policy("drop").wait_applied(10)
 
-    until(lambda: exporter_status(exporter, "out")["publisher"]["batch"] == 16, SECONDS,
-          "the exporter goes on")
+    until(
+        lambda: exporter_status(exporter, "out")["publisher"]["batch"] == 16,
+        SECONDS,
+        "the exporter goes on",
+    )

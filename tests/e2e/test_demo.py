@@ -17,7 +17,7 @@ from support.flights import EXAMPLES, flights_table, weather_table
 from support.waiting import until
 
 FIRST = EXAMPLES / "01-first-stream"
-SMALL = ["--rows", "24000", "--rounds", "11", "--pause", "0.5", "--seconds", "160"]
+SMALL = ["--rows", "24000", "--rounds", "16", "--pause", "0.5", "--seconds", "160"]
 CLI = Path(sys.executable).with_name("streambroker")
 
 
@@ -38,7 +38,9 @@ def demo(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def terminal(directory: Path, name: str, *command: str, url: str = "") -> Iterator[Path]:
+def terminal(
+    directory: Path, name: str, *command: str, url: str = "", end: int = signal.SIGINT
+) -> Iterator[Path]:
     """Run a command with its output in a file, until the block ends; it must end well itself."""
     said = directory / f"{name}.txt"
     environment = {**os.environ, "STREAMBROKER_URL": url}
@@ -53,8 +55,8 @@ def terminal(directory: Path, name: str, *command: str, url: str = "") -> Iterat
         )
     try:
         yield said
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) in (0, -signal.SIGINT, 130), said.read_text()[-2000:]
+        process.send_signal(end)
+        assert process.wait(60) == 0, said.read_text()[-2000:]
     finally:
         process.kill()
         process.wait()
@@ -64,6 +66,19 @@ def shown(said: Path) -> list[tuple[int, str, int]]:
     """Return the rows of the console sink's tables."""
     found = re.findall(r"^\| *(\d+)\| *(\w+)\| *(\d+)\|$", said.read_text(), re.MULTILINE)
     return [(int(number), symbol, int(price)) for number, symbol, price in found]
+
+
+def running(directory: Path) -> list[str]:
+    """Return the command lines of all processes that name a directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if str(directory) in command:
+            found.append(command)
+    return found
 
 
 def streambroker(url: str, *arguments: str) -> str:
@@ -106,7 +121,7 @@ def test_the_demonstration_fails_and_names_the_line_when_one_row_is_left_out(
     assert done.returncode == 1, done.stdout
     assert re.search(r"FAILED: tower: batch \d+ differs", done.stdout), done.stdout
     newark = [r for r in flights_table().slice(0, 24_000).to_pylist() if r["origin"] == "EWR"]
-    lost = newark[len(newark) // 11 - 1]
+    lost = newark[len(newark) // 16 - 1]
     assert "1 missing" in done.stdout
     assert f"line {lost['line']} of ewr, epoch 0" in done.stdout
     kept = next(tmp_path.glob("streambroker-demo-*"))
@@ -114,12 +129,33 @@ def test_the_demonstration_fails_and_names_the_line_when_one_row_is_left_out(
     assert (kept / "logs" / "tower.log").exists()
 
 
+def test_ctrl_c_ends_the_demonstration_with_all_its_processes(tmp_path: Path) -> None:
+    said = tmp_path / "said.txt"
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(EXAMPLES / "demo.py"), *SMALL],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+    try:
+        until(lambda: list(tmp_path.glob("*/agents/*/agent.json")), 100, "an agent started")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, said.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert running(tmp_path) == []
+    assert not list(tmp_path.glob("streambroker-demo-*")), "its directory is left"
+
+
 @pytest.mark.timeout(240)
 def test_the_first_example_prints_what_its_filter_lets_through_and_takes_another_one(
     tmp_path: Path,
 ) -> None:
     up = [str(CLI), "up", "--port", "0"]
-    with terminal(tmp_path, "broker", *up) as broker:
+    with terminal(tmp_path, "broker", *up, end=signal.SIGTERM) as broker:
         found = until(lambda: re.search(r"http://\S+", broker.read_text()), 30, "the broker's url")
         url = found.group()
         with (

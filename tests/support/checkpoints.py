@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from support.feeds import Row
 
 from streambroker_core.offset import Offset, ranges
+from support.feeds import Row
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def files_by_batch(checkpoint: Path, source: int = 0) -> dict[int, list[int]]:
 def expected(
     checkpoint: Path,
     epochs: Mapping[str, Sequence[list[Row]]],
-    passes: Mapping[str | None, Callable[[Row], bool]],
+    passes: Mapping[str, Callable[[Row], bool]],
 ) -> Counter[Row]:
     """Return the rows that an importer's committed batches have to have delivered.
 
@@ -76,7 +76,7 @@ def expected(
     for batch in batches(checkpoint):
         for stream, (first, next_) in batch.ranges.items():
             for epoch in range(first, next_):
-                rows.update(r for r in epochs[stream][epoch] if passes[batch.end.filter](r))
+                rows.update(r for r in epochs[stream][epoch] if passes[batch.end.filter or ""](r))
     return rows
 
 
@@ -91,7 +91,7 @@ def received(folder: Path) -> Counter[Row]:
 
 def _sink_files(folder: Path) -> Iterator[Path]:
     log = folder / "_spark_metadata"
-    compacted = [f for f in log.glob("[0-9]*.compact")]
+    compacted = list(log.glob("[0-9]*.compact"))
     newest = max((int(f.name.split(".")[0]) for f in compacted), default=-1)
     logs = [log / f"{newest}.compact"] if newest >= 0 else []
     logs += [f for f in log.glob("[0-9]*") if f.suffix == "" and int(f.name) > newest]

@@ -11,27 +11,36 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.feeds import DDL
-
 import pe_agent
 from pe_agent.local import session
+from support.feeds import DDL
 
 
 def main(path: str) -> None:
     """Run the plan until a query fails or the process is killed."""
     plan: dict[str, Any] = json.loads(Path(path).read_text())
     spark = session(plan["job"], cores=1, conf={"spark.driver.memory": "700m"})
-    pe = pe_agent.start(spark, job=plan["job"], data_dir=plan["home"], broker=plan["broker"],
-                        linger=20)
+    pe = pe_agent.start(
+        spark, job=plan["job"], data_dir=plan["home"], broker=plan["broker"], linger=20
+    )
     for export in plan.get("exports", []):
         folder = export.pop("feed")
-        frame = (spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
-                 .option("latestFirst", "false").parquet(folder))
+        frame = (
+            spark.readStream.schema(DDL)
+            .option("maxFilesPerTrigger", 1)
+            .option("latestFirst", "false")
+            .parquet(folder)
+        )
         pe.publish(frame, **export)
     for import_ in plan.get("imports", []):
         out, checkpoint = import_.pop("out"), import_.pop("checkpoint")
-        (pe.subscribe(**import_).writeStream.format("parquet").option("path", out)
-         .option("checkpointLocation", checkpoint).start())
+        (
+            pe.subscribe(**import_)
+            .writeStream.format("parquet")
+            .option("path", out)
+            .option("checkpointLocation", checkpoint)
+            .start()
+        )
     sys.stdout.write("job ready\n")
     sys.stdout.flush()
     spark.streams.awaitAnyTermination()

@@ -25,8 +25,13 @@ class Child:
         environment = {**os.environ, "PYTHONPATH": CHILD_PATH, "PYSPARK_PYTHON": sys.executable}
         with output.open("ab") as file:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
-                start_new_session=True)
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
+            )
         self._ready = ready
 
     def said(self) -> str:
@@ -60,8 +65,16 @@ class Broker(Child):
     """``streambroker up``; started again it takes its old port and file."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        command = [sys.executable, "-m", "streambroker_operator.cli", "up",
-                   "--db", str(folder / "broker.sqlite"), "--port", str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "streambroker_operator.cli",
+            "up",
+            "--db",
+            str(folder / "broker.sqlite"),
+            "--port",
+            str(port),
+        ]
         super().__init__(command, folder / "broker.out", "streambroker listening on")
         self.folder = folder
         self.url = self.await_ready().split()[-1]
@@ -78,8 +91,11 @@ class Job(Child):
         self.folder, self.name, self.plan = folder, name, plan
         path = folder / f"{name}.json"
         path.write_text(json.dumps(plan))
-        super().__init__([sys.executable, "-m", "support.job_main", str(path)],
-                         folder / f"{name}.out", "job ready")
+        super().__init__(
+            [sys.executable, "-m", "support.job_main", str(path)],
+            folder / f"{name}.out",
+            "job ready",
+        )
 
     def restart(self) -> Job:
         """Start it again from its checkpoints."""

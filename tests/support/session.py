@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
-from support.feeds import DDL, Feed, Row
-from support.waiting import until
+from pyspark.sql.streaming.query import StreamingQuery
 
 import pe_agent
 from pe_agent import PE
+from support.feeds import DDL, Feed, Row
+from support.waiting import until
 
 SECONDS = 60.0
 
@@ -58,14 +58,21 @@ class Session:
         self.sinks: list[Sink] = []
 
     def pe(self, job: str, **settings: Any) -> PE:
-        pe = pe_agent.start(self.spark, job=job, data_dir=self.folder / f"home-{job}",
-                            **{"broker": self.broker, "linger": 20.0, **settings})
+        pe = pe_agent.start(
+            self.spark,
+            job=job,
+            data_dir=self.folder / f"home-{job}",
+            **{"broker": self.broker, "linger": 20.0, **settings},
+        )
         self.pes.append(pe)
         return pe
 
     def files(self, feed: Feed) -> DataFrame:
-        return (self.spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
-                .parquet(str(feed.folder)))
+        return (
+            self.spark.readStream.schema(DDL)
+            .option("maxFilesPerTrigger", 1)
+            .parquet(str(feed.folder))
+        )
 
     def publish(self, pe: PE, feed: Feed, port: str, **settings: Any) -> StreamingQuery:
         settings.setdefault("checkpoint", self.folder / f"ck-{pe.key.job}-{port}")
@@ -73,12 +80,14 @@ class Session:
         self.queries.append(query)
         return query
 
-    def collect(self, frame: DataFrame, name: str, *, sink: Sink | None = None,
-                **trigger: Any) -> tuple[StreamingQuery, Sink]:
+    def collect(
+        self, frame: DataFrame, name: str, *, sink: Sink | None = None, **trigger: Any
+    ) -> tuple[StreamingQuery, Sink]:
         sink = sink or Sink()
         self.sinks.append(sink)
         writer = frame.writeStream.foreachBatch(sink).option(
-            "checkpointLocation", str(self.folder / f"ck-{name}"))
+            "checkpointLocation", str(self.folder / f"ck-{name}")
+        )
         query = (writer.trigger(**trigger) if trigger else writer).start()
         self.queries.append(query)
         return query, sink

@@ -1,8 +1,7 @@
 """The agent and the Spark data source of streambroker: what a PySpark job imports.
 
-    pe = pe_agent.start(spark, job="alerts", broker="http://…")
-    trades = pe.subscribe("trades", 'kind == "trade"', filter="price > 10.0")
-    query = pe.publish(frame, "alerts", properties={"kind": "alert"}, checkpoint="…")
+>>> pe = pe_agent.start(spark, job="alerts", broker="http://…")  # doctest: +SKIP
+>>> trades = pe.subscribe("trades", 'kind == "trade"', filter="price > 10.0")  # doctest: +SKIP
 """
 
 from __future__ import annotations

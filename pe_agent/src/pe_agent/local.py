@@ -58,7 +58,8 @@ def java_home() -> Path | None:
         return None
     try:
         said = subprocess.run(  # noqa: S603 - the user's own java
-            [found, "-version"], capture_output=True, text=True, timeout=30, check=True)
+            [found, "-version"], capture_output=True, text=True, timeout=30, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     version = re.search(r'version "(\d+)', said.stderr + said.stdout)

@@ -19,7 +19,7 @@ from streambroker_core.schema import Schema, parse_ddl, to_ddl, to_items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger("pe_agent")
 
@@ -120,7 +120,7 @@ class PE:
         application_name: str | None = None,
         stream_id: str | None = None,
         application_scope: str | None = None,
-        filter: str | None = None,
+        filter: str | None = None,  # noqa: A002 - the word of the API
         start: str | None = None,
         on_congestion: str | None = None,
         schema: str | None = None,

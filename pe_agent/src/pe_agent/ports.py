@@ -194,8 +194,9 @@ class ExportPort(_Port):
         found = broker.request("GET", self._path)
         spec = {k: v for k, v in found.body["spec"].items() if k not in ("job", "pe", "port")}
         spec["congestionPolicy"] = policy
-        answer = broker.request("PUT", self._path, spec,
-                                headers={"If-Match": found.headers["etag"]}).body
+        answer = broker.request(
+            "PUT", self._path, spec, headers={"If-Match": found.headers["etag"]}
+        ).body
         return Change(int(answer["generation"]), answer.get("routes", {}), self._applied)
 
     def _holds(self, version: int) -> Mapping[str, Any] | None:

@@ -43,6 +43,7 @@ class BytesCache:
         self._items: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
     def get(self, key: Hashable) -> Any:
+        """Return a value and make it the most recently used, None if it is not here."""
         with self._lock:
             found = self._items.get(key)
             if found is None:
@@ -51,6 +52,7 @@ class BytesCache:
             return found[0]
 
     def put(self, key: Hashable, value: Any, size: int) -> None:
+        """Keep a value of ``size`` bytes; one larger than the limit is not kept."""
         if size > self._limit:
             return
         with self._lock:

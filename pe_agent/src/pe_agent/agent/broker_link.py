@@ -54,10 +54,12 @@ class BrokerLink:
         self.polls = 0
 
     def start(self) -> None:
+        """Begin to poll and to listen."""
         for target in (self._run, self._listen):
             threading.Thread(target=target, daemon=True, name=f"broker {target.__name__}").start()
 
     def close(self) -> None:
+        """Stop both threads."""
         self._stopped.set()
         self._wake.set()
         self._socket.close()

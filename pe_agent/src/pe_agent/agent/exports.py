@@ -133,6 +133,7 @@ class HostedExport:
             stream.skip_to(next_, total)
 
     def set_limits(self, limits: Limits) -> None:
+        """Take what the export may keep."""
         with self._lock:
             self.ledger.limits = limits
             self._sweep()
@@ -425,8 +426,10 @@ class HostedExport:
         filter_: str | None,
         columns: list[str] | None,
     ) -> dict[str, dict[int, list[list[int]]]]:
-        """Register a checkpointed plan again and return its blocks: ``{stream: {epoch: [[rows,
-        bytes]…]}}``.
+        """Register a checkpointed plan again.
+
+        Returns:
+            Its blocks: ``{stream: {epoch: [[rows, bytes], …]}}``.
         """
         with self._lock:
             self._count(ask.reader, ask.positions)
@@ -494,10 +497,12 @@ class HostedExport:
         return passing_rows(self.streams[stream], manifest.blocks[block], filter_)
 
     def renew(self, reader: str, seconds: float) -> None:
+        """A reader's own agent says that it lives for ``seconds`` more."""
         with self._lock:
             self.ledger.renew(reader, self._clock() + seconds)
 
     def leave(self, reader: str) -> None:
+        """A reader's process ended in order."""
         with self._lock:
             self.ledger.leave(reader, self._clock())
 
@@ -578,6 +583,7 @@ class HostedExport:
         }
 
     def close(self) -> None:
+        """Close the logs."""
         with self._lock:
             for stream in self.streams.values():
                 stream.log.close()

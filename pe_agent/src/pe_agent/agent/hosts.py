@@ -238,6 +238,7 @@ class Hosts:
         return self._declarations
 
     def save_declaration(self, name: str) -> None:
+        """Write what is known of one declaration."""
         self.store.write(
             "INSERT OR REPLACE INTO declarations VALUES (?, ?)",
             name,

@@ -201,8 +201,8 @@ class ImportHost:
         import_ = self._routes.imported(port)
         if import_ is None and self._routes.view is not None and not self._declared(port):
             raise UnknownPortError(
-                f"import {self._pe}/{port} does not exist. Declare it with subscribe(), `streambroker"
-                " apply` or kubectl, or correct the option `import`."
+                f"import {self._pe}/{port} does not exist. Declare it with subscribe(),"
+                " `streambroker apply` or kubectl, or correct the option `import`."
             )
         filter_ = start.filter if import_ is None else import_.filter
         end = replace(start, reader=reader.id, filter=filter_, columns=tuple(request["columns"]))
@@ -382,23 +382,19 @@ class ImportHost:
             columns=None if end.columns is None else list(end.columns),
             **{"import": reader.import_},
         )
-        slices = []
-        for stream, epochs in answer["blocks"].items():
-            sizes = {int(n): [b[1] for b in blocks] for n, blocks in epochs.items()}
-            for pieces in cut(sizes):
-                slices.append(
-                    {
-                        "location": location,
-                        "export": export,
-                        "reader": reader.id,
-                        "stream": stream,
-                        "import": reader.import_,
-                        "pieces": [_piece(p) for p in pieces],
-                        "filter": end.filter,
-                        "columns": None if end.columns is None else list(end.columns),
-                    }
-                )
-        return slices
+        common = {
+            "location": location,
+            "export": export,
+            "reader": reader.id,
+            "import": reader.import_,
+            "filter": end.filter,
+            "columns": None if end.columns is None else list(end.columns),
+        }
+        return [
+            {**common, "stream": stream, "pieces": [_piece(p) for p in pieces]}
+            for stream, epochs in answer["blocks"].items()
+            for pieces in cut({int(n): [b[1] for b in blocks] for n, blocks in epochs.items()})
+        ]
 
     def _route_to(self, reader: OwnReader, export: str, stream: str) -> tuple[str, str | None, str]:
         import_ = self._routes.imported(reader.import_.rpartition("/")[2])

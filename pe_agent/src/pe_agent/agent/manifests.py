@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from pe_agent.log import Address
 from streambroker_core.errors import StreambrokerError
 
 VERSION = 1
+
+Meta: TypeAlias = bytes
+"""The meta part of a frame: JSON in UTF-8."""
 
 
 class ManifestVersionError(StreambrokerError):
@@ -31,13 +34,16 @@ class Block:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the block in the log, its frame included."""
         return self.address.length
 
     def encode(self) -> list[int]:
+        """Return its form in the log."""
         return [self.address.segment, self.address.offset, self.address.length, self.rows]
 
     @staticmethod
     def decode(data: list[int]) -> Block:
+        """Read its form in the log."""
         return Block(Address(data[0], data[1], data[2]), data[3])
 
 
@@ -60,7 +66,7 @@ class Stage:
     complete: bool = False
     floor: int = 0
 
-    def end(self) -> bytes:
+    def end(self) -> Meta:
         """Return the meta of the stage-end frame."""
         return json.dumps(
             {
@@ -101,7 +107,8 @@ class Manifest:
     rows_before: int
     blocks: tuple[Block, ...]
 
-    def encode(self) -> bytes:
+    def encode(self) -> Meta:
+        """Return its form in the log."""
         return json.dumps(
             {
                 "v": VERSION,
@@ -120,7 +127,7 @@ class Manifest:
         ).encode()
 
     @staticmethod
-    def decode(meta: bytes) -> Manifest:
+    def decode(meta: Meta) -> Manifest:
         """Read a manifest frame's meta.
 
         Raises:
@@ -146,4 +153,5 @@ class Manifest:
         )
 
     def segments(self) -> set[int]:
+        """Return the numbers of the segments its blocks lie in."""
         return {b.address.segment for b in self.blocks}

@@ -15,6 +15,7 @@ class News:
 
     @property
     def count(self) -> int:
+        """How often something has happened."""
         return self._count
 
     def tell(self) -> None:

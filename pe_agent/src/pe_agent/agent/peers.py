@@ -35,9 +35,11 @@ class Peers:
     """One watch per other agent: it brings heads and carries the leases of our readers."""
 
     def __init__(self, news: News, alive: Callable[[], dict[str, list[str]]]) -> None:
-        """Args:
-        news: told when a head moved.
-        alive: returns the living readers by import.
+        """Begin without any watch; :meth:`follow` starts them.
+
+        Args:
+            news: told when a head moved.
+            alive: returns the living readers by import.
         """
         self._news = news
         self._alive = alive
@@ -140,9 +142,11 @@ class Peers:
             log.info("leave not delivered: %s", error)
 
     def locations(self) -> Iterable[str]:
+        """Return the addresses that are watched."""
         return list(self._watched)
 
     def close(self) -> None:
+        """End all watches."""
         with self._lock:
             for watched in self._watched.values():
                 watched.stopped.set()

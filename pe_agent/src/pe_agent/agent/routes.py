@@ -70,7 +70,9 @@ class RouteTable:
                 listener(view)
 
     def exported(self, port: str) -> ExportPort | None:
+        """Return one export of the view, None if it has none of that name."""
         return None if self.view is None else self.view.exports.get(port)
 
     def imported(self, port: str) -> ImportPort | None:
+        """Return one import of the view, None if it has none of that name."""
         return None if self.view is None else self.view.imports.get(port)

@@ -40,7 +40,7 @@ class BodyInvalidError(StreambrokerError):
     code = "BodyInvalid"
 
 
-class AgentService(flight.FlightServerBase):
+class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """Serves one agent. Handlers run in Flight's own threads."""
 
     def __init__(self, location: str, hosts: Hosts, token: str) -> None:
@@ -77,7 +77,7 @@ class AgentService(flight.FlightServerBase):
     def _told(self, error: Exception, what: str) -> flight.FlightError:
         if isinstance(error, StreambrokerError):
             return to_flight(error)
-        log.exception("request failed", extra={"request": what})
+        log.error("request failed", extra={"request": what}, exc_info=error)
         if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, IndexError)):
             error = BodyInvalidError(
                 f"request {what!r} lacks a field or has a wrong one: {type(error).__name__}:"

@@ -73,6 +73,7 @@ class Store:
             self.set("format", str(FORMAT))
 
     def close(self) -> None:
+        """Close the file."""
         with self._lock:
             self._db.close()
 
@@ -98,18 +99,22 @@ class Store:
                 self._db.execute("PRAGMA synchronous=NORMAL")
 
     def query(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Return all rows of a question."""
         with self._lock:
             return self._db.execute(sql, args).fetchall()
 
     def write(self, sql: str, *args: Any) -> None:
+        """Perform one statement; it survives the end of the process."""
         with self._lock:
             self._db.execute(sql, args)
 
     def get(self, name: str) -> str | None:
+        """Return a named value, None if it was never set."""
         rows = self.query("SELECT value FROM meta WHERE name = ?", name)
         return rows[0][0] if rows else None
 
     def set(self, name: str, value: str) -> None:
+        """Set a named value."""
         self.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", name, value)
 
     def states(self, table: str, key: str) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class StreambrokerDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the format."""
         return "streambroker"
 
     def schema(self) -> str:
@@ -79,6 +80,8 @@ class StreambrokerDataSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
+        """Return the reader of one query."""
+        """Return the writer of one micro-batch."""
         return StreambrokerStreamWriter(schema, Options.read(self.options, "export"), overwrite)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -122,11 +125,14 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix how far this run reads."""
-        self._limit = self._client().call("reader.heads", **{"import": self._options.port})["heads"]
+        request: dict[str, Any] = {"import": self._options.port}
+        self._limit = self._client().call("reader.heads", **request)["heads"]
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
+        """Return the offset before the first; it is constant and has no reader."""
+        """Return no limit: ``maxBytesPerBatch`` is the agent's business."""
         """Acknowledge ``start``, plan the next batch and return its end.
 
         An agent that is away changes nothing: ``start`` is returned and Spark asks again.
@@ -200,6 +206,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         """Nothing to do: ``latestOffset`` acknowledges, earlier and also when idle."""
 
     def stop(self) -> None:
+        """Give the lease back."""
         if self._lease is not None:
             self._lease.end()
 

@@ -1,0 +1,387 @@
+"""The documents say what the code does: examples run, links lead somewhere, lists are complete.
+
+The marks that make an example run are described in CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import pe_agent
+from pe_agent import pe, ports
+from pe_agent.datasource.options import KNOWN
+from pe_agent.filters import compile_filter
+from streambroker_core.errors import ExpressionError
+from streambroker_core.expression import check_filter, parse
+from streambroker_core.matching import Reason
+from streambroker_core.schema import parse_ddl
+from streambroker_operator.cli import commands
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("core/src", "operator/src", "pe_agent/src")
+EXAMPLES = ("README.md", *(f"{d}/README.md" for d in ("core", "operator", "pe_agent")), "docs/*.md")
+SPARK_OPTIONS = {"path", "checkpointlocation", "queryname"}
+NO_CODES = {"Failed", "Usage"}
+"""The root's own word, and a wrong command line, which says all there is to say."""
+
+_FENCE = re.compile(r"^```(\S+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(`?)\[(`?[^\]]*`?)\]\(([^)\s]+)\)")
+_ANSWERS: dict[str, bool | None] = {"true": True, "false": False, "unknown": None}
+
+
+def documents() -> list[Path]:
+    """Return every document of the repository."""
+    found = ROOT.rglob("*.md")
+    hidden = [p for p in found if not any(x.startswith(".") for x in p.relative_to(ROOT).parts)]
+    return sorted(hidden)
+
+
+def with_examples() -> list[Path]:
+    return sorted(path for pattern in EXAMPLES for path in ROOT.glob(pattern))
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@dataclass
+class Page:
+    """One document, cut into what can be run.
+
+    Attributes:
+        fences: language, mark and text of each fenced block.
+        rows: the tables' rows, each with the heading of its table and the values
+            (json and sql blocks, by mark) that stood before it.
+    """
+
+    fences: list[tuple[str, str, str]] = field(default_factory=list)
+    rows: list[tuple[list[str], list[str], Mapping[str, Any]]] = field(default_factory=list)
+
+
+def read(path: Path) -> Page:
+    text, page, values, end = path.read_text(), Page(), dict[str, Any](), 0
+    for found in _FENCE.finditer(text):
+        page.rows += [(head, row, dict(values)) for head, row in tables(text[end : found.start()])]
+        language, mark, body = found[1], found[2] or "", found[3]
+        page.fences.append((language, mark, body))
+        if language == "json" and mark:
+            values[mark] = json.loads(body)
+        elif language == "sql" and mark:
+            values[mark] = parse_ddl(" ".join(body.split()))
+        end = found.end()
+    page.rows += [(head, row, dict(values)) for head, row in tables(text[end:])]
+    return page
+
+
+def tables(text: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield (heading, row) of every row of every table."""
+    head: list[str] | None = None
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            head = None
+        elif head is None:
+            head = cells(line)
+        elif not set(line) <= set("|-: "):
+            yield head, cells(line)
+
+
+def cells(line: str) -> list[str]:
+    parts = re.split(r"(?<!\\)\|", line.strip())[1:-1]
+    return [part.strip().replace(r"\|", "|") for part in parts]
+
+
+def text_of(cell: str) -> str:
+    """Return what stands in the code span that a cell is."""
+    assert cell[0] == cell[-1] == "`", cell
+    return cell[1:-1]
+
+
+def fenced(language: str, mark: str) -> list[Any]:
+    """Return a parameter for each block of a kind, named by its document."""
+    return [
+        pytest.param(body, id=f"{named(path)}-{number}")
+        for path in with_examples()
+        for number, (language_, mark_, body) in enumerate(read(path).fences)
+        if (language_, mark_) == (language, mark)
+    ]
+
+
+def rows_that_begin(*head: str) -> list[Any]:
+    return [
+        pytest.param(row, values, id=f"{named(path)}: {row[0]}")
+        for path in with_examples()
+        for found, row, values in read(path).rows
+        if tuple(found[: len(head)]) == head
+    ]
+
+
+# ---- examples --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", fenced("python", "run"))
+def test_an_example_runs(code: str) -> None:
+    exec(compile(code, "example", "exec"), {})
+
+
+@pytest.mark.parametrize(("row", "values"), rows_that_begin("subscription", "answer"))
+def test_a_subscription_answers_as_documented(row: list[str], values: dict[str, Any]) -> None:
+    answer = parse(text_of(row[0])).evaluate(values["properties"])
+    assert answer is _ANSWERS[row[1]]
+
+
+@pytest.mark.parametrize(("row", "values"), rows_that_begin("filter", "answer"))
+def test_a_filter_answers_as_documented_and_so_does_its_mask(
+    row: list[str], values: dict[str, Any]
+) -> None:
+    import pyarrow as pa
+
+    filter_ = parse(text_of(row[0]), "filter")
+    check_filter(filter_, values["columns"])
+    assert filter_.evaluate(values["row"]) is _ANSWERS[row[1]]
+    batch = pa.RecordBatch.from_pylist([values["row"]], schema=arrow_schema(values["columns"]))
+    mask = compile_filter(filter_, batch.schema).mask(batch)
+    assert mask.to_pylist() == [_ANSWERS[row[1]] is True]
+
+
+def arrow_schema(columns: Any) -> Any:
+    import pyarrow as pa
+
+    types = {
+        "bigint": pa.int64(),
+        "int": pa.int32(),
+        "tinyint": pa.int8(),
+        "double": pa.float64(),
+        "string": pa.string(),
+        "boolean": pa.bool_(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "array<string>": pa.list_(pa.string()),
+        "array<int>": pa.list_(pa.int32()),
+    }
+    return pa.schema([(column.name, types[column.type]) for column in columns])
+
+
+@pytest.mark.parametrize(("row", "values"), rows_that_begin("refused subscription", "message"))
+def test_a_subscription_is_refused_as_documented(row: list[str], values: dict[str, Any]) -> None:
+    with pytest.raises(ExpressionError) as refused:
+        parse(text_of(row[0]))
+    assert str(refused.value) == row[1]
+
+
+@pytest.mark.parametrize(("row", "values"), rows_that_begin("refused filter", "message"))
+def test_a_filter_is_refused_as_documented(row: list[str], values: dict[str, Any]) -> None:
+    with pytest.raises(ExpressionError) as refused:
+        check_filter(parse(text_of(row[0]), "filter"), values["columns"])
+    assert str(refused.value) == row[1]
+
+
+def test_the_pages_that_are_made_of_examples_have_them() -> None:
+    language = read(ROOT / "docs/language.md")
+    heads = [tuple(head[:2]) for head, _, _ in language.rows]
+    assert heads.count(("subscription", "answer")) >= 40
+    assert heads.count(("filter", "answer")) >= 10
+    readme = [tuple(head[:2]) for head, _, _ in read(ROOT / "README.md").rows]
+    assert readme.count(("subscription", "answer")) >= 5
+
+
+# ---- calls and commands ----------------------------------------------------------------------
+
+
+def interface() -> dict[str, Callable[..., Any]]:
+    """Return the functions that a job's program calls, by name."""
+    found: dict[str, Callable[..., Any]] = {"start": pe_agent.start}
+    for owner in (pe.PE, ports.ImportPort, ports.ExportPort, ports.Change):
+        for name, function in inspect.getmembers(owner, inspect.isfunction):
+            if not name.startswith("_"):
+                found[name] = function
+    return found
+
+
+@pytest.mark.parametrize("code", fenced("python", "api"))
+def test_calls_of_the_interface_fit_its_signatures(code: str) -> None:
+    known, checked = interface(), 0
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            function = known.get(node.func.attr)
+            if function is None or is_sparks(node.func):
+                continue
+            itself = [] if function is known["start"] else [None]
+            given = {k.arg: None for k in node.keywords if k.arg is not None}
+            inspect.signature(function).bind(*itself, *node.args, **given)
+            checked += 1
+    assert checked
+
+
+def is_sparks(call: ast.Attribute) -> bool:
+    """Tell whether a chain of calls begins with a DataFrame's reader or writer."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in ("readStream", "writeStream")
+        for node in ast.walk(call.value)
+    )
+
+
+def command_lines() -> list[Any]:
+    return [
+        pytest.param(line.removeprefix("$ "), id=f"{named(path)}: {line}")
+        for path in with_examples() + [ROOT / "CONTRIBUTING.md"]
+        for language, _, body in read(path).fences
+        if language == "console"
+        for line in body.splitlines()
+        if line.startswith("$ ")
+    ]
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_a_command_line_can_be_given(line: str) -> None:
+    import shlex
+
+    program, *arguments = shlex.split(line)
+    if program == "make":
+        targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(arguments) <= set(targets)
+    else:
+        assert program == "streambroker"
+        commands._parser().parse_args(arguments)
+
+
+# ---- links -----------------------------------------------------------------------------------
+
+
+def links() -> list[Any]:
+    found = []
+    for path in documents():
+        text = _FENCE.sub("", path.read_text())
+        for _, label, target in _LINK.findall(text):
+            if not re.match(r"[a-z]+:", target):
+                found.append(pytest.param(path, label, target, id=f"{named(path)}: {target}"))
+    return found
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the names that headings get, as GitHub makes them."""
+    text = _FENCE.sub("", path.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
+def test_every_link_leads_somewhere() -> None:
+    lost = []
+    for parameter in links():
+        path, label, target = parameter.values
+        file, _, anchor = target.partition("#")
+        aim = (path.parent / file).resolve() if file else path
+        if not aim.exists() or (anchor and anchor not in anchors(aim)):
+            lost.append(parameter.id)
+        elif label.startswith("`test_") and f"def {label.strip('`')}(" not in aim.read_text():
+            lost.append(f"{parameter.id}: no {label}")
+    assert lost == []
+
+
+# ---- complete lists --------------------------------------------------------------------------
+
+
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path, ast.parse(path.read_text())
+
+
+def codes() -> set[str]:
+    """Return every error code of the sources."""
+    found: set[str] = set()
+    for _, module in sources():
+        for node in ast.walk(module):
+            found |= set(_codes_of(node))
+    return found - NO_CODES
+
+
+def _codes_of(node: ast.AST) -> Iterator[str]:
+    """Yield ``code = "X"`` of a class, and the X of ``RequestError(…)`` and ``AgentRefusedError``."""
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        names = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(isinstance(name, ast.Name) and name.id == "code" for name in names):
+            yield from _literals(node.value)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        place = {"RequestError": 1, "AgentRefusedError": 0}.get(node.func.id)
+        if place is not None and len(node.args) > place:
+            yield from _literals(node.args[place])
+
+
+def _literals(node: ast.expr | None) -> Iterator[str]:
+    """Yield the words that an expression may be."""
+    for part in ast.walk(node) if node is not None else ():
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isalpha():
+            yield part.value
+
+
+OPERATIONS = (
+    (ROOT / "docs/operations.md").read_text() if (ROOT / "docs/operations.md").exists() else ""
+)
+
+
+def documented(heading: str) -> set[str]:
+    """Return the words in code spans in the first column of tables under a heading."""
+    section = OPERATIONS.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return {w for _, row in tables(section) for w in re.findall(r"`([^`]+)`", row[0])}
+
+
+def test_every_error_code_is_documented_and_no_other() -> None:
+    assert documented("Error codes") == codes()
+
+
+def test_every_reason_for_not_matching_is_documented() -> None:
+    concepts = read(ROOT / "docs/concepts.md")
+    told = {w for head, row, _ in concepts.rows for w in re.findall(r"`([A-Z]\w+)`", row[-1])}
+    assert set(get_args(Reason)) <= told
+
+
+def test_every_option_of_the_data_source_is_documented() -> None:
+    told = {word.lower() for word in documented("Options of the data source")}
+    assert told == KNOWN - SPARK_OPTIONS
+
+
+def test_every_environment_variable_is_documented() -> None:
+    used = {
+        node.value
+        for _, module in sources()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"STREAMBROKER_[A-Z_]+", node.value)
+    }
+    assert used
+    assert used <= documented("Environment variables")
+
+
+@pytest.mark.parametrize("name", pe_agent.__all__)
+def test_a_public_name_is_documented(name: str) -> None:
+    assert f"pe_agent.{name}" in OPERATIONS
+
+
+@pytest.mark.parametrize("name", sorted(interface()))
+def test_a_call_of_the_interface_is_documented(name: str) -> None:
+    assert re.search(rf"\b{name}\(", OPERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("heading", "function"),
+    [
+        ("pe_agent.start", pe.start),
+        ("subscribe", pe.PE.subscribe),
+        ("publish", pe.PE.publish),
+    ],
+)
+def test_parameters_are_documented(heading: str, function: Callable[..., Any]) -> None:
+    section = OPERATIONS.partition(f"\n### {heading}\n")[2].partition("\n##")[0]
+    told = {w for _, row in tables(section) for w in re.findall(r"`([^`]+)`", row[0])}
+    assert told == set(inspect.signature(function).parameters) - {"self"}
