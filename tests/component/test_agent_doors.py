@@ -107,6 +107,12 @@ def test_a_filter_where_none_is_allowed_is_refused(agents: Pair) -> None:
     assert error_code(lambda: plan(agents, token, **again)) == "FilterForbidden"
 
 
+def test_a_capability_without_filter_opens_no_filtered_route(agents: Pair) -> None:
+    code = error_code(plan, agents, signed(agents), reader="new", filter="n > 1")
+    assert code == "FilterForbidden"
+    assert plan(agents, signed(agents, filter_allowed=True), reader="new", filter="n > 1")["routed"]
+
+
 def test_a_reader_of_one_import_is_no_reader_of_another(agents: Pair) -> None:
     assert plan(agents, signed(agents), reader="mine")["routed"]
     thief: dict[str, Any] = {"reader": "mine", "import": "default/thief/0/trades"}

@@ -187,3 +187,25 @@ def test_a_stage_whose_rows_are_not_all_there_is_not_a_stage(made: Bench) -> Non
     stage.blocks.append(stage.blocks[0])
     made.stream.finish(stage)
     assert made.reopen().stages == {}
+
+
+def test_a_stage_and_an_epoch_are_told_only_when_they_are_safe(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = made.stream.begin(query="q", run="r", batch=0)
+    made.stream.append(stage, rows(0, 1))
+    whole: list[bool] = []
+    plain = made.stream.log.sync
+
+    def sync(upto: Address | None = None) -> None:
+        whole.append(stage.complete or bool(made.stream.manifests))
+        assert upto is not None
+        assert upto > stage.blocks[-1].address
+        plain(upto)
+
+    monkeypatch.setattr(made.stream.log, "sync", sync)
+    made.stream.finish(stage)
+    stage.complete = False
+    made.stream.publish(manifest(0, stage))
+    assert whole == [False, False]
+    assert list(made.stream.manifests) == [0]
