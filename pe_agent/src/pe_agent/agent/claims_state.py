@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pe_agent.agent.streams import HostedStream
 
 
-def encode_reader(reader: Reader, delivery: Delivery | None) -> dict[str, Any]:
+def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
     """Return a reader's claims and counts."""
     return {
         "id": reader.id,
@@ -28,7 +28,7 @@ def encode_reader(reader: Reader, delivery: Delivery | None) -> dict[str, Any]:
         "opened": reader.opened,
         "agreed": reader.agreed,
         "cursors": {s: [c.next, c.planned, c.first] for s, c in reader.cursors.items()},
-        "delivery": None if delivery is None else asdict(delivery),
+        "delivery": asdict(delivery),
     }
 
 
@@ -49,10 +49,8 @@ def decode_reader(state: dict[str, Any], *, now: float) -> tuple[Reader, Deliver
             for s, (next_, planned, first) in state["cursors"].items()
         },
     )
-    delivery = Delivery()
-    if state["delivery"] is not None:
-        delivery = Delivery(**state["delivery"])
-        delivery.pending = {s: (n[0], n[1], n[2], n[3], n[4]) for s, n in delivery.pending.items()}
+    delivery = Delivery(**state["delivery"])
+    delivery.pending = {s: (n[0], n[1], n[2], n[3], n[4]) for s, n in delivery.pending.items()}
     return reader, delivery
 
 

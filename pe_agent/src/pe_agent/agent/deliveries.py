@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from pe_agent.agent.blocks import passing_rows
+from pe_agent.agent.streams import HostedStream
+from streambroker_core.ledger import Reader
+from streambroker_core.offset import Planned
 
 
 @dataclass(slots=True)
@@ -37,3 +43,74 @@ class Delivery:
         self.dropped_rows += rows
         self.duplicate_epochs += again
         self.duplicate_rows += rows_again
+
+
+class Deliveries:
+    """The deliveries of one export; its lock is the export's."""
+
+    def __init__(self, streams: Mapping[str, HostedStream]) -> None:
+        self._streams = streams
+        self._of: dict[str, Delivery] = {}
+        self._passed: dict[tuple[str, str, int], dict[int, int]] = {}
+
+    def of(self, reader: str) -> Delivery:
+        """Return a reader's delivery."""
+        return self._of.setdefault(reader, Delivery())
+
+    def restore(self, reader: str, delivery: Delivery) -> None:
+        """Take what the store has of a reader."""
+        self._of[reader] = delivery
+
+    def begin(
+        self,
+        reader: str,
+        filter_: str | None,
+        columns: list[str] | None,
+        planned: Iterable[Planned] | None = None,
+    ) -> None:
+        """Remember under which filter a plan is read, and what it leaves out.
+
+        A plan that is registered again (``planned`` None) leaves out what it left out before.
+        """
+        delivery = self.of(reader)
+        delivery.filter, delivery.columns = filter_, columns
+        if planned is None:
+            return
+        delivery.pending = {
+            p.stream: (p.from_, *p.dropped, *p.duplicates)
+            for p in planned
+            if p.dropped[0] or p.duplicates[0]
+        }
+
+    def passed(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
+        """Note how many rows of a block passed the filter; a repeated read changes nothing."""
+        self._passed.setdefault((reader, stream, epoch), {})[block] = rows
+
+    def finish(self, reader: Reader, positions: Mapping[str, int]) -> None:
+        """Turn the planned epochs that ``positions`` finish into delivered and filtered rows."""
+        delivery = self.of(reader.id)
+        for name, cursor in reader.cursors.items():
+            done = positions.get(name, 0)
+            if name in delivery.pending and done >= delivery.pending[name][0]:
+                delivery.leave_out(name)
+            if cursor.planned is None or done < cursor.planned[1]:
+                continue
+            first, next_ = cursor.planned
+            for epoch in range(max(first, delivery.counted.get(name, 0)), next_):
+                self._count(reader.id, delivery, self._streams[name], epoch)
+            delivery.counted[name] = max(delivery.counted.get(name, 0), next_)
+
+    def _count(self, reader: str, delivery: Delivery, stream: HostedStream, epoch: int) -> None:
+        """Count one epoch; blocks whose count a restart made us forget are evaluated again."""
+        manifest = stream.manifests.get(epoch)
+        if manifest is None:
+            return
+        passed = self._passed.pop((reader, stream.id, epoch), {})
+        kept = manifest.rows
+        if delivery.filter is not None:
+            kept = sum(
+                passed[i] if i in passed else passing_rows(stream, block, delivery.filter)
+                for i, block in enumerate(manifest.blocks)
+            )
+        delivery.delivered += kept
+        delivery.filtered += manifest.rows - kept

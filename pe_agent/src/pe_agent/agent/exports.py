@@ -18,14 +18,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.blocks import misfit, passing_rows
+from pe_agent.agent.blocks import misfit
 from pe_agent.agent.claims_state import (
     decode_reader,
     encode_reader,
     restore_publisher,
     save_publisher,
 )
-from pe_agent.agent.deliveries import Delivery
+from pe_agent.agent.deliveries import Deliveries
 from pe_agent.agent.manifests import Manifest, Stage
 from pe_agent.agent.store import Store
 from pe_agent.agent.streams import HostedStream
@@ -75,7 +75,7 @@ class HostedExport:
         self.streams: dict[str, HostedStream] = {}
         self.ledger = Ledger()
         self.publisher = Publisher(key)
-        self.deliveries: dict[str, Delivery] = {}
+        self.deliveries = Deliveries(self.streams)
         self._directory = directory
         self._store = store
         self._committer = committer
@@ -84,7 +84,6 @@ class HostedExport:
         self._segment_bytes = segment_bytes
         self._lock = threading.RLock()
         self._admitted: tuple[str, int] | None = None
-        self._passed: dict[tuple[str, str, int], dict[int, int]] = {}
 
     # -- start and limits --------------------------------------------------------------------
 
@@ -113,9 +112,9 @@ class HostedExport:
         for id_, state in self._store.query(
             "SELECT id, state FROM readers WHERE export = ?", self.key
         ):
-            self.ledger.readers[id_], self.deliveries[id_] = decode_reader(
-                json.loads(state), now=self._clock()
-            )
+            reader, delivery = decode_reader(json.loads(state), now=self._clock())
+            self.ledger.readers[id_] = reader
+            self.deliveries.restore(id_, delivery)
             for name, sums in json.loads(state).get("rows_before", {}).items():
                 if name in self.ledger.streams:
                     for number, rows_before in sums:
@@ -393,19 +392,14 @@ class HostedExport:
         """
         with self._lock:
             now = self._clock()
-            self._count(ask.reader, ask.positions)
+            self._finish(ask)
             unfit = self.misfits(filter_, columns)
             if unfit:
                 limit = self.heads() if ask.limit is None else ask.limit
                 ask = replace(ask, limit={s: n for s, n in limit.items() if s not in unfit})
             answer = self.ledger.plan(ask, now)
             if answer.routed:
-                self._remember(ask.reader, filter_, columns)
-                self.deliveries[ask.reader].pending = {
-                    p.stream: (p.from_, *p.dropped, *p.duplicates)
-                    for p in answer.planned
-                    if p.dropped[0] or p.duplicates[0]
-                }
+                self.deliveries.begin(ask.reader, filter_, columns, answer.planned)
             self._save_reader(ask.reader)
             self._sweep()
         if answer.finished:
@@ -432,9 +426,9 @@ class HostedExport:
             Its blocks: ``{stream: {epoch: [[rows, bytes], …]}}``.
         """
         with self._lock:
-            self._count(ask.reader, ask.positions)
+            self._finish(ask)
             self.ledger.replan(ask, ranges, self._clock())
-            self._remember(ask.reader, filter_, columns)
+            self.deliveries.begin(ask.reader, filter_, columns)
             self._save_reader(ask.reader)
             return {
                 name: {
@@ -443,10 +437,6 @@ class HostedExport:
                 }
                 for name, (first, next_) in ranges.items()
             }
-
-    def _remember(self, reader: str, filter_: str | None, columns: list[str] | None) -> None:
-        delivery = self.deliveries.setdefault(reader, Delivery())
-        delivery.filter, delivery.columns = filter_, columns
 
     def may_read(self, reader: str, stream: str, epoch: int) -> Manifest | None:
         """Return the manifest if the reader has planned the epoch, else None."""
@@ -458,43 +448,12 @@ class HostedExport:
     def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
         """Note how many rows of a block passed the filter; a repeated read changes nothing."""
         with self._lock:
-            self._passed.setdefault((reader, stream, epoch), {})[block] = rows
+            self.deliveries.passed(reader, stream, epoch, block, rows)
 
-    def _count(self, reader_id: str, positions: Mapping[str, int]) -> None:
-        """Turn the epochs that ``positions`` finish into delivered and filtered rows."""
-        reader = self.ledger.readers.get(reader_id)
-        delivery = self.deliveries.get(reader_id)
-        if reader is None or delivery is None:
-            return
-        for name, cursor in reader.cursors.items():
-            done = positions.get(name, 0)
-            if name in delivery.pending and done >= delivery.pending[name][0]:
-                delivery.leave_out(name)
-            if cursor.planned is None or done < cursor.planned[1]:
-                continue
-            first, next_ = cursor.planned
-            for epoch in range(max(first, delivery.counted.get(name, 0)), next_):
-                self._count_epoch(reader_id, delivery, name, epoch)
-            delivery.counted[name] = max(delivery.counted.get(name, 0), next_)
-
-    def _count_epoch(self, reader: str, delivery: Delivery, stream: str, epoch: int) -> None:
-        manifest = self.streams[stream].manifests.get(epoch)
-        if manifest is None:
-            return
-        passed = self._passed.pop((reader, stream, epoch), {})
-        if delivery.filter is None:
-            kept = manifest.rows
-        else:
-            kept = sum(
-                passed[i] if i in passed else self._evaluate(stream, manifest, i, delivery.filter)
-                for i in range(len(manifest.blocks))
-            )
-        delivery.delivered += kept
-        delivery.filtered += manifest.rows - kept
-
-    def _evaluate(self, stream: str, manifest: Manifest, block: int, filter_: str) -> int:
-        """Count again what a restart made us forget."""
-        return passing_rows(self.streams[stream], manifest.blocks[block], filter_)
+    def _finish(self, ask: Ask) -> None:
+        reader = self.ledger.readers.get(ask.reader)
+        if reader is not None:
+            self.deliveries.finish(reader, ask.positions)
 
     def renew(self, reader: str, seconds: float) -> None:
         """A reader's own agent says that it lives for ``seconds`` more."""
@@ -529,7 +488,7 @@ class HostedExport:
 
     def _save_reader(self, id_: str) -> None:
         reader = self.ledger.readers[id_]
-        state = encode_reader(reader, self.deliveries.get(id_))
+        state = encode_reader(reader, self.deliveries.of(id_))
         state["rows_before"] = {
             name: [[n, self.ledger.streams[name].rows_between(0, n)] for n in _ends(cursor)]
             for name, cursor in reader.cursors.items()
@@ -567,7 +526,7 @@ class HostedExport:
             }
 
     def _reader_status(self, id_: str, now: float) -> dict[str, Any]:
-        reader, delivery = self.ledger.readers[id_], self.deliveries.get(id_, Delivery())
+        reader, delivery = self.ledger.readers[id_], self.deliveries.of(id_)
         return {
             "import": reader.import_,
             "policy": reader.policy,

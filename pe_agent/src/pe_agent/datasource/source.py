@@ -75,6 +75,7 @@ class StreambrokerDataSource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        """Return the reader of one query."""
         return StreambrokerStreamReader(schema, Options.read(self.options, "import"))
 
     def streamWriter(  # noqa: N802 - Spark's name
@@ -118,9 +119,11 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
     # -- driver side -------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the offset before the first; it is constant and has no reader."""
         return Offset().encode()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Return no limit: ``maxBytesPerBatch`` is the agent's business."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
