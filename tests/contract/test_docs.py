@@ -9,11 +9,13 @@ import ast
 import inspect
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+import pyarrow as pa
 import pytest
 
 import pe_agent
@@ -34,7 +36,7 @@ NO_CODES = {"Failed", "Usage"}
 """The root's own word, and a wrong command line, which says all there is to say."""
 
 _FENCE = re.compile(r"^```(\S+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"(`?)\[(`?[^\]]*`?)\]\(([^)\s]+)\)")
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _ANSWERS: dict[str, bool | None] = {"true": True, "false": False, "unknown": None}
 
 
@@ -142,8 +144,6 @@ def test_a_subscription_answers_as_documented(row: list[str], values: dict[str, 
 def test_a_filter_answers_as_documented_and_so_does_its_mask(
     row: list[str], values: dict[str, Any]
 ) -> None:
-    import pyarrow as pa
-
     filter_ = parse(text_of(row[0]), "filter")
     check_filter(filter_, values["columns"])
     assert filter_.evaluate(values["row"]) is _ANSWERS[row[1]]
@@ -153,8 +153,6 @@ def test_a_filter_answers_as_documented_and_so_does_its_mask(
 
 
 def arrow_schema(columns: Any) -> Any:
-    import pyarrow as pa
-
     types = {
         "bigint": pa.int64(),
         "int": pa.int32(),
@@ -197,12 +195,9 @@ def test_the_pages_that_are_made_of_examples_have_them() -> None:
 
 def interface() -> dict[str, Callable[..., Any]]:
     """Return the functions that a job's program calls, by name."""
-    found: dict[str, Callable[..., Any]] = {"start": pe_agent.start}
-    for owner in (pe.PE, ports.ImportPort, ports.ExportPort, ports.Change):
-        for name, function in inspect.getmembers(owner, inspect.isfunction):
-            if not name.startswith("_"):
-                found[name] = function
-    return found
+    owners = (pe.PE, ports.ImportPort, ports.ExportPort, ports.Change)
+    methods = [one for owner in owners for one in inspect.getmembers(owner, inspect.isfunction)]
+    return {"start": pe_agent.start, **{n: f for n, f in methods if not n.startswith("_")}}
 
 
 @pytest.mark.parametrize("code", fenced("python", "api"))
@@ -231,7 +226,7 @@ def is_sparks(call: ast.Attribute) -> bool:
 def command_lines() -> list[Any]:
     return [
         pytest.param(line.removeprefix("$ "), id=f"{named(path)}: {line}")
-        for path in with_examples() + [ROOT / "CONTRIBUTING.md"]
+        for path in [*with_examples(), ROOT / "CONTRIBUTING.md"]
         for language, _, body in read(path).fences
         if language == "console"
         for line in body.splitlines()
@@ -241,8 +236,6 @@ def command_lines() -> list[Any]:
 
 @pytest.mark.parametrize("line", command_lines())
 def test_a_command_line_can_be_given(line: str) -> None:
-    import shlex
-
     program, *arguments = shlex.split(line)
     if program == "make":
         targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -259,7 +252,7 @@ def links() -> list[Any]:
     found = []
     for path in documents():
         text = _FENCE.sub("", path.read_text())
-        for _, label, target in _LINK.findall(text):
+        for label, target in _LINK.findall(text):
             if not re.match(r"[a-z]+:", target):
                 found.append(pytest.param(path, label, target, id=f"{named(path)}: {target}"))
     return found
@@ -306,7 +299,7 @@ def codes() -> set[str]:
 
 
 def _codes_of(node: ast.AST) -> Iterator[str]:
-    """Yield ``code = "X"`` of a class, and the X of ``RequestError(…)`` and ``AgentRefusedError``."""
+    """Yield the X of ``code = "X"``, ``RequestError(…, "X")`` and ``AgentRefusedError("X")``."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         names = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(name, ast.Name) and name.id == "code" for name in names):
@@ -320,13 +313,11 @@ def _codes_of(node: ast.AST) -> Iterator[str]:
 def _literals(node: ast.expr | None) -> Iterator[str]:
     """Yield the words that an expression may be."""
     for part in ast.walk(node) if node is not None else ():
-        if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isalpha():
-            yield part.value
+        if isinstance(part, ast.Constant) and isinstance(part.value, str):
+            yield from re.findall(r"^[A-Z][A-Za-z]+$", part.value)
 
 
-OPERATIONS = (
-    (ROOT / "docs/operations.md").read_text() if (ROOT / "docs/operations.md").exists() else ""
-)
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
 
 
 def documented(heading: str) -> set[str]:
