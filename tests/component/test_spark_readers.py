@@ -177,6 +177,27 @@ def test_an_exporter_with_a_new_checkpoint_opens_a_successor_that_is_read_from_i
     assert len(end.streams) == 2
 
 
+def test_an_import_beside_another_source_does_not_hold_it_up(
+    jobs: Session, feed: Feed, tmp_path: Path
+) -> None:
+    importer = jobs.pes[1]
+    frame = importer.subscribe("in", 'kind == "a"', start="earliest", schema=SCHEMA)
+    other = Feed(tmp_path / "other", rows_per_file=50, first_line=10_000)
+    both = frame.union(jobs.files(other))
+    jobs.queries.append(
+        importer.publish(both, "all", properties={"kind": "all"}, checkpoint=jobs.folder / "ck-all")
+    )
+    feed.release(1)
+    other.release(1)
+
+    until(
+        lambda: sum(s["rows"] for s in exporter_status(importer, "all")["streams"].values()) == 100,
+        SECONDS,
+        "rows of both sources",
+    )
+    assert importer.status()["imports"]["patience"] == {"in": 0.02}
+
+
 def test_an_idle_import_is_one_batch_and_no_more(jobs: Session, feed: Feed) -> None:
     _, _ = read(jobs)
     until(lambda: committed(jobs.folder / "ck-in") >= 0, SECONDS, "the first batch")

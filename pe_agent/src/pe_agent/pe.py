@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pe_agent")
 
+FOREIGN_WAIT_SECONDS = 0.02
+
 
 class ArgumentError(StreambrokerError):
     """Arguments that exclude each other, or one that is wrong; nothing was declared."""
@@ -277,6 +279,7 @@ class PE:
             spec["properties"] = {}
         self._declare("export", port, spec, redeclare)
         self.exports[port] = ExportPort(self, port)
+        self._mind_other_sources(frame)
         writer = (
             frame.writeStream.format("streambroker")
             .option("export", port)
@@ -292,6 +295,19 @@ class PE:
         query = writer.start()
         self._queries.append((port, query))
         return query
+
+    def _mind_other_sources(self, frame: DataFrame) -> None:
+        """Keep imports from holding up a query that reads other sources as well.
+
+        Spark asks the sources of a query one after the other.
+        """
+        leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+        texts = [leaves.apply(i) for i in range(leaves.size())]
+        streaming = [str(leaf) for leaf in texts if leaf.isStreaming()]
+        if all("streambroker" in leaf for leaf in streaming):
+            return
+        for port in self.imports:
+            self.agent.call("reader.patience", port=port, seconds=FOREIGN_WAIT_SECONDS)
 
     # -- common ------------------------------------------------------------------------------
 

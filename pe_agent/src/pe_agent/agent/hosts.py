@@ -170,6 +170,7 @@ class Hosts:
             "reader.where": lambda b: {
                 "location": self.imports.where(b["export"], b["stream"], b["reader"])
             },
+            "reader.patience": self._patience,
             "declare": self._declare,
             "schema": self._schema,
             "view": self._view,
@@ -211,6 +212,10 @@ class Hosts:
 
     def _leave(self, body: dict[str, Any]) -> dict[str, Any]:
         self.imports.leave(body["reader"], body["session"])
+        return {}
+
+    def _patience(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.imports.set_patience(body["port"], float(body["seconds"]))
         return {}
 
     def _driver(self, _body: dict[str, Any]) -> dict[str, Any]:

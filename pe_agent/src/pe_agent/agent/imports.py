@@ -84,6 +84,7 @@ class ImportHost:
         self._news = news
         self._declared = declared
         self._lock = threading.Lock()
+        self._patience: dict[str, float] = {}
         self._readers: dict[str, OwnReader] = {}
         self.peers = Peers(news, self.alive)
         for id_, state in store.states("own_readers", "id").items():
@@ -99,6 +100,10 @@ class ImportHost:
                 if reader.until > now:
                     result.setdefault(reader.import_, []).append(reader.id)
         return result
+
+    def set_patience(self, port: str, seconds: float) -> None:
+        """Bound how long a query's source may wait here, because another source stands behind."""
+        self._patience[port] = seconds
 
     # -- leases ------------------------------------------------------------------------------
 
@@ -158,7 +163,8 @@ class ImportHost:
         claimed = self._claim(request, start.reader or secrets.token_hex(16))
         if isinstance(claimed, dict):
             return claimed
-        deadline = time.monotonic() + min(5.0, float(request["wait"]))
+        patience = self._patience.get(request["import"], 5.0)
+        deadline = time.monotonic() + min(patience, float(request["wait"]))
         while True:
             seen = self._news.count
             end = self._advance(claimed, start, request)
@@ -422,7 +428,7 @@ class ImportHost:
                 }
                 for r in self._readers.values()
             }
-        return {"readers": readers, "away": self.peers.away()}
+        return {"readers": readers, "away": self.peers.away(), "patience": dict(self._patience)}
 
 
 def _moves(plan: Planned, start: Offset) -> bool:
