@@ -311,7 +311,7 @@ class Ledger:
                 for stream in streams[-1:]:
                     reader.cursors[stream.id] = Cursor(next=stream.next, first=stream.next)
             else:
-                for stream in streams[:1]:
+                for stream in ([s for s in streams if s.epochs] or streams[-1:])[:1]:
                     first = stream.at_or_after(0)
                     reader.cursors[stream.id] = Cursor(next=first, first=first)
         reader.opened = True

@@ -180,8 +180,12 @@ class Claims(RuleBasedStateMachine):
             return (len(self.streams), 0)
         if query.start == "latest":
             return (len(self.streams) - 1, len(self.rows[self.streams[-1]]))
-        first = min(known[0].epochs, default=known[0].next)
-        return (self.streams.index(known[0].id), first)
+        oldest = next((s for s in known if s.epochs), known[-1])
+        first = min(oldest.epochs, default=oldest.next)
+        later = known[known.index(oldest) + 1 :]
+        if oldest.whole_from() > first or any(s.whole_from() > 0 for s in later):
+            query.strict = False
+        return (self.streams.index(oldest.id), first)
 
     def _ask(self, query: Query, start: Offset, *, budget: int = 0) -> Ask:
         return Ask(

@@ -278,3 +278,14 @@ def test_one_budget_holds_for_all_streams_of_the_export() -> None:
     assert planned(two) == {"A": (0, 1), "B": (0, 1)}
     one = made.plan(ask({"A": 0}, known=True, budget=100), 0)
     assert planned(one) == {"A": (0, 1), "B": (0, 0)}
+
+
+def test_an_earliest_reader_passes_over_streams_of_which_nothing_is_left() -> None:
+    made = ledger(max_bytes=100, grace=10)
+    put(made, "A", 1)
+    made.plan(ask(reader="away"), 0)
+    put(made, "B", 2)
+    made.sweep(100)
+    assert (retained(made, "A"), retained(made, "B")) == ([], [1])
+    (plan,) = made.plan(ask(), 100).planned
+    assert (plan.stream, plan.from_, plan.next, plan.dropped) == ("B", 1, 2, (0, 0))
