@@ -17,14 +17,17 @@ from types import FrameType
 
 from flights.children import Failure
 from flights.chunks import ALL_FLIGHTS, cut
-from flights.scenario import Demonstration
+from flights.scenario import STEPS, Demonstration
 from flights.telling import Teller
+
+MAX_ROUNDS = 45
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demonstration; return 0, 1 if something differs, 130 if it was interrupted."""
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     teller = Teller()
     work = Path(tempfile.mkdtemp(prefix="streambroker-demo-"))
     try:
@@ -59,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Begin to end everything, which a second signal does not disturb."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -67,7 +73,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rows", type=int, default=ALL_FLIGHTS, help="flights taken, from the top of the file"
     )
-    parser.add_argument("--rounds", type=int, default=12, help="files per stream")
+    parser.add_argument("--rounds", type=int, default=20, help="files per stream")
     parser.add_argument(
         "--pause", type=float, default=1.0, help="seconds between two rounds of files"
     )
@@ -79,8 +85,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="leave one row out of what is exported: the run must fail and name its line",
     )
     options = parser.parse_args(arguments)
-    if not 11 <= options.rounds <= 90:
-        parser.error("--rounds is from 11 (every change needs data after it) to 90")
+    if not STEPS <= options.rounds <= MAX_ROUNDS:
+        parser.error(
+            f"--rounds is from {STEPS}, because every change needs data after it, to"
+            f" {MAX_ROUNDS}, because Spark keeps the last 100 batches of a checkpoint"
+        )
     if not 10_000 <= options.rows <= ALL_FLIGHTS:
         parser.error(f"--rows is from 10,000 to {ALL_FLIGHTS:,}")
     return options

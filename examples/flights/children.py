@@ -127,6 +127,7 @@ class Job:
     def __init__(self, family: Family, name: str, program: str, arguments: Sequence[str]) -> None:
         self.name = name
         self._log = family.logs / f"{name}.log"
+        self._told_to_stop = False
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
         self._process = family.start(
             name, ["-m", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -181,7 +182,8 @@ class Job:
 
     def tell_stop(self) -> None:
         """Tell it to end its queries and its agent."""
-        if self._process.poll() is None:
+        if not self._told_to_stop:
+            self._told_to_stop = True
             self._say({"do": "stop"})
 
     def stop(self, seconds: float = 40.0) -> None:

@@ -54,6 +54,8 @@ WIDER = 'kind == "departures" && airport in ["JFK", "LGA"]'
 CHECKED = {"kind": "weather", "airports": ["EWR", "JFK", "LGA"], "quality": "checked"}
 NARROWER = 'dep_delay > 20 && carrier in ["B6", "DL"]'
 STATUS_SECONDS = 0.5
+STEPS = 10
+"""Portions that the data are released in: one first, two for each change, the rest at the end."""
 
 
 class Demonstration:
@@ -81,6 +83,7 @@ class Demonstration:
         self._work, self._teller, self._seconds = work, teller, seconds
         self._rows = sum(chunk.rows.num_rows for chunk in chunks)
         self._feeder = Feeder(work, chunks, pause=pause, broken=broken)
+        self._step = self._feeder.rounds // STEPS
         self._family = Family(work)
         self._source = Source(work, EXPORTER, chunks)
         self._chunks = {(chunk.port, chunk.round): chunk.rows.num_rows for chunk in chunks}
@@ -124,7 +127,7 @@ class Demonstration:
         self._wait("route from ewr to tower open", lambda: self._opened("tower", "ewr"))
         for name, how in IMPORTERS.items():
             self._teller.detail(f"{name:6} imports {how['subscription']}, filter {how['filter']}")
-        self._feeder.allow(2)
+        self._feeder.allow(self._step)
         for name in IMPORTERS:
             self._wait(f"first rows of {name}", partial(self._audits[name].rows_from, 0))
 
@@ -141,7 +144,7 @@ class Demonstration:
         self._jobs[job.name] = job
 
     def _change_subscription(self) -> None:
-        self._feeder.allow(2)
+        self._feeder.allow(self._step)
         self._teller.head("1: an importer changes its subscription, by program")
         self._teller.detail(f"pe.imports['in'].set_subscription({WIDER!r})   in job delays")
         answer = self._jobs["delays"].ask("set_subscription", subscription=WIDER)
@@ -152,7 +155,7 @@ class Demonstration:
         self._holds("subscription by program", "delays", lambda b: _has(b, "lga"), "lga")
 
     def _change_properties(self) -> None:
-        self._feeder.allow(2)
+        self._feeder.allow(self._step)
         self._teller.head("2: properties of an export are changed, by REST")
         path = f"/api/subscriptions/job/{EXPORTER}/pe/0/export/weather/properties"
         self._teller.detail(f"PUT {path}")
@@ -171,7 +174,7 @@ class Demonstration:
         self._holds("properties by REST", "tower", lambda b: _has(b, "weather"), "weather")
 
     def _change_filter(self) -> None:
-        self._feeder.allow(2)
+        self._feeder.allow(self._step)
         self._teller.head("3: a filter is changed, by the command line")
         self._teller.detail(f"$ streambroker set-filter delays 0 in '{NARROWER}'")
         command = ["-m", "streambroker_operator.cli", "set-filter", "--url", self._broker.url]
@@ -192,16 +195,17 @@ class Demonstration:
         self._holds("filter by CLI", "delays", lambda b: b.end.filter == NARROWER, None)
 
     def _stop_and_return(self) -> None:
-        self._feeder.allow(2)
+        self._feeder.allow(self._step)
         self._teller.head("4: an importer is stopped, and comes back from its checkpoint")
         self._jobs.pop("tower").stop()
         audit = self._audits["tower"]
         audit.follow()
-        left, before = len(audit.batches), self._published("ewr")
+        left, head = len(audit.batches), audit.end.streams[self._stream("ewr")].next
         self._teller.detail(f"tower has ended after batch {left - 1}; data flow on")
-        self._wait("data published while tower is away", lambda: self._published("ewr") > before)
+        self._feeder.allow(self._step)
+        self._wait("data published while tower is away", lambda: self._published("ewr") > head)
         self._ready(self._importer("tower"))
-        missed = self._published("ewr") - audit.end.streams[self._stream("ewr")].next
+        missed = self._published("ewr") - head
         self._teller.detail(f"tower is back; ewr is {missed} epochs ahead of its checkpoint")
         self._holds("return from the checkpoint", "tower", lambda b: b.number >= left, None)
 
@@ -241,6 +245,7 @@ class Demonstration:
             raise Failure(f"the change of the {what} was pinned in no batch: {failure}") from None
         batch = audit.first_batch(holds)
         assert batch is not None
+        self._feeder.allow(self._step)
         self._wait(f"rows under the {what}", lambda: audit.rows_from(batch.number, port))
         where = f"batch {batch.number} of reader {str(batch.end.reader)[:8]} ({name})"
         self._teller.detail(f"holds from {where}")
