@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
+import pytest
+
+from pe_agent import PE
 from support.checkpoints import committed, offset
-from support.feeds import Feed
-from support.session import SECONDS, Session, exporter_status, only_reader
+from support.feeds import DDL, Feed
+from support.session import SECONDS, Session, Sink, exporter_status, only_reader
 from support.waiting import until
 
 SMALL = {"maxBytes": "64Ki"}
+
+
+class Waiting(NamedTuple):
+    """An exporter that waits, what it is fed with, and the sink it waits for."""
+
+    feed: Feed
+    exporter: PE
+    sink: Sink
 
 
 def all_rows(feed: Feed) -> set[tuple[int, float, str]]:
@@ -30,7 +42,7 @@ def test_under_drop_every_row_is_delivered_filtered_or_dropped(
         'kind == "a"',
         filter="price > 20.0",
         start="earliest",
-        schema="line bigint, price double, name string",
+        schema=DDL,
     )
     query, sink = jobs.collect(frame, "in")
     feed.release()
@@ -68,55 +80,42 @@ def test_under_drop_every_row_is_delivered_filtered_or_dropped(
     assert query.exception() is None
 
 
-def test_under_wait_the_exporter_waits_names_the_reader_and_loses_nothing(
-    jobs: Session, tmp_path: Path
-) -> None:
+@pytest.fixture
+def waiting(jobs: Session, tmp_path: Path) -> Waiting:
+    """An exporter under ``wait`` that waits for its one importer, whose sink is held up."""
     feed = Feed(tmp_path / "feed")
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     jobs.publish(exporter, feed, "out", properties={"kind": "a"}, buffer=SMALL)
-    frame = importer.subscribe(
-        "in", 'kind == "a"', start="earliest", schema="line bigint, price double, name string"
-    )
-    _, sink = jobs.collect(frame, "in")
-    feed.release()
-    sink.await_rows(1)
-    sink.hold()
-    feed.release(16)
-    status = until(
-        lambda: s if (s := exporter_status(exporter, "out"))["waiting_for"] else None,
-        SECONDS,
-        "the exporter waits",
-    )
-
-    assert status["waiting_for"] == ["default/alerts/0/in"]
-    assert status["publisher"]["batch"] < 16
-
-    sink.release()
-    sink.await_rows(17 * feed.rows_per_file)
-
-    assert set(sink.rows) == all_rows(feed)
-    assert max(sink.rows.values()) == 1
-    assert only_reader(exporter, "out")["dropped"] == [0, 0]
-
-
-def test_a_change_to_drop_frees_a_waiting_exporter(jobs: Session, tmp_path: Path) -> None:
-    feed = Feed(tmp_path / "feed")
-    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
-    jobs.publish(exporter, feed, "out", properties={"kind": "a"}, buffer=SMALL)
-    frame = importer.subscribe(
-        "in", 'kind == "a"', start="earliest", schema="line bigint, price double, name string"
-    )
+    frame = importer.subscribe("in", 'kind == "a"', start="earliest", schema=DDL)
     _, sink = jobs.collect(frame, "in")
     feed.release()
     sink.await_rows(1)
     sink.hold()
     feed.release(16)
     until(lambda: exporter_status(exporter, "out")["waiting_for"], SECONDS, "the exporter waits")
+    return Waiting(feed, exporter, sink)
 
-    exporter.exports["out"].set_congestion_policy("drop").wait_applied(10)
+
+def test_under_wait_the_exporter_waits_names_the_reader_and_loses_nothing(
+    waiting: Waiting,
+) -> None:
+    status = exporter_status(waiting.exporter, "out")
+    assert status["waiting_for"] == ["default/alerts/0/in"]
+    assert status["publisher"]["batch"] < 16
+
+    waiting.sink.release()
+    waiting.sink.await_rows(17 * waiting.feed.rows_per_file)
+
+    assert set(waiting.sink.rows) == all_rows(waiting.feed)
+    assert max(waiting.sink.rows.values()) == 1
+    assert only_reader(waiting.exporter, "out")["dropped"] == [0, 0]
+
+
+def test_a_change_to_drop_frees_a_waiting_exporter(waiting: Waiting) -> None:
+    waiting.exporter.exports["out"].set_congestion_policy("drop").wait_applied(10)
 
     until(
-        lambda: exporter_status(exporter, "out")["publisher"]["batch"] == 16,
+        lambda: exporter_status(waiting.exporter, "out")["publisher"]["batch"] == 16,
         SECONDS,
         "the exporter goes on",
     )
