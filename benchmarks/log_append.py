@@ -3,26 +3,26 @@
 Both write the same payloads into preallocated 64 MiB segments, check them with
 crc32 and make each 16 MiB safe. They take turns in one run, in an order that
 alternates, so that neither has the faster disk. The ratio is formed per pair.
-
-    python benchmarks/log_append.py --rounds 7 --mib 256 --json log_append.json
 """
 
-import argparse
-import json
+from __future__ import annotations
+
 import os
 import shutil
-import statistics
-import tempfile
 import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from measure import Figures, Settings, turns
+
 from pe_agent.log import Committer, Kind, StreamLog
 
+PURPOSE = "appends to the log against a plain loop of pwritev, crc32 and fdatasync"
 SEGMENT_BYTES = 64 << 20
 SYNC_BYTES = 16 << 20
 PAYLOAD_BYTES = 800_000
+WRITTEN_BYTES = 256 << 20
 
 
 def plain_loop(directory: Path, payload: bytes, count: int) -> float:
@@ -69,59 +69,21 @@ def stream_log(directory: Path, payload: bytes, count: int) -> float:
     return seconds
 
 
-def measure(place: Path, rounds: int, count: int) -> dict[str, list[float]]:
-    """Return MB/s per round and way; round 0 warms up and is left out."""
+def run(settings: Settings) -> Figures:
+    """Measure; round 0 warms up and is left out."""
+    figures = Figures()
     payload = os.urandom(PAYLOAD_BYTES)
-    ways: list[tuple[str, Callable[[Path, bytes, int], float]]] = [
-        ("plain", plain_loop),
-        ("log", stream_log),
-    ]
-    rates: dict[str, list[float]] = {name: [] for name, _ in ways}
-    for round_ in range(rounds + 1):
-        for name, way in ways if round_ % 2 else reversed(ways):
-            directory = place / f"{name}-{round_}"
-            seconds = way(directory, payload, count)
+    count = (WRITTEN_BYTES >> (4 if settings.quick else 0)) // PAYLOAD_BYTES
+    ways: dict[str, Callable[[Path, bytes, int], float]] = {"plain": plain_loop, "log": stream_log}
+    for round_ in range(settings.rounds + 1):
+        if round_:
+            figures.yardstick()
+        for name in turns(tuple(ways), round_):
+            directory = settings.place / f"{name}-{round_}"
+            seconds = ways[name](directory, payload, count)
             shutil.rmtree(directory)
             if round_:
-                rates[name].append(count * PAYLOAD_BYTES / seconds / 1e6)
-    return rates
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Return median, least and greatest."""
-    return {
-        "median": statistics.median(values),
-        "min": min(values),
-        "max": max(values),
-    }
-
-
-def main() -> None:
-    """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--mib", type=int, default=256, help="MiB written per round and way")
-    parser.add_argument("--directory", type=Path, help="where to write (default: a temporary one)")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = parser.parse_args()
-    count = (options.mib << 20) // PAYLOAD_BYTES
-    with tempfile.TemporaryDirectory(dir=options.directory) as place:
-        rates = measure(Path(place), options.rounds, count)
-    ratios = [log / plain for log, plain in zip(rates["log"], rates["plain"], strict=True)]
-    figures = {
-        "payload_bytes": PAYLOAD_BYTES,
-        "sync_bytes": SYNC_BYTES,
-        "rounds": options.rounds,
-        "plain_mb_per_s": spread(rates["plain"]),
-        "log_mb_per_s": spread(rates["log"]),
-        "log_to_plain": spread(ratios),
-    }
-    for name in ("plain_mb_per_s", "log_mb_per_s", "log_to_plain"):
-        row = spread(ratios) if name == "log_to_plain" else spread(rates[name.partition("_")[0]])
-        print(f"{name:15} {row['median']:9.2f}  [{row['min']:.2f} .. {row['max']:.2f}]")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+                figures.add(name, count * PAYLOAD_BYTES / seconds / 1e6, "MB/s")
+    figures.ratio("log / plain", "log", "plain")
+    figures.note(f"{count} payloads of {PAYLOAD_BYTES:,} bytes per round and way.")
+    return figures

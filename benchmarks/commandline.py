@@ -1,0 +1,99 @@
+"""The door: which benchmarks, how much, where to."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from measure import Settings, load, machine, table
+
+NAMES = (
+    "agent_alone",
+    "spark_to_agent",
+    "agent_to_spark",
+    "spark_to_spark",
+    "latency",
+    "change_to_route",
+    "log_append",
+)
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmarks that are asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description="Measure against peers.")
+    parser.add_argument("names", nargs="*", metavar="name", help="which; all by default")
+    parser.add_argument("--list", action="store_true", help="say what each one measures")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of a micro-batch")
+    parser.add_argument("--quick", action="store_true", help="1 round, few rows: does it run?")
+    parser.add_argument("--json", type=Path, default=RESULTS / "latest.json", metavar="FILE")
+    parser.add_argument("--directory", type=Path, help="disk to write to; default: temporary")
+    options = parser.parse_args(arguments)
+    modules = {name: importlib.import_module(name) for name in NAMES}
+    if options.list:
+        for name, module in modules.items():
+            sys.stdout.write(f"{name:16} {module.PURPOSE}\n")
+        return 0
+    unknown = [name for name in options.names if name not in modules]
+    if unknown:
+        parser.error(f"there is no benchmark {unknown[0]!r}; --list names them")
+    results: dict[str, Any] = {"machine": machine(), "benchmarks": {}}
+    for name in options.names or NAMES:
+        results["benchmarks"][name] = _measure(modules[name], options)
+        _write(results, options.json)
+    return 0
+
+
+def _measure(module: Any, options: argparse.Namespace) -> dict[str, Any]:
+    def say(text: str) -> None:
+        sys.stderr.write(f"{datetime.now().astimezone():%H:%M:%S} {module.__name__}: {text}\n")
+
+    rounds, count = (1, 100_000) if options.quick else (options.rounds, options.rows)
+    began, before = time.monotonic(), load()
+    with tempfile.TemporaryDirectory(dir=options.directory, prefix="bench-") as place:
+        settings = Settings(
+            rounds=rounds, rows=count, quick=options.quick, place=Path(place), say=say
+        )
+        say(f"{rounds} rounds, load {before[0]}")
+        figures = module.run(settings)
+    return {
+        "purpose": module.PURPOSE,
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "rounds": rounds,
+        "rows": count,
+        "seconds": round(time.monotonic() - began, 1),
+        "load": {"before": before, "after": load()},
+        **figures.encode(),
+    }
+
+
+def _write(results: dict[str, Any], path: Path) -> None:
+    """Write the figures so far as JSON and as text, and print those of the last benchmark."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=2) + "\n")
+    parts = [_text(name, found) for name, found in results["benchmarks"].items()]
+    head = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
+    path.with_suffix(".txt").write_text("\n\n".join([f"Machine: {head}", *parts]) + "\n")
+    sys.stdout.write(parts[-1] + "\n\n")
+    sys.stdout.flush()
+
+
+def _text(name: str, found: dict[str, Any]) -> str:
+    loads = found["load"]
+    lines = [
+        f"{name}: {found['purpose']}",
+        f"  {found['rounds']} rounds, {found['rows']:,} rows, {found['seconds']} s, load"
+        f" {loads['before'][0]} before, {loads['after'][0]} after; median [least .. greatest]",
+        *table(found["figures"]),
+        *(f"  - {note}" for note in found["notes"]),
+    ]
+    return "\n".join(lines)

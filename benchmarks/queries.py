@@ -1,0 +1,47 @@
+"""Runs of Spark queries as figures: what a micro-batch of a query takes."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+from typing import Any
+
+import rows
+from measure import Figures
+from processes import App
+
+WARM = 2
+"""The first batches of a query start its Python workers; they are left out."""
+PARTS = (
+    "triggerExecution",
+    "addBatch",
+    "latestOffset",
+    "queryPlanning",
+    "walCommit",
+    "commitOffsets",
+)
+
+
+def batches(
+    app: App, source: dict[str, Any], sink: dict[str, Any], checkpoint: str, *, count: int
+) -> list[dict[str, Any]]:
+    """Run a query and return ``count`` batches that had rows, after the warm-up."""
+    ran = app.run(source=source, sink=sink, checkpoint=checkpoint, batches=count + WARM)
+    return [b for b in ran if b["rows"]][WARM:][:count]
+
+
+def add(figures: Figures, name: str, ran: list[dict[str, Any]], batch_rows: int) -> float:
+    """Add a round's figures of a query; return its seconds per 1 M rows.
+
+    Seconds are from the end of one batch to the end of the next, in the median: what the query
+    sustains, all of Spark's own work included.
+    """
+    ends = [b["began"] + b["ms"]["triggerExecution"] / 1e3 for b in ran]
+    steps = [b - a for a, b in pairwise(ends)]
+    seconds = statistics.median(steps)
+    rate = batch_rows / seconds
+    figures.add(f"{name}: rows", rate / 1e6, "M rows/s")
+    figures.add(f"{name}: MB", rows.megabytes(rate), "MB/s")
+    for part in ("addBatch", "triggerExecution"):
+        figures.add(f"{name}: {part}", statistics.median(b["ms"].get(part, 0) for b in ran), "ms")
+    return float(seconds * 1e6 / batch_rows)
