@@ -31,17 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     teller = Teller()
     work = Path(tempfile.mkdtemp(prefix="streambroker-demo-"))
     try:
-        chunks = cut(options.rows, options.rounds)
-        rows = sum(chunk.rows.num_rows for chunk in chunks)
-        teller.say(f"{rows:,} rows of flights and weather in {len(chunks)} files, in {work}")
-        Demonstration(
-            work,
-            teller,
-            chunks,
-            seconds=options.seconds,
-            pause=options.pause,
-            broken=options.break_a_row,
-        ).run()
+        _run(options, teller, work)
     except Failure as failure:
         teller.say(f"FAILED: {failure}")
         teller.detail(f"everything is kept in {work}, what the processes said in {work / 'logs'}")
@@ -59,6 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(work)
     teller.say("OK")
     return 0
+
+
+def _run(options: argparse.Namespace, teller: Teller, work: Path) -> None:
+    chunks = cut(options.rows, options.rounds)
+    rows = sum(chunk.rows.num_rows for chunk in chunks)
+    teller.say(f"{rows:,} rows of flights and weather in {len(chunks)} files, in {work}")
+    Demonstration(
+        work,
+        teller,
+        chunks,
+        seconds=options.seconds,
+        pause=options.pause,
+        broken=options.break_a_row,
+    ).run()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
