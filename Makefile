@@ -7,7 +7,6 @@ READY  := $(VENV)/.ready
 # Spark starts its Python workers by name: put the environment first on the path.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
-export PYTHONSAFEPATH := 1
 
 SOURCES := core/src operator/src pe_agent/src tests benchmarks examples
 

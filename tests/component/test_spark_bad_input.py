@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
@@ -182,12 +181,15 @@ def test_an_export_whose_schema_changes_opens_a_new_stream_and_tells_importers_i
     feed.release()
     until(lambda: len(exporter_status(exporter, "out")["streams"]) == 2, SECONDS, "a new stream")
 
-    def told() -> Any:
-        readers = importer.status()["imports"]["readers"].values()
-        return [r["refused"] for r in readers if r["refused"]]
+    def told() -> list[dict[str, str]]:
+        view = importer.view()
+        return [] if view is None else list(view["imports"]["in"]["refused"])
 
-    (refused,) = until(told, SECONDS, "the importer says what does not fit")
-    assert "has no column 'price'" in refused["default/feed/0/out"]
+    (refused,) = until(told, SECONDS, "the importer hears what does not fit")
+    assert refused["export"] == "default/feed/0/out"
+    assert refused["reason"] == "SchemaMismatch"
+    assert "price" in refused["message"]
+    assert importer.imports["in"].routes == []
     assert sum(sink.rows.values()) == 20
 
 

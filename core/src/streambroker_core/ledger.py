@@ -33,10 +33,11 @@ class DataLossError(StreambrokerError):
 
     code = "DataLoss"
 
-    def __init__(self, stream: str, first: int, last: int, why: str) -> None:
+    def __init__(self, stream: str, first: int, last: int | None, why: str) -> None:
         self.stream, self.first, self.last = stream, first, last
+        which = f"epochs from {first} on" if last is None else f"epochs {first} to {last - 1}"
         super().__init__(
-            f"epochs {first} to {last - 1} of stream {stream} are gone: {why}. Nothing was skipped;"
+            f"{which} of stream {stream} are gone: {why}. Nothing was skipped;"
             " the query stops here. Restore the exporter's data directory, or start the importer"
             " with a new checkpoint."
         )
@@ -106,6 +107,7 @@ class Ask:
     Attributes:
         positions: first unfinished epoch by stream; acknowledges all below. Streams of other
             exports may be in it and are passed over.
+        own: the streams in ``positions`` that the reader knows to be of this export.
         known: the reader has opened this export before, so a stream it does not know is a
             successor and is read from its first epoch.
         last: query and batch id of the last epoch it read of this export; epochs of that query
@@ -120,6 +122,7 @@ class Ask:
     policy: str
     start: str
     positions: Mapping[str, int]
+    own: frozenset[str] = frozenset()
     known: bool = False
     last: tuple[str, int] | None = None
     limit: Mapping[str, int] | None = None
@@ -156,6 +159,8 @@ class Ledger:
         self.limits = limits or Limits()
         self.streams: dict[str, Stream] = {}
         self.readers: dict[str, Reader] = {}
+        self.forgotten: set[str] = set()
+        self._cut: set[str] = set()
         self._routes: dict[str, str] = {}
 
     # -- streams -----------------------------------------------------------------------------
@@ -173,8 +178,9 @@ class Ledger:
         self.streams[stream].add(epoch)
 
     def forget_stream(self, stream: str) -> None:
-        """Drop a sealed stream without epochs, and the cursors in it."""
+        """Drop a sealed stream without epochs, and the cursors in it; its id stays known."""
         del self.streams[stream]
+        self.forgotten.add(stream)
         for reader in self.readers.values():
             reader.cursors.pop(stream, None)
             reader.resume.pop(stream, None)
@@ -206,6 +212,7 @@ class Ledger:
                     self._resume(reader)
             elif reader.import_ in self._routes:
                 reader.routed = False
+        self._cut = (self._cut | set(self._routes)) - set(routes)
         self._routes = dict(routes)
 
     def _resume(self, reader: Reader) -> None:
@@ -244,6 +251,8 @@ class Ledger:
             return Answer(planned=(), finished=finished, routed=False)
         planned: list[Planned] = []
         budget, total = ask.budget, 0
+        if not self._follows(reader, ask):
+            return Answer(planned=(), finished=finished)
         self._open(reader, ask)
         for stream in list(self.streams.values()):
             if not self._reads(reader, stream):
@@ -263,12 +272,43 @@ class Ledger:
             planned=tuple(planned), finished=finished, bytes=total, last=self._last(planned)
         )
 
+    def _follows(self, reader: Reader, ask: Ask) -> bool:
+        """Whether what there is follows what the reader has read, where its stream was lost.
+
+        Returns:
+            False while that cannot be told, because nothing new has been published.
+
+        Raises:
+            DataLossError: epochs of the lost stream may not have been read, under ``wait``.
+        """
+        lost = sorted(s for s in ask.own if s not in self.streams and s not in self.forgotten)
+        if not lost or reader.policy == "drop" or any(s in ask.positions for s in self.streams):
+            return True
+        epochs = [e for s in self.streams.values() for e in s.epochs.values()]
+        first = next((e for e in epochs if not _again(e, ask.last)), None)
+        if first is None:
+            return False
+        if ask.last is not None and (first.query, first.batch) == (ask.last[0], ask.last[1] + 1):
+            return True
+        raise DataLossError(
+            lost[-1],
+            ask.positions[lost[-1]],
+            None,
+            f"the exporter has lost its log; it goes on with batch {first.batch} of query"
+            f" {first.query}, the last one read was {ask.last}",
+        )
+
     def _reader(self, ask: Ask, now: float) -> Reader:
         reader = self.readers.get(ask.reader)
         if reader is None:
             policy = self._routes.get(ask.import_, ask.policy)
             reader = Reader(
-                id=ask.reader, import_=ask.import_, policy=policy, start=ask.start, until=now
+                id=ask.reader,
+                import_=ask.import_,
+                policy=policy,
+                start=ask.start,
+                until=now,
+                routed=ask.import_ not in self._cut,
             )
             self.readers[ask.reader] = reader
             while len(self.readers) > READERS:

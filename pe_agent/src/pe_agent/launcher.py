@@ -138,7 +138,8 @@ class AgentProcess:
                 continue
             except AgentUnreachableError:
                 failures += 1
-            except StreambrokerError as error:
+            except Exception as error:
+                # A listener's fault must not end this thread: it restarts the agent.
                 log.warning("agent: %s", error)
                 continue
             if self._is_dead(failures):

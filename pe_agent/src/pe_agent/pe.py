@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
+from pe_agent.datasource.options import SOURCE_FIELD, ddl_of, schema_of
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.ports import ExportPort, ImportPort
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
-from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, PeKey
+from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, Kind, PeKey, PortKey
 from streambroker_core.properties import normalise
 from streambroker_core.schema import Schema, parse_ddl, to_ddl, to_items
+from streambroker_core.wire.manifest import read_spec, write_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pe_agent")
 
 FOREIGN_WAIT_SECONDS = 0.02
+KINDS: Mapping[str, Kind] = {"export": "Export", "import": "Import"}
 
 
 class ArgumentError(StreambrokerError):
@@ -163,13 +166,14 @@ class PE:
             "onCongestion": on_congestion,
         }
         spec.update({k: v for k, v in given.items() if v is not None})
-        wanted = _cut(parse_ddl(schema), columns) if schema is not None else None
-        if wanted is not None:
-            spec["schema"] = to_items(wanted)
-        self._declare("import", port, spec, redeclare)
+        if schema is not None:
+            spec["schema"] = to_items(_cut(parse_ddl(schema), columns))
+        self._declare("import", port, spec, redeclare=redeclare)
         self.imports[port] = ImportPort(self, port)
+        ddl = to_ddl(_cut(parse_ddl(schema or schema_of(self.agent, port)), columns))
         reader = (
             self._spark.readStream.format("streambroker")
+            .schema(f"{ddl}, {SOURCE_FIELD}" if source else ddl)
             .option("import", port)
             .option("agent", self.agent.location)
             .option("agentToken", self.agent.token)
@@ -178,15 +182,7 @@ class PE:
         )
         if max_bytes_per_batch is not None:
             reader = reader.option("maxBytesPerBatch", str(max_bytes_per_batch))
-        if wanted is not None:
-            ddl = to_ddl(wanted)
-            if source:
-                ddl += ", _source struct<job:string,port:string,stream:string,epoch:bigint>"
-            reader = reader.schema(ddl)
-        frame = reader.load()
-        if wanted is None and columns is not None:
-            frame = frame.select(*columns, *(["_source"] if source else []))
-        return frame
+        return reader.load()
 
     def _import_spec(
         self,
@@ -272,12 +268,10 @@ class PE:
             "buffer": None if buffer is None else dict(buffer),
         }
         spec.update({k: v for k, v in given.items() if v is not None})
-        if spec:
-            ddl = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in frame.schema.fields)
-            spec["schema"] = to_items(parse_ddl(ddl))
+        schema = to_items(parse_ddl(ddl_of(frame.schema)))
         if spec and stream_id is None and properties is None:
             spec["properties"] = {}
-        self._declare("export", port, spec, redeclare)
+        self._declare("export", port, spec, redeclare=redeclare, schema=schema)
         self.exports[port] = ExportPort(self, port)
         self._mind_other_sources(frame)
         writer = (
@@ -311,10 +305,19 @@ class PE:
 
     # -- common ------------------------------------------------------------------------------
 
-    def _declare(self, kind: str, port: str, spec: dict[str, Any], redeclare: bool) -> None:
+    def _declare(
+        self, kind: str, port: str, spec: dict[str, Any], *, redeclare: bool, schema: Any = None
+    ) -> None:
         if spec:
             spec = {"application": dict(self._application), **spec}
-        self.agent.call("declare", kind=kind, port=port, spec=spec or None, redeclare=redeclare)
+            if schema is not None:
+                spec["schema"] = schema
+            resource = read_spec(KINDS[kind], spec, key=PortKey.parse(f"{self.key}/{port}"))
+            said = write_spec(resource)
+            spec = {name: said.get(name, value) for name, value in spec.items()}
+        self.agent.call(
+            "declare", kind=kind, port=port, spec=spec or None, schema=schema, redeclare=redeclare
+        )
 
     def _renew_publishers(self) -> None:
         """Keep the publisher leases of the queries that run; give back those of ended ones."""

@@ -74,7 +74,9 @@ def test_the_packaged_java_gets_all_arguments_but_the_module_it_lacks(
 
     said = subprocess.run(
         ["/bin/bash", str(home / "bin" / "java"), "-cp", "a b", DROPPED, "Main", ""],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert said == "-cp\na b\nMain\n\n"
     assert ensure_java() == home

@@ -20,6 +20,7 @@ from pe_agent.agent.streams import HostedStream
 from pe_agent.filters import CompiledFilter, compile_filter
 from streambroker_core.errors import ExpressionError, StreambrokerError
 from streambroker_core.expression import parse
+from streambroker_core.schema import covers, parse_ddl
 
 if TYPE_CHECKING:
     from pe_agent.agent.exports import HostedExport
@@ -74,13 +75,24 @@ def passing_rows(stream: HostedStream, block: Block, filter_: str) -> int:
     return int(compiled(filter_, stream.schema).mask(stream.read(block)).true_count)
 
 
+@lru_cache(maxsize=1024)
+def _uncovered(ddl: str, schema: str) -> str | None:
+    return covers(parse_ddl(ddl), parse_ddl(schema))
+
+
 def misfit(
-    stream: HostedStream, filter_: str | None, columns: tuple[str, ...] | None
+    stream: HostedStream,
+    filter_: str | None,
+    columns: tuple[str, ...] | None,
+    schema: str | None,
 ) -> str | None:
     """Return why a stream cannot be read with this filter and these columns, None if it can."""
     missing = [c for c in columns or () if c not in stream.schema.names]
     if missing:
         return f"stream {stream.id} has no column {missing[0]!r}; it has ({stream.ddl})"
+    differs = None if schema is None else _uncovered(stream.ddl, schema)
+    if differs is not None:
+        return f"the columns of stream {stream.id} differ: {differs}"
     if filter_ is None:
         return None
     try:

@@ -130,11 +130,13 @@ class BrokerLink:
 
     def _declare(self) -> None:
         for name, state in list(self._hosts.declarations().items()):
-            if state["told"] or state["spec"] is None:
+            if state["told"] or (state["spec"] is None and state["schema"] is None):
                 continue
             try:
                 self._tell(name, state)
             except BrokerRefusedError as error:
+                if state["spec"] is None and error.status == 404:
+                    continue
                 log.exception("declaration refused", extra={"port": name})
                 state["differs"] = f"{error.code}: {error}"
                 if error.status >= 500:
@@ -144,23 +146,34 @@ class BrokerLink:
             self._hosts.save_declaration(name)
 
     def _tell(self, name: str, state: dict[str, Any]) -> None:
-        headers = {} if state["redeclare"] else {"If-None-Match": "*"}
-        try:
-            self._client.request("PUT", f"{self._path}/{name}", state["spec"], headers=headers)
-            state["differs"] = None
-        except BrokerRefusedError as error:
-            if error.status != 412:
-                raise
-            found = self._client.request("GET", f"{self._path}/{name}").body
-            differs = _differences(state["spec"], found.get("spec", found))
-            state["differs"] = differs or None
-            if differs:
-                log.warning(
-                    "the resource exists and differs from the code; it stays as it is"
-                    " (redeclare=True overwrites): %s: %s",
-                    name,
-                    differs,
-                )
+        """Declare a port where none exists; of one that exists only the rows' schema is put right.
+
+        The schema is no setting: importers are matched by it, so it has to be what the rows have.
+        """
+        path, spec = f"{self._path}/{name}", state["spec"]
+        if spec is not None:
+            headers = {} if state["redeclare"] else {"If-None-Match": "*"}
+            try:
+                self._client.request("PUT", path, spec, headers=headers)
+                state["differs"] = None
+                return
+            except BrokerRefusedError as error:
+                if error.status != 412:
+                    raise
+        answer = self._client.request("GET", path)
+        found = {k: v for k, v in answer.body["spec"].items() if k not in ("job", "pe", "port")}
+        if state["schema"] is not None and found.get("schema") != state["schema"]:
+            found["schema"] = state["schema"]
+            self._client.request("PUT", path, found, headers={"If-Match": answer.headers["etag"]})
+        differs = _differences(spec or {}, found)
+        state["differs"] = differs or None
+        if differs:
+            log.warning(
+                "the resource exists and differs from the code; it stays as it is"
+                " (redeclare=True overwrites): %s: %s",
+                name,
+                differs,
+            )
 
     # -- hints -------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from pe_agent.agent.claims_state import (
     save_publisher,
 )
 from pe_agent.agent.deliveries import Deliveries
+from pe_agent.agent.figures import export_figures
 from pe_agent.agent.manifests import Manifest, Stage
 from pe_agent.agent.store import Store
 from pe_agent.agent.streams import HostedStream
@@ -84,6 +85,7 @@ class HostedExport:
         self._segment_bytes = segment_bytes
         self._lock = threading.RLock()
         self._admitted: tuple[str, int] | None = None
+        self._withdrawn: float | None = None
 
     # -- start and limits --------------------------------------------------------------------
 
@@ -91,9 +93,11 @@ class HostedExport:
         """Open the logs that exist and rebuild the ledger from them and the store."""
         rows = self._store.query(
             "SELECT id, query, ddl, arrow, sealed, next, rows FROM streams WHERE export = ?"
-            " ORDER BY ord",
+            " AND sealed < 2 ORDER BY ord",
             self.key,
         )
+        forgotten = "SELECT id FROM streams WHERE export = ? AND sealed = 2"
+        self.ledger.forgotten.update(id_ for (id_,) in self._store.query(forgotten, self.key))
         for id_, query, ddl, arrow, sealed, next_, total in rows:
             told = None if progress is None else lambda n, of, s=id_: progress(s, n, of)
             hosted = HostedStream.open(
@@ -128,6 +132,7 @@ class HostedExport:
         for m in sorted(hosted.manifests.values(), key=lambda m: m.epoch):
             stream.skip_to(m.epoch, m.rows_before)
             stream.add(_epoch(m))
+        next_, total = max((next_, total), hosted.reached)
         if stream.next < next_:
             stream.skip_to(next_, total)
 
@@ -135,6 +140,7 @@ class HostedExport:
         """Take what the export may keep."""
         with self._lock:
             self.ledger.limits = limits
+            self._withdrawn = None
             self._sweep()
         self._notify()
 
@@ -147,9 +153,19 @@ class HostedExport:
             self._sweep()
         self._notify()
 
+    def withdraw(self) -> None:
+        """The Export was deleted: routes are cut, the log is kept for grace."""
+        with self._lock:
+            if self._withdrawn is None:
+                self._withdrawn = self._clock()
+        self.set_routes({})
+
     def tick(self) -> None:
         """Let age, size and grace take what they may; called about once a second."""
         with self._lock:
+            limits = self.ledger.limits
+            if self._withdrawn is not None and self._clock() > self._withdrawn + limits.grace:
+                self.ledger.limits = replace(limits, max_bytes=0, max_age=0.0)
             self._sweep()
 
     # -- publishing --------------------------------------------------------------------------
@@ -256,7 +272,7 @@ class HostedExport:
             segment_bytes=self._segment_bytes,
         )
         with self._store.transaction(durable=True) as db:
-            db.execute("UPDATE streams SET sealed = 1 WHERE export = ?", (self.key,))
+            db.execute("UPDATE streams SET sealed = 1 WHERE export = ? AND sealed = 0", (self.key,))
             db.execute(
                 "INSERT INTO streams (id, export, ord, ddl, arrow, sealed, next, rows, query)"
                 " SELECT ?, ?, COALESCE(MAX(ord), 0) + 1, ?, ?, 0, 0, 0, ?"
@@ -296,6 +312,7 @@ class HostedExport:
             if not fresh:
                 for summary in stages:
                     self._discard(summary["stage"])
+                self._admitted = None
                 return {"published": False, "epoch": None, "stream": None}
             answer: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
             if rows:
@@ -385,15 +402,21 @@ class HostedExport:
 
     # -- readers -----------------------------------------------------------------------------
 
-    def plan(self, ask: Ask, *, filter_: str | None, columns: list[str] | None) -> Answer:
+    def plan(
+        self,
+        ask: Ask,
+        *,
+        filter_: str | None,
+        columns: list[str] | None,
+        unfit: Collection[str] = (),
+    ) -> Answer:
         """Acknowledge a reader's position, pin its next epochs, remember under which filter.
 
-        Nothing is planned of a stream that filter or columns do not fit; :meth:`misfits` says why.
+        Nothing is planned of the streams in ``unfit``; see :meth:`misfits`.
         """
         with self._lock:
             now = self._clock()
             self._finish(ask)
-            unfit = self.misfits(filter_, columns)
             if unfit:
                 limit = self.heads() if ask.limit is None else ask.limit
                 ask = replace(ask, limit={s: n for s, n in limit.items() if s not in unfit})
@@ -406,10 +429,18 @@ class HostedExport:
             self._notify()
         return answer
 
-    def misfits(self, filter_: str | None, columns: list[str] | None) -> dict[str, str]:
-        """Return the streams that a filter and columns do not fit, and why not."""
+    def misfits(
+        self, filter_: str | None, columns: list[str] | None, schema: str | None
+    ) -> dict[str, str]:
+        """Return the streams that a reader cannot read, and why not.
+
+        Args:
+            filter_: its filter.
+            columns: names of the columns it wants, None for all.
+            schema: those columns with their types, as DDL; None if it does not say.
+        """
         wanted = None if columns is None else tuple(columns)
-        told = {s.id: misfit(s, filter_, wanted) for s in list(self.streams.values())}
+        told = {s.id: misfit(s, filter_, wanted, schema) for s in list(self.streams.values())}
         return {stream: why for stream, why in told.items() if why is not None}
 
     def replan(
@@ -483,7 +514,7 @@ class HostedExport:
     def _delete_stream(self, id_: str) -> None:
         self.ledger.forget_stream(id_)
         self.streams.pop(id_).log.close()
-        self._store.write("DELETE FROM streams WHERE id = ?", id_)
+        self._store.write("UPDATE streams SET sealed = 2 WHERE id = ?", id_)
         shutil.rmtree(self._directory / id_, ignore_errors=True)
 
     def _save_reader(self, id_: str) -> None:
@@ -502,44 +533,7 @@ class HostedExport:
     def status(self) -> dict[str, Any]:
         """Return figures for people: streams, readers, what is held and by whom."""
         with self._lock:
-            now = self._clock()
-            return {
-                "streams": {
-                    s.id: {
-                        "next": s.next,
-                        "retained": len(s.epochs),
-                        "bytes": s.bytes,
-                        "rows": s.rows_before[s.next],
-                        "sealed": s.sealed,
-                        "schema": self.streams[s.id].ddl,
-                    }
-                    for s in self.ledger.streams.values()
-                },
-                "publisher": {
-                    "query": self.publisher.query,
-                    "batch": self.publisher.last.batch if self.publisher.last else None,
-                },
-                "held": self.ledger.held_bytes(now),
-                "limit": self.ledger.limits.max_bytes,
-                "waiting_for": [h.import_ for h in self.ledger.blocked_by(now)],
-                "readers": {r: self._reader_status(r, now) for r in self.ledger.readers},
-            }
-
-    def _reader_status(self, id_: str, now: float) -> dict[str, Any]:
-        reader, delivery = self.ledger.readers[id_], self.deliveries.of(id_)
-        return {
-            "import": reader.import_,
-            "policy": reader.policy,
-            "routed": reader.routed,
-            "alive": now <= reader.until,
-            "positions": {s: c.next for s, c in reader.cursors.items()},
-            "planned": {s: list(c.planned) for s, c in reader.cursors.items() if c.planned},
-            "delivered": delivery.delivered,
-            "filtered": delivery.filtered,
-            "dropped": [delivery.dropped_epochs, delivery.dropped_rows],
-            "duplicates": [delivery.duplicate_epochs, delivery.duplicate_rows],
-            "filter": delivery.filter,
-        }
+            return export_figures(self, self._clock())
 
     def close(self) -> None:
         """Close the logs."""

@@ -19,7 +19,7 @@ from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.model import PeKey
 from streambroker_core.schema import parse_ddl, to_ddl, to_items
 from streambroker_core.wire import capability
-from streambroker_core.wire.view import ImportRoute, View
+from streambroker_core.wire.view import View
 
 
 class NotRoutedError(StreambrokerError):
@@ -107,7 +107,7 @@ class Hosts:
             hosted.set_routes({str(r.import_): r.policy for r in export.routes})
         for key, hosted in list(self._exports.items()):
             if key.rpartition("/")[2] not in view.exports:
-                hosted.set_routes({})
+                hosted.withdraw()
         self.imports.peers.follow(view)
         self.news.tell()
 
@@ -227,10 +227,16 @@ class Hosts:
     def _declare(self, body: dict[str, Any]) -> dict[str, Any]:
         """Remember what the job declares; the link tells the broker as soon as it can.
 
-        ``spec`` null attaches to the resource that exists.
+        ``spec`` null attaches to the resource that exists; ``schema`` is what an export's rows
+        have, whatever the resource says.
         """
         name = f"{body['kind']}/{body['port']}"
-        state = {"spec": body["spec"], "redeclare": bool(body.get("redeclare")), "told": False}
+        state = {
+            "spec": body["spec"],
+            "schema": body.get("schema"),
+            "redeclare": bool(body.get("redeclare")),
+            "told": False,
+        }
         self._declarations[name] = state
         self.save_declaration(name)
         if body["kind"] == "export":
@@ -253,30 +259,27 @@ class Hosts:
     # -- questions ---------------------------------------------------------------------------
 
     def _schema(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the schema of an import as DDL: fixed before, its own, or the first match's."""
+        """Return the schema of an import as DDL: its own, the one before, or the first match's."""
         port, deadline = body["port"], time.monotonic() + min(10.0, float(body["wait"]))
-        rows = self.store.query("SELECT ddl FROM schemas WHERE import = ?", port)
-        if rows:
-            return {"ddl": rows[0][0]}
         while True:
             seen = self.news.count
-            import_ = self.routes.imported(port)
-            schema = import_.schema if import_ else None
-            for route in import_.routes if import_ and schema is None else ():
-                schema = self._route_schema(route)
-                if schema is not None:
-                    break
-            if schema is not None:
-                ddl = to_ddl(schema)
+            ddl = self._schema_of(port)
+            if ddl is not None:
                 self.store.write("INSERT OR REPLACE INTO schemas VALUES (?, ?)", port, ddl)
                 return {"ddl": ddl}
             left = deadline - time.monotonic()
             if left <= 0 or not self.news.wait(seen, left):
                 return {"ddl": None}
 
-    @staticmethod
-    def _route_schema(route: ImportRoute) -> Any:
-        return route.schema
+    def _schema_of(self, port: str) -> str | None:
+        import_ = self.routes.imported(port)
+        if import_ is not None and import_.schema is not None:
+            return to_ddl(import_.schema)
+        rows = self.store.query("SELECT ddl FROM schemas WHERE import = ?", port)
+        if rows:
+            return str(rows[0][0])
+        schemas = [r.schema for r in import_.routes if r.schema is not None] if import_ else []
+        return to_ddl(schemas[0]) if schemas else None
 
     def _view(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the view as the agent has it; with ``seen`` only after something happened."""

@@ -54,6 +54,7 @@ class OwnReader:
         acknowledged: positions the exporters have been told, by export.
         pinned: filter and import generation that hold from the last offset on.
         refused: why an export gives nothing, by export.
+        turn: which route is asked first; see :func:`_in_turn`.
     """
 
     id: str
@@ -65,6 +66,7 @@ class OwnReader:
     acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
     pinned: dict[str, Any] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    turn: int = 0
 
 
 class ImportHost:
@@ -213,13 +215,13 @@ class ImportHost:
         filter_ = start.filter if import_ is None else import_.filter
         end = replace(start, reader=reader.id, filter=filter_, columns=tuple(request["columns"]))
         changed = end != start
-        budget = int(request["max_bytes"])
+        left = most = int(request["max_bytes"])
         routes = [r for r in import_.routes if r.location is not None] if import_ else []
-        for index, route in enumerate(routes):
+        for index, route in enumerate(_in_turn(reader, routes)):
             if not self._worth_asking(reader, route, start):
                 continue
-            share = max(1, budget // (len(routes) - index))
-            answer = self._ask(reader, route, import_, start, end, request, share)
+            share = max(1, left // (len(routes) - index))
+            answer = self._ask(reader, route, import_, start, end, request, share, left == most)
             if answer is None:
                 continue
             planned = [_planned(p) for p in answer["planned"]]
@@ -230,7 +232,7 @@ class ImportHost:
                     end, str(route.export), planned, None if last is None else (last[0], last[1])
                 )
                 changed = True
-            budget -= answer["bytes"]
+            left -= answer["bytes"]
         opened = all(str(r.export) in end.last for r in routes)
         if import_ is not None and opened:
             reader.pinned = {"filter": end.filter, "generation": import_.generation}
@@ -257,6 +259,7 @@ class ImportHost:
         end: Offset,
         request: Mapping[str, Any],
         budget: int,
+        one: bool,
     ) -> dict[str, Any] | None:
         """Let the exporter's agent plan; None if it is away or will not, its streams then stay."""
         export = str(route.export)
@@ -271,9 +274,11 @@ class ImportHost:
                 start=import_.start if import_ else "latest",
                 known=export in start.last,
                 last=start.last.get(export),
-                positions={s: p.next for s, p in start.streams.items()},
+                **self._positions(reader, export, start),
                 limit=request.get("limit"),
                 budget=budget,
+                one=one,
+                schema=request.get("schema"),
                 lease=READER_LEASE,
                 filter=end.filter,
                 columns=request["columns"],
@@ -294,6 +299,17 @@ class ImportHost:
         }
         self._remember(reader, {s: (export, str(route.location)) for s in streams})
         return answer
+
+    @staticmethod
+    def _positions(reader: OwnReader, export: str, start: Offset) -> dict[str, Any]:
+        """Return the reader's positions in streams that are, or may be, of an export."""
+        homes = {s: reader.homes[s][0] if s in reader.homes else None for s in start.streams}
+        return {
+            "positions": {
+                s: p.next for s, p in start.streams.items() if homes[s] in (export, None)
+            },
+            "own": [s for s, home in homes.items() if home == export],
+        }
 
     def _refuse(self, reader: OwnReader, export: str, why: str) -> None:
         """Keep why an export gives nothing; told once, when it changes."""
@@ -382,7 +398,7 @@ class ImportHost:
             capability=capability,
             policy=policy,
             lease=READER_LEASE,
-            positions={s: p.next for s, p in start.streams.items()},
+            **self._positions(reader, export, start),
             ranges={s: list(wanted[s]) for s in streams},
             filter=end.filter,
             columns=None if end.columns is None else list(end.columns),
@@ -429,6 +445,13 @@ class ImportHost:
                 for r in self._readers.values()
             }
         return {"readers": readers, "away": self.peers.away(), "patience": dict(self._patience)}
+
+
+def _in_turn(reader: OwnReader, routes: list[ImportRoute]) -> list[ImportRoute]:
+    """Return the routes, each time beginning with the next: no exporter takes all the bytes."""
+    first = reader.turn % max(1, len(routes))
+    reader.turn += 1
+    return routes[first:] + routes[:first]
 
 
 def _moves(plan: Planned, start: Offset) -> bool:

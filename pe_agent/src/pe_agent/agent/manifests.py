@@ -152,6 +152,11 @@ class Manifest:
             blocks=tuple(Block.decode(b) for b in data["blocks"]),
         )
 
+    @property
+    def rows_after(self) -> int:
+        """Rows of the stream up to and with this epoch."""
+        return self.rows_before + self.rows
+
     def segments(self) -> set[int]:
         """Return the numbers of the segments its blocks lie in."""
         return {b.address.segment for b in self.blocks}

@@ -122,6 +122,7 @@ class Peers:
         for export, told in answer["exports"].items():
             if "error" in told:
                 refused.append(f"{export}: {told['error']}")
+                self._heads.pop(export, None)
                 continue
             with self._lock:
                 if export in watched.routes and self._heads.get(export) != told["heads"]:
@@ -129,7 +130,7 @@ class Peers:
                     moved = True
         if moved:
             self._news.tell()
-        if refused:
+        if refused and len(refused) == len(exports):
             raise AgentUnreachableError("; ".join(refused))
         if not moved and time.monotonic() - began < 0.01:
             watched.stopped.wait(0.05)

@@ -69,7 +69,7 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         "--linger",
         type=float,
         default=60.0,
-        help="seconds to serve on when the driver is gone; 0 for ever: -1",
+        help="seconds to serve on when the driver is gone; -1 for ever",
     )
     got = parser.parse_args(arguments)
     return Settings(
@@ -87,6 +87,7 @@ class Agent:
 
     def __init__(self, chosen: Settings) -> None:
         self.settings = chosen
+        os.umask(0o077)
         chosen.home.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(chosen.home)
         pa.set_cpu_count(1)

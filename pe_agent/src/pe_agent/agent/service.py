@@ -26,6 +26,7 @@ from streambroker_core.ledger import Ask
 log = logging.getLogger("pe_agent")
 
 MAX_BODY = 16 << 20
+MAX_LEASE = 60.0
 
 
 class TokenWrongError(StreambrokerError):
@@ -165,11 +166,11 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _plan(self, body: dict[str, Any]) -> dict[str, Any]:
         export = self._hosts.peer(body)
         self._hosts.check_filter(export, body["filter"])
-        answer = export.plan(_ask(body), filter_=body["filter"], columns=body["columns"])
-        return {
-            **plan_body(answer),
-            "misfits": list(export.misfits(body["filter"], body["columns"]).values()),
-        }
+        unfit = export.misfits(body["filter"], body["columns"], body.get("schema"))
+        answer = export.plan(
+            _ask(body), filter_=body["filter"], columns=body["columns"], unfit=unfit
+        )
+        return {**plan_body(answer), "misfits": list(unfit.values())}
 
     def _replan(self, body: dict[str, Any]) -> dict[str, Any]:
         export = self._hosts.peer(body)
@@ -227,9 +228,11 @@ def _ask(body: dict[str, Any]) -> Ask:
         known=bool(body.get("known", True)),
         last=None if body.get("last") is None else (str(body["last"][0]), int(body["last"][1])),
         positions={s: int(n) for s, n in body["positions"].items()},
+        own=frozenset(body.get("own", ())),
         limit=body.get("limit"),
         budget=int(body.get("budget", 0)),
-        lease=float(body["lease"]),
+        one=bool(body.get("one", True)),
+        lease=min(MAX_LEASE, float(body["lease"])),
     )
 
 

@@ -22,7 +22,12 @@ class RowsDifferError(StreambrokerError):
 
 
 class HostedStream:
-    """Rows in, epochs out. Appending is safe from many threads; the index has one owner."""
+    """Rows in, epochs out. Appending is safe from many threads; the index has one owner.
+
+    Attributes:
+        reached: next epoch and rows before it, by the manifests in the log when it was opened,
+            those of removed epochs among them; no number is given twice.
+    """
 
     def __init__(
         self, id_: str, *, log: StreamLog, query: str, ddl: str, schema: pa.Schema
@@ -35,6 +40,7 @@ class HostedStream:
         self.manifests: dict[int, Manifest] = {}
         self.stages: dict[str, Stage] = {}
         self._addresses: dict[int, Address] = {}
+        self.reached = (0, 0)
 
     @staticmethod
     def open(
@@ -62,6 +68,7 @@ class HostedStream:
         for address, kind, meta in self.log.frames():
             if kind == Kind.MANIFEST:
                 manifest = Manifest.decode(meta)
+                self.reached = max(self.reached, (manifest.epoch + 1, manifest.rows_after))
                 if manifest.segments() <= present:
                     self.manifests[manifest.epoch] = manifest
                     self._addresses[manifest.epoch] = address

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from pe_agent.client import AgentClient
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.schema import Column, to_ddl
 
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+SCHEMA_WAIT_SECONDS = 60.0
+SOURCE_FIELD = "_source struct<job:string,port:string,stream:string,epoch:bigint>"
 KNOWN = frozenset(
     {
         "export",
@@ -103,6 +112,34 @@ class Options:
             poll_wait=_number(given, "pollwait", 0.02),
             source=given.get("source", "false").lower() == "true",
         )
+
+
+class SchemaUnknownError(StreambrokerError):
+    """No schema was given and no export matched in time."""
+
+    code = "SchemaUnknown"
+
+
+def schema_of(agent: AgentClient, port: str) -> str:
+    """Return the columns of an import as DDL; waits for a first match.
+
+    Raises:
+        SchemaUnknownError: none came in 60 s.
+    """
+    deadline = time.monotonic() + SCHEMA_WAIT_SECONDS
+    while time.monotonic() < deadline:
+        ddl = agent.call("schema", port=port, wait=2.0)["ddl"]
+        if ddl is not None:
+            return str(ddl)
+    raise SchemaUnknownError(
+        f"import {port} has no match after {SCHEMA_WAIT_SECONDS:.0f} s, so its columns are not"
+        " known. Start the exporter first, or give them with schema=."
+    )
+
+
+def ddl_of(schema: StructType) -> str:
+    """Return a Spark schema as the DDL that manifests store."""
+    return to_ddl(tuple(Column(f.name, f.dataType.simpleString()) for f in schema.fields))
 
 
 def _number(given: Mapping[str, str], name: str, default: float) -> float:

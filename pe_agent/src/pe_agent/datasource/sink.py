@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from pe_agent.client import AgentClient
-from pe_agent.datasource.options import OptionError, Options
+from pe_agent.datasource.options import OptionError, Options, ddl_of
 from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 
@@ -52,7 +52,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                 f"column {taken[0]!r} has a reserved name ({', '.join(RESERVED)}); rename it before"
                 " publishing."
             )
-        self._ddl = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in schema.fields)
+        self._ddl = ddl_of(schema)
         self._options = options
 
     # -- tasks -------------------------------------------------------------------------------

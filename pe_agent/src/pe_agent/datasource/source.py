@@ -29,7 +29,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pe_agent.client import AgentClient
-from pe_agent.datasource.options import OptionError, Options
+from pe_agent.datasource.options import (
+    SOURCE_FIELD,
+    OptionError,
+    Options,
+    ddl_of,
+    schema_of,
+)
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
@@ -38,14 +44,6 @@ from streambroker_core.offset import Offset
 log = logging.getLogger("pe_agent")
 
 RENEW_SECONDS = 1.0
-SCHEMA_WAIT_SECONDS = 60.0
-SOURCE_FIELD = "_source struct<job:string,port:string,stream:string,epoch:bigint>"
-
-
-class SchemaUnknownError(StreambrokerError):
-    """No schema was given and no export matched in time."""
-
-    code = "SchemaUnknown"
 
 
 class StreambrokerDataSource(DataSource):
@@ -63,16 +61,8 @@ class StreambrokerDataSource(DataSource):
     def schema(self) -> str:
         """Return the schema of the import's first match; waits up to 60 s for one."""
         options = Options.read(self.options, "import")
-        client = AgentClient(options.agent, options.token)
-        deadline = time.monotonic() + SCHEMA_WAIT_SECONDS
-        while time.monotonic() < deadline:
-            ddl = client.call("schema", port=options.port, wait=2.0)["ddl"]
-            if ddl is not None:
-                return f"{ddl}, {SOURCE_FIELD}" if options.source else str(ddl)
-        raise SchemaUnknownError(
-            f"import {options.port} has no match after {SCHEMA_WAIT_SECONDS:.0f} s, so its columns"
-            " are not known. Start the exporter first, or give them with schema=."
-        )
+        ddl = schema_of(AgentClient(options.agent, options.token), options.port)
+        return f"{ddl}, {SOURCE_FIELD}" if options.source else ddl
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader of one query."""
@@ -104,6 +94,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def __init__(self, schema: StructType, options: Options) -> None:
         self._schema = schema
+        self._columns = StructType([f for f in schema.fields if f.name != "_source"])
         self._options = options
         self._session = secrets.token_hex(8)
         self._limit: dict[str, int] | None = None
@@ -144,7 +135,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             "import": self._options.port,
             "session": self._session,
             "start": start,
-            "columns": [n for n in self._schema.names if n != "_source"],
+            "columns": self._columns.names,
+            "schema": ddl_of(self._columns),
             "max_bytes": self._options.max_bytes,
             "limit": self._limit,
             "wait": 0.0 if self._limit is not None else self._options.poll_wait,

@@ -219,11 +219,12 @@ class StreamLog:
         if not used or used + length <= self._segment_bytes:
             return active
         fresh = segments.create(self.directory, active.number + 1, self._sequence)
+        # Before others see it as full: a flush that has synced it closes its file.
+        active.cut()
         with self._state:
             self._segments[fresh.number] = fresh
             self._behind.append(active)
             self._active = fresh
-        active.cut()
         return fresh
 
     def sync(self, upto: Address | None = None) -> None:

@@ -1,0 +1,65 @@
+"""An export in figures, for people: streams, readers, what is held and by whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pe_agent.agent.deliveries import Delivery
+    from pe_agent.agent.exports import HostedExport
+    from streambroker_core.ledger import Reader
+
+
+def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
+    """Return the figures of an export; its lock is held.
+
+    Args:
+        export: the export.
+        now: on the export's clock.
+
+    Returns:
+        Rows and bytes by stream, the publisher, bytes held and their limit, the imports an
+        admission waits for, and by reader what :func:`reader_figures` returns.
+    """
+    ledger, publisher = export.ledger, export.publisher
+    return {
+        "streams": {
+            s.id: {
+                "next": s.next,
+                "retained": len(s.epochs),
+                "bytes": s.bytes,
+                "rows": s.rows_before[s.next],
+                "sealed": s.sealed,
+                "schema": export.streams[s.id].ddl,
+            }
+            for s in ledger.streams.values()
+        },
+        "publisher": {
+            "query": publisher.query,
+            "batch": publisher.last.batch if publisher.last else None,
+        },
+        "held": ledger.held_bytes(now),
+        "limit": ledger.limits.max_bytes,
+        "waiting_for": [h.import_ for h in ledger.blocked_by(now)],
+        "readers": {
+            id_: reader_figures(reader, export.deliveries.of(id_), now)
+            for id_, reader in ledger.readers.items()
+        },
+    }
+
+
+def reader_figures(reader: Reader, delivery: Delivery, now: float) -> dict[str, Any]:
+    """Return where a reader stands and what it got; rows are counted before the filter."""
+    return {
+        "import": reader.import_,
+        "policy": reader.policy,
+        "routed": reader.routed,
+        "alive": now <= reader.until,
+        "positions": {s: c.next for s, c in reader.cursors.items()},
+        "planned": {s: list(c.planned) for s, c in reader.cursors.items() if c.planned},
+        "delivered": delivery.delivered,
+        "filtered": delivery.filtered,
+        "dropped": [delivery.dropped_epochs, delivery.dropped_rows],
+        "duplicates": [delivery.duplicate_epochs, delivery.duplicate_rows],
+        "filter": delivery.filter,
+    }

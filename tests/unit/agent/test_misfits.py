@@ -1,0 +1,69 @@
+"""Which streams a reader cannot read, as the exporter's agent tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pe_agent.agent.blocks import misfit
+from pe_agent.agent.streams import HostedStream
+from pe_agent.log import Committer
+
+DDL = "`line` bigint, `price` double"
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Iterator[HostedStream]:
+    """A stream of two columns."""
+    committer = Committer()
+    stream = HostedStream.open(
+        "s",
+        tmp_path,
+        committer=committer,
+        query="q",
+        ddl=DDL,
+        schema=pa.schema([("line", pa.int64()), ("price", pa.float64())]),
+        segment_bytes=1 << 20,
+    )
+    yield stream
+    stream.log.close()
+    committer.close()
+
+
+@pytest.mark.parametrize(
+    ("filter_", "columns", "schema"),
+    [
+        (None, None, None),
+        ("price > 1.0", ("line",), "line bigint"),
+        ("line == 1", ("price", "line"), "`price` double, `line` BIGINT NOT NULL"),
+    ],
+)
+def test_a_reader_of_some_columns_with_equal_types_fits(
+    stream: HostedStream, filter_: str | None, columns: tuple[str, ...] | None, schema: str | None
+) -> None:
+    assert misfit(stream, filter_, columns, schema) is None
+
+
+@pytest.mark.parametrize(
+    ("filter_", "columns", "schema", "why"),
+    [
+        (None, ("line", "prize"), None, "no column 'prize'"),
+        (None, ("line",), "line int", "is bigint in the export, but int is wanted"),
+        ("prize > 1.0", None, None, "did you mean `price`"),
+        ('line == "1"', None, None, "filter does not fit"),
+    ],
+)
+def test_a_reader_that_does_not_fit_is_told_why(
+    stream: HostedStream,
+    filter_: str | None,
+    columns: tuple[str, ...] | None,
+    schema: str | None,
+    why: str,
+) -> None:
+    told = misfit(stream, filter_, columns, schema)
+
+    assert told is not None
+    assert why in told
