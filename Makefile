@@ -36,7 +36,7 @@ $(READY): requirements/dev.txt requirements/jdk.txt core/pyproject.toml operator
 
 .PHONY: demo
 demo: $(READY) ## three Spark jobs on the flights data, rerouted while they run, checked row by row
-	$(BIN)/python examples/flights/demo.py $(DEMO)
+	$(BIN)/python examples/demo.py $(DEMO)
 
 ##@ Test
 

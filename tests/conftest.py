@@ -24,8 +24,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One local Spark session for all tests that run queries in this process."""
-    from pe_agent.local import session
+    from pe_agent.local import SMALL, session
 
-    spark = session("tests", conf={"spark.driver.memory": "2g"})
+    spark = session("tests", conf={**SMALL, "spark.driver.memory": "2g"})
     yield spark
     spark.stop()

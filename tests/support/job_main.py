@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pe_agent
-from pe_agent.local import session
+from pe_agent.local import SMALL, session
 from support.feeds import DDL
 
 
 def main(path: str) -> None:
     """Run the plan until a query fails or the process is killed."""
     plan: dict[str, Any] = json.loads(Path(path).read_text())
-    spark = session(plan["job"], cores=1, conf={"spark.driver.memory": "700m"})
+    spark = session(plan["job"], cores=1, conf={**SMALL, "spark.driver.memory": "700m"})
     pe = pe_agent.start(
         spark, job=plan["job"], data_dir=plan["home"], broker=plan["broker"], linger=20
     )

@@ -38,6 +38,13 @@ CONF = {
 """Halves the fixed cost of a micro-batch on a local disk (measured; see benchmarks/)."""
 
 
+SMALL = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+"""For short runs: about half the processor time of a start, and less speed afterwards."""
+
+
 class JavaMissingError(StreambrokerError):
     """There is no Java that Spark can use."""
 

@@ -1,0 +1,150 @@
+"""A broker, an exporting and an importing Spark job as processes, and the check of every row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pe_agent.agent.process import read_address
+from pe_agent.broker_client import BrokerClient
+from pe_agent.client import AgentClient
+from pe_agent.flight_errors import AgentUnreachableError
+from support.checkpoints import batches, committed, expected, files_by_batch, offset, received
+from support.feeds import Feed, Row
+from support.jobs import Broker, Job, end_agent
+from support.waiting import until
+
+SECONDS = 90.0
+
+PASSES: Mapping[str, Callable[[Row], bool]] = {
+    "price > 10.0": lambda r: r[1] > 10.0,
+    'price < 30.0 && name != "name 3"': lambda r: r[1] < 30.0 and r[2] != "name 3",
+}
+
+
+class World:
+    """A broker, an exporter of two streams, an importer, and the files they work on.
+
+    Attributes:
+        reviving: drivers that have ended are started again while something is waited for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.reviving = False
+        self.broker = Broker(folder)
+        self.trades = Feed(folder / "trades")
+        self.quotes = Feed(folder / "quotes", first_line=1_000_000)
+        exports = [
+            {
+                "port": name,
+                "feed": str(feed.folder),
+                "checkpoint": str(folder / f"ck-{name}"),
+                "properties": {"kind": name},
+            }
+            for name, feed in (("trades", self.trades), ("quotes", self.quotes))
+        ]
+        self.out, self.checkpoint = folder / "out", folder / "ck-in"
+        self.exporter = Job(
+            folder,
+            "feed",
+            {
+                "job": "feed",
+                "home": str(folder / "home-feed"),
+                "broker": self.broker.url,
+                "exports": exports,
+            },
+        )
+        self.importer = Job(
+            folder,
+            "alerts",
+            {
+                "job": "alerts",
+                "home": str(folder / "home-alerts"),
+                "broker": self.broker.url,
+                "imports": [
+                    {
+                        "port": "in",
+                        "subscription": 'kind == "trades"',
+                        "start": "earliest",
+                        "filter": "price > 10.0",
+                        "out": str(self.out),
+                        "schema": "line bigint, price double, name string",
+                        "checkpoint": str(self.checkpoint),
+                    }
+                ],
+            },
+        )
+
+    def rest(self, path: str, body: object) -> None:
+        BrokerClient(self.broker.url, "default").request(
+            "PUT", f"/job/alerts/pe/0/import/in{path}", body
+        )
+
+    def agent(self, job: str) -> AgentClient:
+        found = read_address(self.folder / f"home-{job}")
+        assert found is not None
+        return AgentClient(found["location"], found["token"])
+
+    def heads(self) -> dict[str, tuple[str, int]]:
+        """Return port and next epoch by stream, as the exporter's agent says."""
+        exports = self.agent("feed").call("status")["exports"]
+        return {
+            stream: (key.rpartition("/")[2], told["next"])
+            for key, export in exports.items()
+            for stream, told in export["streams"].items()
+        }
+
+    def await_files(self, feed: Feed) -> None:
+        """Wait until the importer has committed every released file of a feed."""
+        port = feed.folder.name
+
+        def through() -> bool:
+            if self.reviving:
+                self.revive()
+            last = committed(self.checkpoint)
+            if last < 0:
+                return False
+            streams = offset(self.checkpoint, last).streams
+            try:
+                heads = {s: n for s, (p, n) in self.heads().items() if p == port}
+            except AgentUnreachableError:
+                return False
+            return bool(heads) and all(
+                n == feed.files and s in streams and streams[s].next == n for s, n in heads.items()
+            )
+
+        until(through, SECONDS, f"{feed.files} files of {port} read by the importer")
+
+    def revive(self) -> None:
+        """Start a driver again that has ended because its agent was killed under a task."""
+        for name in ("exporter", "importer"):
+            job: Job = getattr(self, name)
+            if job.process.poll() is not None:
+                setattr(self, name, job.restart())
+
+    def end(self) -> None:
+        for child in (self.exporter, self.importer, self.broker):
+            child.end()
+        for job in ("feed", "alerts"):
+            end_agent(self.folder / f"home-{job}")
+
+
+def check_rows(world: World) -> None:
+    """The sink has exactly the rows of the epochs its checkpoint names, and no epoch is missing."""
+    heads = world.heads()
+    epochs = {}
+    for stream, (port, next_) in heads.items():
+        feed = world.trades if port == "trades" else world.quotes
+        files = [f for _, f in sorted(files_by_batch(world.folder / f"ck-{port}").items())]
+        assert len(files) == next_ == feed.files
+        epochs[stream] = [[row for f in of_epoch for row in feed.rows(f)] for of_epoch in files]
+
+    assert received(world.out) == expected(world.checkpoint, epochs, PASSES)
+
+    reached: dict[str, int] = {}
+    for batch in batches(world.checkpoint):
+        for stream, (first, next_) in batch.ranges.items():
+            assert first == reached.get(stream, first)
+            reached[stream] = next_
+    assert reached == {s: n for s, (_, n) in heads.items()}
