@@ -12,8 +12,8 @@ from typing import Any
 
 import pe_agent
 from flights.orders import answer, obey
-from flights.sessions import small_session
 from flights.tables import FLIGHTS, WEATHER, ddl
+from pe_agent.local import SMALL, session
 
 JOB = "airports"
 PROPERTIES: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--broker", required=True)
     parser.add_argument("--work", required=True, type=Path)
     options = parser.parse_args()
-    spark = small_session(JOB, cores=2)
+    spark = session(JOB, cores=2, conf=SMALL)
     pe = pe_agent.start(
         spark, job=JOB, broker=options.broker, data_dir=options.work / "agents" / JOB, linger=5
     )

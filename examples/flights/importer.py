@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 import pe_agent
 from flights.orders import answer, obey
-from flights.sessions import small_session
+from pe_agent.local import SMALL, session
 
 PORT = "in"
 
@@ -24,7 +24,7 @@ def main() -> None:
     """Subscribe, keep the rows, and obey orders until told to stop."""
     options = _options()
     work, job = options.work, options.job
-    spark = small_session(job, cores=1)
+    spark = session(job, cores=1, conf=SMALL)
     pe = pe_agent.start(
         spark, job=job, broker=options.broker, data_dir=work / "agents" / job, linger=5
     )

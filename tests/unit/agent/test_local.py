@@ -27,7 +27,9 @@ def make_java(home: Path, version: str) -> Path:
 
 @pytest.fixture
 def _no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
+    # Set first, so that it is put back as it was: what is tested sets it for the whole process.
+    monkeypatch.setenv("JAVA_HOME", "")
+    monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "prefix"))
 

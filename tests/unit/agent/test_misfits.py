@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.blocks import misfit
+from pe_agent.agent.masks import misfit
 from pe_agent.agent.streams import HostedStream
 from pe_agent.log import Committer
 

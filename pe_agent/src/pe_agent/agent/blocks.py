@@ -10,20 +10,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from pe_agent.agent.exports import HostedExport
 from pe_agent.agent.manifests import Block
+from pe_agent.agent.masks import compiled
 from pe_agent.agent.streams import HostedStream
-from pe_agent.filters import CompiledFilter, compile_filter
-from streambroker_core.errors import ExpressionError, StreambrokerError
-from streambroker_core.expression import parse
-from streambroker_core.schema import covers, parse_ddl
-
-if TYPE_CHECKING:
-    from pe_agent.agent.exports import HostedExport
+from streambroker_core.errors import StreambrokerError
 
 CACHE_BYTES = 64 << 20
 
@@ -62,44 +57,6 @@ class BytesCache:
             self._items[key] = (value, size)
             while self._size > self._limit:
                 self._size -= self._items.popitem(last=False)[1][1]
-
-
-@lru_cache(maxsize=1024)
-def compiled(filter_: str, schema: pa.Schema) -> CompiledFilter:
-    """Return the mask of a filter over a schema; compiled once."""
-    return compile_filter(parse(filter_, "filter"), schema)
-
-
-def passing_rows(stream: HostedStream, block: Block, filter_: str) -> int:
-    """Return how many rows of a block pass a filter."""
-    return int(compiled(filter_, stream.schema).mask(stream.read(block)).true_count)
-
-
-@lru_cache(maxsize=1024)
-def _uncovered(ddl: str, schema: str) -> str | None:
-    return covers(parse_ddl(ddl), parse_ddl(schema))
-
-
-def misfit(
-    stream: HostedStream,
-    filter_: str | None,
-    columns: tuple[str, ...] | None,
-    schema: str | None,
-) -> str | None:
-    """Return why a stream cannot be read with this filter and these columns, None if it can."""
-    missing = [c for c in columns or () if c not in stream.schema.names]
-    if missing:
-        return f"stream {stream.id} has no column {missing[0]!r}; it has ({stream.ddl})"
-    differs = None if schema is None else _uncovered(stream.ddl, schema)
-    if differs is not None:
-        return f"the columns of stream {stream.id} differ: {differs}"
-    if filter_ is None:
-        return None
-    try:
-        compiled(filter_, stream.schema)
-    except ExpressionError as error:
-        return f"the filter does not fit stream {stream.id}: {error}"
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pe_agent.agent.blocks import passing_rows
+from pe_agent.agent.masks import passing_rows
 from pe_agent.agent.streams import HostedStream
 from streambroker_core.ledger import Reader
 from streambroker_core.offset import Planned

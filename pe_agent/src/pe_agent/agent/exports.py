@@ -18,7 +18,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.blocks import misfit
 from pe_agent.agent.claims_state import (
     decode_reader,
     encode_reader,
@@ -28,6 +27,7 @@ from pe_agent.agent.claims_state import (
 from pe_agent.agent.deliveries import Deliveries
 from pe_agent.agent.figures import export_figures
 from pe_agent.agent.manifests import Manifest, Stage
+from pe_agent.agent.masks import misfit
 from pe_agent.agent.store import Store
 from pe_agent.agent.streams import HostedStream
 from pe_agent.log import Committer
