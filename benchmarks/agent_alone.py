@@ -26,7 +26,8 @@ class Bare(Child):
 
     def __init__(self, settings: Settings) -> None:
         place = settings.place
-        command = [sys.executable, "-m", "flight_peer", str(place / "peer.bin")]
+        command = [sys.executable, "-m", "flight_peer", str(place / "peer")]
+        (place / "peer").mkdir()
         super().__init__(command, place / "flight_peer.log")
         self._client = flight.FlightClient(self.line(flight_peer.LISTENS), generic_options=OPTIONS)
 
@@ -56,7 +57,7 @@ class Bench:
         self.feed = Agent(settings.place, "feed", self.broker.url)
         self.taker = Agent(settings.place, "taker", self.broker.url)
         self.bare = Bare(settings)
-        self.feed.export("out", max_bytes="1Gi")
+        self.feed.export("out", max_bytes=rows.BUFFER)
         self.taker.import_("in", subscription='kind == "out"', filter=None)
         self.taker.await_route("in")
         self.batches = rows.batches(settings.rows)
@@ -67,6 +68,16 @@ class Bench:
         """End all processes."""
         for process in (self.bare, self.taker, self.feed, self.broker):
             process.end()
+
+    def warm_up(self) -> None:
+        """Open the route and fill the logs to what they keep."""
+        self.agent_in()
+        self.offset = self.taker.plan("in", None, 1)
+        for _ in range(2 * rows.KEPT):
+            self.agent_in()
+            self.agent_out()
+            self.bare.put("file", self.batches)
+            self.bare.put("memory", self.batches)
 
     def agent_in(self) -> None:
         """Publish an epoch."""
@@ -91,7 +102,7 @@ def _count(batches: Iterable[pa.RecordBatch], wanted: int) -> None:
 
 
 def run(settings: Settings) -> Figures:
-    """Measure; round 0 warms up and is left out."""
+    """Measure."""
     bench, figures = Bench(settings), Figures()
     ways: dict[str, Callable[[], None]] = {
         "agent in": bench.agent_in,
@@ -101,14 +112,11 @@ def run(settings: Settings) -> Figures:
         "memory out": bench.bare_out,
     }
     try:
-        bench.agent_in()
-        bench.offset = bench.taker.plan("in", None, 1)
-        for round_ in range(settings.rounds + 1):
-            figures.yardstick() if round_ else None
+        bench.warm_up()
+        for round_ in range(1, settings.rounds + 1):
+            figures.yardstick()
             for name in (*turns(IN, round_), *turns(OUT, round_)):
-                seconds = _timed(ways[name])
-                if round_:
-                    _add(figures, name, settings.rows / seconds)
+                _add(figures, name, settings.rows / _timed(ways[name]))
     finally:
         bench.end()
     figures.ratio("in: agent / Flight into a file", "agent in rows", "file in rows")

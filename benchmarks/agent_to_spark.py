@@ -18,16 +18,12 @@ VARIANTS = ("agent", "memory", "memory in 2 slices")
 def run(settings: Settings) -> Figures:
     """Measure: epochs that are in the log, read by a new reader each round."""
     figures = Figures()
-    count = 2 if settings.quick else 6
+    count = epochs(settings)
     broker = Broker(settings.place)
     feed = Agent(settings.place, "feed", broker.url)
     app = App(settings.place, "taker", broker=broker.url, cores=2).ready()
     try:
-        feed.export("out")
-        batches = rows.batches(settings.rows)
-        half = len(batches) // 2
-        for epoch in range(count + queries.WARM):
-            feed.publish("out", epoch, [batches[:half], batches[half:]])
+        publish(feed, settings)
         for round_ in range(settings.rounds + 1):
             figures.yardstick() if round_ else None
             for name in turns(VARIANTS, round_):
@@ -51,6 +47,20 @@ def run(settings: Settings) -> Figures:
         " Python data source of the benchmark with as many slices."
     )
     return figures
+
+
+def epochs(settings: Settings) -> int:
+    """Return how many batches are measured per round."""
+    return 2 if settings.quick else 6
+
+
+def publish(feed: Agent, settings: Settings) -> None:
+    """Put the epochs of a round into the log, in two stages each as two tasks would."""
+    feed.export("out")
+    batches = rows.batches(settings.rows)
+    half = len(batches) // 2
+    for epoch in range(epochs(settings) + queries.WARM):
+        feed.publish("out", epoch, [batches[:half], batches[half:]])
 
 
 def slices(count: int) -> int:

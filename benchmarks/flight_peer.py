@@ -2,18 +2,21 @@
 
 ``into`` ``memory`` keeps the batches of the last DoPut. ``into`` ``file`` writes each batch's IPC
 bytes behind the last one, starts an fdatasync in the background after each 16 MiB as the agent's
-log does, and answers after the last one; there are no checksums, no frames and no index.
+log does, and answers after the last one; it keeps the files of the last few DoPuts. There are no
+checksums, no frames and no index.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.flight as flight
+import rows
 
 SYNC_BYTES = 16 << 20
 LISTENS = "flight listening on "
@@ -22,9 +25,10 @@ LISTENS = "flight listening on "
 class Peer(flight.FlightServerBase):  # type: ignore[misc]
     """Knows one set of rows at a time."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__("grpc+tcp://127.0.0.1:0")
-        self._file = file
+        self._folder = folder
+        self._files: list[Path] = []
         self._batches: list[pa.RecordBatch] = []
         self._syncing = ThreadPoolExecutor(1)
 
@@ -43,7 +47,11 @@ class Peer(flight.FlightServerBase):  # type: ignore[misc]
         writer.write(pa.py_buffer(b"{}"))
 
     def _to_file(self, reader: flight.MetadataRecordBatchReader) -> None:
-        fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        path = self._folder / f"{time.monotonic_ns()}"
+        self._files.append(path)
+        if len(self._files) > rows.KEPT:
+            self._files.pop(0).unlink()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         unsynced = 0
         for chunk in reader:
             payload = chunk.data.serialize()

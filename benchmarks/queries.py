@@ -12,6 +12,8 @@ from processes import App
 
 WARM = 2
 """The first batches of a query start its Python workers; they are left out."""
+FILL = 6
+"""Batches left out where the log of an export is new and grows to what it keeps."""
 PARTS = (
     "triggerExecution",
     "addBatch",

@@ -6,6 +6,12 @@ import numpy as np
 import pyarrow as pa
 
 ROW_BYTES = 80
+KEPT = 3
+"""Micro-batches that peers keep on the disk, about as many as :data:`BUFFER` lets an agent keep."""
+BUFFER = "256Mi"
+"""``maxBytes`` of exports: small, so that their logs are as large as they get when the measuring
+begins. A log that still grows takes memory nobody used before, which costs a virtual machine
+ten times as much as memory that was just given back."""
 BATCH_ROWS = 10_000
 DDL = "name string, a bigint, b bigint, c bigint, d bigint, x double, y double"
 SCHEMA = pa.schema(

@@ -131,7 +131,7 @@ class _FileWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{os.getpid()}-{time.monotonic_ns()}.arrow"
+        path = self._folder / f"{time.monotonic_ns()}-{os.getpid()}.arrow"
         with path.open("wb", buffering=0) as file:
             writer = None
             for batch in iterator:
@@ -143,13 +143,16 @@ class _FileWriter(DataSourceStreamArrowWriter):
         return _Wrote(str(path))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Delete the batch: the disk is measured, not filled."""
+        """Keep the last batches, as an agent's log does."""
+        files = sorted(self._folder.iterdir(), key=lambda path: int(path.stem.partition("-")[0]))
+        for path in files[: -rows.KEPT * len(messages)]:
+            path.unlink()
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Delete what the tasks wrote."""
         for message in messages:
             if isinstance(message, _Wrote):
                 Path(message.file).unlink()
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self.commit(messages, batchId)
 
 
 class RecordSink(DataSource):

@@ -120,7 +120,7 @@ def _enough(query: StreamingQuery, order: dict[str, Any]) -> bool:
     if "rows" in order:
         return bool(sum(p["numInputRows"] for p in query.recentProgress) >= order["rows"])
     if "batches" in order:
-        return sum(p["numInputRows"] > 0 for p in query.recentProgress) >= int(order["batches"])
+        return sum(1 for p in query.recentProgress if p["numInputRows"]) >= int(order["batches"])
     return False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import queries
+import rows
 from measure import Figures, Settings, turns
 from processes import App, Broker
 
@@ -57,7 +58,7 @@ def sink(name: str, settings: Settings) -> dict[str, Any]:
             "kind": "export",
             "port": "out",
             "properties": {"kind": "out"},
-            "buffer": {"maxBytes": "1Gi"},
+            "buffer": {"maxBytes": rows.BUFFER},
         }
     if name == "file":
         return {"kind": "bench_file", "path": str(settings.place / "staged")}
