@@ -160,6 +160,7 @@ class Ledger:
         self.streams: dict[str, Stream] = {}
         self.readers: dict[str, Reader] = {}
         self.forgotten: set[str] = set()
+        self.evicted: list[str] = []
         self._cut: set[str] = set()
         self._routes: dict[str, str] = {}
 
@@ -312,8 +313,10 @@ class Ledger:
             )
             self.readers[ask.reader] = reader
             while len(self.readers) > READERS:
-                oldest = min(self.readers.values(), key=lambda r: r.until)
+                others = (r for r in self.readers.values() if r is not reader)
+                oldest = min(others, key=lambda r: r.until)
                 del self.readers[oldest.id]
+                self.evicted.append(oldest.id)
         reader.start = ask.start
         reader.until = max(reader.until, now + ask.lease)
         return reader

@@ -202,11 +202,14 @@ class Publisher:
             True: publish it. False: it is published already, with equal rows and schema.
 
         Raises:
-            FencedError, PublisherInUseError, BatchDiffersError: as in :meth:`admit`.
+            FencedError, BatchDiffersError: as in :meth:`admit`.
+            PublisherInUseError: another query was admitted; rows come only after admission.
         """
-        if self.query is not None and query != self.query and now < self.until:
+        if self.query is not None and query != self.query:
+            if not rows:
+                return False  # nothing to publish: no reason to take the export from anybody
             raise PublisherInUseError(self.export, self.query)
-        if query != self.query:
+        if self.query is None:
             self._take(query, run, schema or "", now)
         self.check_run(run)
         if run not in self.runs:

@@ -93,6 +93,8 @@ class Store:
         self._new_uid = new_uid
         self._lock = _locked(path)
         try:
+            # The broker's secret is in it; SQLite gives its side files the same mode.
+            path.touch(mode=0o600)
             self._db = sqlite3.connect(path, isolation_level=None)
             self._prepare()
         except sqlite3.Error as error:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +25,8 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 
+STALL_SECONDS = 60.0
+
 _clients: dict[tuple[int, str], flight.FlightClient] = {}
 
 
@@ -31,6 +35,45 @@ def _client(location: str) -> flight.FlightClient:
     if key not in _clients:
         _clients[key] = flight.FlightClient(location, generic_options=OPTIONS)
     return _clients[key]
+
+
+class _Stalls:
+    """Ends reads that bring nothing for too long: gRPC itself never gives up on a frozen peer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._moved: dict[int, tuple[float, float, Callable[[], None]]] = {}
+        self._running = False
+
+    def watch(self, read: int, seconds: float, cancel: Callable[[], None]) -> None:
+        """Note that a read has moved on; ``cancel`` ends it after ``seconds`` of silence."""
+        with self._lock:
+            self._moved[read] = (time.monotonic(), seconds, cancel)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, daemon=True, name="stalled reads").start()
+
+    def forget(self, read: int) -> None:
+        """The read has ended."""
+        with self._lock:
+            self._moved.pop(read, None)
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(0.5):
+            with self._lock:
+                if not self._moved:
+                    self._running = False
+                    return
+                now = time.monotonic()
+                late = [(r, c) for r, (at, most, c) in self._moved.items() if now - at > most]
+                for read, _ in late:
+                    del self._moved[read]
+            for _, cancel in late:
+                cancel()
+
+
+_stalls = _Stalls()
 
 
 class AgentClient:
@@ -90,20 +133,30 @@ class AgentClient:
         result: dict[str, Any] = json.loads(answer.to_pybytes())
         return result
 
-    def get(self, ticket: dict[str, Any]) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+    def get(
+        self, ticket: dict[str, Any], *, stall: float = STALL_SECONDS
+    ) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
         """Yield ``(batch, metadata)`` of a read.
+
+        Args:
+            ticket: what to read.
+            stall: seconds without any batch after which the agent counts as unreachable.
 
         Raises:
             AgentUnreachableError, AgentRefusedError: as :meth:`call`; also in the middle.
         """
         try:
             reader = _client(self.location).do_get(flight.Ticket(json.dumps(ticket).encode()))
-            for chunk in reader:
-                meta = (
-                    {}
-                    if chunk.app_metadata is None
-                    else json.loads(chunk.app_metadata.to_pybytes())
-                )
-                yield chunk.data, meta
+            try:
+                while True:
+                    _stalls.watch(id(reader), stall, reader.cancel)
+                    chunk = next(reader, None)
+                    _stalls.forget(id(reader))
+                    if chunk is None:
+                        break
+                    meta = chunk.app_metadata
+                    yield chunk.data, {} if meta is None else json.loads(meta.to_pybytes())
+            finally:
+                _stalls.forget(id(reader))
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise from_flight(error, self.location) from None

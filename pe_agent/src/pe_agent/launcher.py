@@ -21,6 +21,8 @@ log = logging.getLogger("pe_agent")
 
 START_SECONDS = 60.0
 PING_SECONDS = 0.5
+STOP_SECONDS = 10.0
+KEEPER_SECONDS = 5.0
 
 
 class AgentFailedError(StreambrokerError):
@@ -48,7 +50,8 @@ class AgentProcess:
         self._ended = threading.Event()
         self.beat: list[Any] = []
         self.client = self._adopt() or self._start(port)
-        threading.Thread(target=self._keep, daemon=True, name="agent keeper").start()
+        self._keeper = threading.Thread(target=self._keep, daemon=True, name="agent keeper")
+        self._keeper.start()
 
     def _adopt(self) -> AgentClient | None:
         found = read_address(self.home)
@@ -69,7 +72,7 @@ class AgentProcess:
         Raises:
             AgentFailedError: it ended or did not answer in time.
         """
-        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         command = [
             sys.executable,
             "-m",
@@ -142,7 +145,7 @@ class AgentProcess:
                 # A listener's fault must not end this thread: it restarts the agent.
                 log.warning("agent: %s", error)
                 continue
-            if self._is_dead(failures):
+            if self._is_dead(failures) and not self._ended.is_set():
                 self._restart()
 
     def _is_dead(self, failures: int) -> bool:
@@ -160,22 +163,27 @@ class AgentProcess:
     def stop(self, *, end_agent: bool) -> None:
         """Let go of the agent; ``end_agent`` ends its process, else it serves on for linger."""
         self._ended.set()
-        if end_agent:
-            found = read_address(self.home)
-            if found is not None:
-                _end(int(found["pid"]), self._process)
-
-
-def _end(pid: int, process: subprocess.Popen[bytes] | None) -> None:
-    import signal
-
-    try:
-        os.kill(pid, signal.SIGTERM)
-    except ProcessLookupError:
-        return
-    if process is not None and process.pid == pid:
+        if self._keeper is not threading.current_thread():
+            self._keeper.join(KEEPER_SECONDS)
+        if not end_agent:
+            return
         try:
-            process.wait(timeout=10)
+            self.client.call("stop", timeout=2.0)
+        except StreambrokerError as error:
+            log.info("the agent was not told to stop: %s", error)
+        deadline = time.monotonic() + STOP_SECONDS
+        while read_address(self.home) is not None and time.monotonic() < deadline:
+            if self._process is not None and self._process.poll() is not None:
+                break
+            time.sleep(0.02)
+        if self._process is not None:
+            self._end_process(self._process)
+
+    @staticmethod
+    def _end_process(process: subprocess.Popen[bytes]) -> None:
+        """Wait for our own child, which is about to end; one that does not is killed."""
+        try:
+            process.wait(timeout=STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -106,7 +106,7 @@ class PE:
         self._process = process
         self._broker = BrokerClient(broker, key.namespace) if broker else None
         self._application = application
-        self._queries: list[tuple[str, StreamingQuery]] = []
+        self._queries: list[tuple[str, StreamingQuery, str]] = []
         process.beat.append(self._renew_publishers)
 
     @property
@@ -287,7 +287,7 @@ class PE:
         if query_name is not None:
             writer = writer.queryName(query_name)
         query = writer.start()
-        self._queries.append((port, query))
+        self._queries.append((port, query, query.id))
         return query
 
     def _mind_other_sources(self, frame: DataFrame) -> None:
@@ -308,11 +308,12 @@ class PE:
     def _declare(
         self, kind: str, port: str, spec: dict[str, Any], *, redeclare: bool, schema: Any = None
     ) -> None:
+        key = PortKey.parse(f"{self.key}/{port}")
         if spec:
             spec = {"application": dict(self._application), **spec}
             if schema is not None:
                 spec["schema"] = schema
-            resource = read_spec(KINDS[kind], spec, key=PortKey.parse(f"{self.key}/{port}"))
+            resource = read_spec(KINDS[kind], spec, key=key)
             said = write_spec(resource)
             spec = {name: said.get(name, value) for name, value in spec.items()}
         self.agent.call(
@@ -321,15 +322,18 @@ class PE:
 
     def _renew_publishers(self) -> None:
         """Keep the publisher leases of the queries that run; give back those of ended ones."""
-        for port, query in list(self._queries):
-            active = query.isActive
+        for port, query, id_ in list(self._queries):
+            try:
+                active = query.isActive
+            except Exception:
+                active = False  # the session has ended, and its queries with it
+            if not active:
+                self._queries.remove((port, query, id_))
             self.agent.call(
                 "publisher.renew" if active else "publisher.renounce",
                 export=port,
-                query=str(query.id),
+                query=id_,
             )
-            if not active:
-                self._queries.remove((port, query))
 
     def broker(self) -> BrokerClient:
         """Return the client of the broker.
@@ -358,6 +362,10 @@ class PE:
 
     def stop(self, *, end_agent: bool = False) -> None:
         """Let go of the agent. It serves on for ``linger``; ``end_agent`` ends it at once."""
+        try:
+            self._renew_publishers()
+        except StreambrokerError as error:
+            log.info("publisher leases not given back: %s", error)
         self._process.stop(end_agent=end_agent)
 
 

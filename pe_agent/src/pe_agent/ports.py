@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pe_agent.broker_client import pe_path
+from pe_agent.broker_client import BrokerAnswer, BrokerRefusedError, pe_path
 from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
@@ -17,7 +18,9 @@ from streambroker_core.properties import normalise
 if TYPE_CHECKING:
     from pe_agent.pe import PE
 
-CHECK_SECONDS = 1.0
+log = logging.getLogger("pe_agent")
+
+DECLARED_SECONDS = 5.0
 
 
 class NotAppliedError(StreambrokerError):
@@ -86,12 +89,27 @@ class _Port:
                 routes = ports.get(self.name, {}).get("routes", [])
                 if routes != last:
                     last = routes
-                    callback(routes)
+                    try:
+                        callback(routes)
+                    except Exception:
+                        log.exception("the listener to routes failed", extra={"port": self.name})
 
         threading.Thread(target=follow, daemon=True, name=f"routes of {self.name}").start()
 
+    def _ask(self, method: str, path: str, body: Any = None, **more: Any) -> BrokerAnswer:
+        """Ask the broker about the port; what the job declared may be on its way to it still."""
+        deadline = time.monotonic() + DECLARED_SECONDS
+        while True:
+            try:
+                return self._pe.broker().request(method, path, body, **more)
+            except BrokerRefusedError as error:
+                told = self._pe.status()["declarations"].get(f"{self.kind}/{self.name}")
+                if error.status != 404 or told is None or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
+
     def _put(self, what: str, body: Any, method: str = "PUT") -> Change:
-        answer = self._pe.broker().request(method, f"{self._path}/{what}", body).body
+        answer = self._ask(method, f"{self._path}/{what}", body).body
         return Change(int(answer["generation"]), answer.get("routes", {}), self._applied)
 
     def _applied(self, version: int, timeout: float) -> Mapping[str, Any]:
@@ -190,13 +208,11 @@ class ExportPort(_Port):
 
     def set_congestion_policy(self, policy: str) -> Change:
         """Change ``wait`` to ``drop`` or back; a waiting writer hears of it by hint."""
-        broker = self._pe.broker()
-        found = broker.request("GET", self._path)
+        found = self._ask("GET", self._path)
         spec = {k: v for k, v in found.body["spec"].items() if k not in ("job", "pe", "port")}
         spec["congestionPolicy"] = policy
-        answer = broker.request(
-            "PUT", self._path, spec, headers={"If-Match": found.headers["etag"]}
-        ).body
+        match = {"If-Match": found.headers["etag"]}
+        answer = self._ask("PUT", self._path, spec, headers=match).body
         return Change(int(answer["generation"]), answer.get("routes", {}), self._applied)
 
     def _holds(self, version: int) -> Mapping[str, Any] | None:

@@ -58,7 +58,8 @@ def test_a_stream_that_a_reader_has_not_finished_is_remembered_without_its_epoch
     made.now += 100
     made.publish(2, rows(10, 1), query="other")
     made.export.tick()
-    assert first in made.export.streams
+    assert first not in made.export.streams
+    assert not (made.directory / "log" / first).exists()
     made.reopen()
     with pytest.raises(DataLossError):
         made.plan({first: 1})

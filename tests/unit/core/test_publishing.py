@@ -44,7 +44,9 @@ def publish(
     schema: str | None = DDL,
     now: float = 0.0,
 ) -> bool:
-    """Publish as the agent does: decide, then record what is durable."""
+    """Publish as the agent does: admit where it can be, decide, then record what is durable."""
+    if rows and publisher.query not in (None, query) and now >= publisher.until:
+        admit(publisher, query=query, run=run, batch=batch, now=now)
     fresh = publisher.publish(query=query, run=run, batch=batch, rows=rows, schema=schema, now=now)
     if fresh:
         publisher.published(batch=batch, rows=rows, schema=schema)
@@ -133,6 +135,14 @@ def test_publish_of_another_query_is_refused_while_the_lease_runs() -> None:
     with pytest.raises(PublisherInUseError):
         publish(publisher, 0, query="p", now=LEASE - 1)
     assert publish(publisher, 0, query="p", now=LEASE)
+
+
+def test_a_batch_without_rows_takes_the_export_from_nobody() -> None:
+    publisher = Publisher("e")
+    publish(publisher, 0)
+    assert not publish(publisher, 0, query="p", rows=0, schema=None, now=2 * LEASE)
+    assert publisher.query == "q"
+    assert publish(publisher, 1)
 
 
 def test_a_batch_published_twice_is_published_already() -> None:

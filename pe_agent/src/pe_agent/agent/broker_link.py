@@ -48,7 +48,7 @@ class BrokerLink:
         self._poll_seconds = float(registration.POLL_S)
         view = hosts.routes.view
         self._gate = hints.HintGate(view.version or None, view.point) if view else hints.HintGate()
-        self._registered = False
+        self._register_again = 0.0
         self._away = False
         self.refused_hints = 0
         self.polls = 0
@@ -78,17 +78,21 @@ class BrokerLink:
                 if self._away:
                     log.info("broker is back", extra={"broker": self._client.url})
                 self._away = False
-            except StreambrokerError as error:
-                if not self._away:
+            except Exception as error:
+                # Whatever it was, the next round is the remedy; without this thread there is none.
+                if not isinstance(error, StreambrokerError):
+                    log.exception("the round with the broker failed")
+                elif not self._away:
                     log.warning("broker away, routes stay: %s", error)
                 self._away = True
                 pause = RETRY_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+            ended = time.monotonic()
             self._wake.wait(pause)
             self._wake.clear()
-            self._stopped.wait(SPACING_SECONDS)
+            self._stopped.wait(max(0.0, ended + SPACING_SECONDS - time.monotonic()))
 
     def _round(self) -> None:
-        if not self._registered:
+        if time.monotonic() >= self._register_again:
             self._register()
         self._declare()
         try:
@@ -96,7 +100,6 @@ class BrokerLink:
         except BrokerRefusedError as error:
             if error.status != 404:
                 raise
-            self._registered = False
             for state in self._hosts.declarations().values():
                 state["told"] = False
             self._register()
@@ -113,7 +116,8 @@ class BrokerLink:
         self._hosts.key = answer.key
         self._hosts.store.set("key", answer.key.hex())
         self._poll_seconds = float(answer.poll_s)
-        self._registered = True
+        # Said again at each poll: a broker whose file was restored knows an older address.
+        self._register_again = time.monotonic() + self._poll_seconds
 
     def _poll(self) -> None:
         view = self._hosts.routes.view
@@ -139,7 +143,7 @@ class BrokerLink:
                     continue
                 log.exception("declaration refused", extra={"port": name})
                 state["differs"] = f"{error.code}: {error}"
-                if error.status >= 500:
+                if error.status not in (400, 409, 422):
                     continue
             state["told"] = True
             state["redeclare"] = False
@@ -190,7 +194,7 @@ class BrokerLink:
                 hint = hints.decode(self._hosts.key, datagram, str(self._hosts.pe))
             except HintError as error:
                 self.refused_hints += 1
-                log.info("hint refused: %s", error)
+                log.debug("hint refused: %s", error)
                 continue
             if self._gate.offer(hint, time.monotonic()):
                 self._wake.set()

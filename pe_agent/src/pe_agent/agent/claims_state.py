@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pe_agent.agent.deliveries import Delivery
 from streambroker_core.ledger import Cursor, Reader
@@ -14,6 +14,9 @@ from streambroker_core.publishing import LEASE, Published, Publisher
 if TYPE_CHECKING:
     from pe_agent.agent.store import Store
     from pe_agent.agent.streams import HostedStream
+
+
+T = TypeVar("T")
 
 
 def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
@@ -32,8 +35,13 @@ def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
     }
 
 
-def decode_reader(state: dict[str, Any], *, now: float) -> tuple[Reader, Delivery]:
-    """Rebuild a reader; it counts as seen at ``now``, so that grace begins again."""
+def decode_reader(
+    state: dict[str, Any], *, streams: Collection[str], now: float
+) -> tuple[Reader, Delivery]:
+    """Rebuild a reader; it counts as seen at ``now``, so that grace begins again.
+
+    What it says of streams that have been removed since it was written is left aside.
+    """
     reader = Reader(
         id=state["id"],
         import_=state["import"],
@@ -41,17 +49,23 @@ def decode_reader(state: dict[str, Any], *, now: float) -> tuple[Reader, Deliver
         start=state["start"],
         until=now,
         routed=state["routed"],
-        resume=dict(state["resume"]),
+        resume=_of(streams, state["resume"]),
         opened=state["opened"],
-        agreed=dict(state["agreed"]),
+        agreed=_of(streams, state["agreed"]),
         cursors={
             s: Cursor(next=next_, planned=None if planned is None else tuple(planned), first=first)
-            for s, (next_, planned, first) in state["cursors"].items()
+            for s, (next_, planned, first) in _of(streams, state["cursors"]).items()
         },
     )
     delivery = Delivery(**state["delivery"])
-    delivery.pending = {s: (n[0], n[1], n[2], n[3], n[4]) for s, n in delivery.pending.items()}
+    pending = _of(streams, delivery.pending)
+    delivery.pending = {s: (n[0], n[1], n[2], n[3], n[4]) for s, n in pending.items()}
+    delivery.counted = _of(streams, delivery.counted)
     return reader, delivery
+
+
+def _of(streams: Collection[str], values: Mapping[str, T]) -> dict[str, T]:
+    return {stream: value for stream, value in values.items() if stream in streams}
 
 
 def save_publisher(publisher: Publisher, store: Store, *, free: bool = False) -> None:

@@ -57,6 +57,11 @@ class Deliveries:
         """Return a reader's delivery."""
         return self._of.setdefault(reader, Delivery())
 
+    def forget(self, reader: str) -> None:
+        """The reader is not known any more."""
+        self._of.pop(reader, None)
+        self._passed = {key: rows for key, rows in self._passed.items() if key[0] != reader}
+
     def restore(self, reader: str, delivery: Delivery) -> None:
         """Take what the store has of a reader."""
         self._of[reader] = delivery
@@ -96,8 +101,9 @@ class Deliveries:
             if cursor.planned is None or done < cursor.planned[1]:
                 continue
             first, next_ = cursor.planned
-            for epoch in range(max(first, delivery.counted.get(name, 0)), next_):
-                self._count(reader.id, delivery, self._streams[name], epoch)
+            if name in self._streams:
+                for epoch in range(max(first, delivery.counted.get(name, 0)), next_):
+                    self._count(reader.id, delivery, self._streams[name], epoch)
             delivery.counted[name] = max(delivery.counted.get(name, 0), next_)
 
     def _count(self, reader: str, delivery: Delivery, stream: HostedStream, epoch: int) -> None:

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,12 +93,16 @@ class HostedExport:
         """Open the logs that exist and rebuild the ledger from them and the store."""
         rows = self._store.query(
             "SELECT id, query, ddl, arrow, sealed, next, rows FROM streams WHERE export = ?"
-            " AND sealed < 2 ORDER BY ord",
+            " AND sealed <> 2 ORDER BY ord",
             self.key,
         )
         forgotten = "SELECT id FROM streams WHERE export = ? AND sealed = 2"
         self.ledger.forgotten.update(id_ for (id_,) in self._store.query(forgotten, self.key))
         for id_, query, ddl, arrow, sealed, next_, total in rows:
+            if sealed == 3:
+                self.ledger.streams[id_] = Stream(id_, sealed=True)
+                self.ledger.streams[id_].skip_to(next_, total)
+                continue
             told = None if progress is None else lambda n, of, s=id_: progress(s, n, of)
             hosted = HostedStream.open(
                 id_,
@@ -116,7 +120,9 @@ class HostedExport:
         for id_, state in self._store.query(
             "SELECT id, state FROM readers WHERE export = ?", self.key
         ):
-            reader, delivery = decode_reader(json.loads(state), now=self._clock())
+            reader, delivery = decode_reader(
+                json.loads(state), streams=self.ledger.streams, now=self._clock()
+            )
             self.ledger.readers[id_] = reader
             self.deliveries.restore(id_, delivery)
             for name, sums in json.loads(state).get("rows_before", {}).items():
@@ -147,9 +153,11 @@ class HostedExport:
     def set_routes(self, policies: Mapping[str, str]) -> None:
         """Take this export's part of the agent's own view: policy by import."""
         with self._lock:
+            before = {r.id: (r.policy, r.routed) for r in self.ledger.readers.values()}
             self.ledger.set_routes(policies)
-            for id_ in self.ledger.readers:
-                self._save_reader(id_)
+            for reader in self.ledger.readers.values():
+                if before[reader.id] != (reader.policy, reader.routed):
+                    self._save_reader(reader.id)
             self._sweep()
         self._notify()
 
@@ -424,6 +432,7 @@ class HostedExport:
             if answer.routed:
                 self.deliveries.begin(ask.reader, filter_, columns, answer.planned)
             self._save_reader(ask.reader)
+            self._forget_evicted()
             self._sweep()
         if answer.finished:
             self._notify()
@@ -474,12 +483,19 @@ class HostedExport:
         with self._lock:
             if not self.ledger.is_planned(reader, stream, epoch):
                 return None
-            return self.streams[stream].manifests.get(epoch)
+            hosted = self.streams.get(stream)
+            return None if hosted is None else hosted.manifests.get(epoch)
 
     def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
         """Note how many rows of a block passed the filter; a repeated read changes nothing."""
         with self._lock:
             self.deliveries.passed(reader, stream, epoch, block, rows)
+
+    def _forget_evicted(self) -> None:
+        for id_ in self.ledger.evicted:
+            self.deliveries.forget(id_)
+            self._store.write("DELETE FROM readers WHERE export = ? AND id = ?", self.key, id_)
+        self.ledger.evicted.clear()
 
     def _finish(self, ask: Ask) -> None:
         reader = self.ledger.readers.get(ask.reader)
@@ -506,15 +522,20 @@ class HostedExport:
     def _sweep(self) -> None:
         for name, epochs in self.ledger.sweep(self._clock()).items():
             self.streams[name].remove(epochs)
+        oldest = True
         for stream in list(self.ledger.streams.values()):
-            if not stream.sealed or stream.epochs or self.ledger.wanted(stream.id):
-                break
-            self._delete_stream(stream.id)
+            oldest = oldest and stream.sealed and not stream.epochs
+            if stream.sealed and not stream.epochs and stream.id in self.streams:
+                self._remove_log(stream.id)
+            oldest = oldest and not self.ledger.wanted(stream.id)
+            if oldest:
+                self.ledger.forget_stream(stream.id)
+                self._store.write("UPDATE streams SET sealed = 2 WHERE id = ?", stream.id)
 
-    def _delete_stream(self, id_: str) -> None:
-        self.ledger.forget_stream(id_)
+    def _remove_log(self, id_: str) -> None:
+        """Give back the disk of a stream without epochs; what it was stays known."""
+        self._store.write("UPDATE streams SET sealed = 3 WHERE id = ?", id_)
         self.streams.pop(id_).log.close()
-        self._store.write("UPDATE streams SET sealed = 2 WHERE id = ?", id_)
         shutil.rmtree(self._directory / id_, ignore_errors=True)
 
     def _save_reader(self, id_: str) -> None:
@@ -540,9 +561,6 @@ class HostedExport:
         with self._lock:
             for stream in self.streams.values():
                 stream.log.close()
-
-    def __iter__(self) -> Iterator[HostedStream]:
-        return iter(list(self.streams.values()))
 
 
 def _ends(cursor: Cursor) -> set[int]:

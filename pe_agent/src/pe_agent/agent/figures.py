@@ -30,7 +30,7 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
                 "bytes": s.bytes,
                 "rows": s.rows_before[s.next],
                 "sealed": s.sealed,
-                "schema": export.streams[s.id].ddl,
+                "schema": export.streams[s.id].ddl if s.id in export.streams else None,
             }
             for s in ledger.streams.values()
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,10 +17,12 @@ from pe_agent.agent.routes import RouteTable
 from pe_agent.agent.store import Store
 from pe_agent.log import Committer
 from streambroker_core.errors import CapabilityError, StreambrokerError
-from streambroker_core.model import PeKey
-from streambroker_core.schema import parse_ddl, to_ddl, to_items
+from streambroker_core.model import PeKey, PortKey
+from streambroker_core.schema import to_ddl
 from streambroker_core.wire import capability
-from streambroker_core.wire.view import View
+from streambroker_core.wire.view import ExportPort, View
+
+log = logging.getLogger("pe_agent")
 
 
 class NotRoutedError(StreambrokerError):
@@ -34,6 +37,12 @@ class FilterForbiddenError(StreambrokerError):
     code = "FilterForbidden"
 
 
+class HomeForeignError(StreambrokerError):
+    """The data directory belongs to another PE."""
+
+    code = "HomeForeign"
+
+
 class Hosts:
     """One owner of the agent's state: routes, exports, imports, declarations."""
 
@@ -42,11 +51,14 @@ class Hosts:
         self.home = home
         self.news = News()
         self.store = Store(home / "state.sqlite")
+        self._check_owner()
         self.routes = RouteTable(home / "routes.json")
         self.committer = Committer()
         self.key: bytes = bytes.fromhex(self.store.get("key") or "")
         self.driver_seen = time.monotonic()
         self.declared = threading.Event()
+        self.stopping = threading.Event()
+        self._ill: dict[str, str] = {}
         self._exports: dict[str, HostedExport] = {}
         self._lock = threading.Lock()
         self._declarations: dict[str, dict[str, Any]] = self.store.states("declarations", "port")
@@ -61,6 +73,22 @@ class Hosts:
             self._host(key).recover(progress)
         self.routes.load()
         self.routes.listen(self._follow)
+
+    def _check_owner(self) -> None:
+        """Refuse a data directory that was another PE's: its log and cursors are not ours.
+
+        Raises:
+            HomeForeignError: it was.
+        """
+        owner = self.store.get("pe")
+        if owner is None:
+            self.store.set("pe", str(self.pe))
+        elif owner != str(self.pe):
+            self.store.close()
+            raise HomeForeignError(
+                f"the data directory {self.home} belongs to {owner}, not to {self.pe}. Give this"
+                " job a `data_dir` of its own."
+            )
 
     # -- exports -----------------------------------------------------------------------------
 
@@ -95,21 +123,27 @@ class Hosts:
 
     def _follow(self, view: View) -> None:
         """Bring exports and watches in line with a view."""
-        for port, export in view.exports.items():
-            hosted = self._host(f"{self.pe}/{port}")
-            hosted.set_limits(
-                Limits(
-                    max_bytes=export.buffer.max_bytes,
-                    max_age=export.buffer.max_age_s,
-                    grace=export.buffer.grace_s,
-                )
-            )
-            hosted.set_routes({str(r.import_): r.policy for r in export.routes})
-        for key, hosted in list(self._exports.items()):
-            if key.rpartition("/")[2] not in view.exports:
-                hosted.withdraw()
+        for port in {*view.exports, *(k.rpartition("/")[2] for k in list(self._exports))}:
+            try:
+                self._follow_export(port, view.exports.get(port))
+            except Exception:
+                # A failed log of one export must not keep the others from their routes.
+                log.exception("export does not follow its view", extra={"port": port})
         self.imports.peers.follow(view)
         self.news.tell()
+
+    def _follow_export(self, port: str, export: ExportPort | None) -> None:
+        hosted = self._host(f"{self.pe}/{port}")
+        if export is None:
+            hosted.withdraw()
+            return
+        limits = Limits(
+            max_bytes=export.buffer.max_bytes,
+            max_age=export.buffer.max_age_s,
+            grace=export.buffer.grace_s,
+        )
+        hosted.set_limits(limits)
+        hosted.set_routes({str(r.import_): r.policy for r in export.routes})
 
     def peer(self, body: Mapping[str, Any]) -> HostedExport:
         """Return the export that another agent asks about, if it may.
@@ -176,6 +210,7 @@ class Hosts:
             "view": self._view,
             "status": self._status,
             "driver.renew": self._driver,
+            "stop": self._stop,
         }
 
     def _admit(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -222,6 +257,10 @@ class Hosts:
         self.driver_seen = time.monotonic()
         return {}
 
+    def _stop(self, _body: dict[str, Any]) -> dict[str, Any]:
+        self.stopping.set()
+        return {}
+
     # -- declarations ------------------------------------------------------------------------
 
     def _declare(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -230,6 +269,7 @@ class Hosts:
         ``spec`` null attaches to the resource that exists; ``schema`` is what an export's rows
         have, whatever the resource says.
         """
+        PortKey.parse(f"{self.pe}/{body['port']}")
         name = f"{body['kind']}/{body['port']}"
         state = {
             "spec": body["spec"],
@@ -307,7 +347,12 @@ class Hosts:
     def tick(self) -> None:
         """Let age and grace pass; called about once a second."""
         for hosted in list(self._exports.values()):
-            hosted.tick()
+            try:
+                hosted.tick()
+            except Exception as error:
+                if self._ill.get(hosted.key) != str(error):
+                    log.exception("export cannot be kept in order", extra={"export": hosted.key})
+                self._ill[hosted.key] = str(error)
 
     def close(self) -> None:
         """Let all waiting calls go and close the files."""
@@ -317,8 +362,3 @@ class Hosts:
             hosted.close()
         self.committer.close()
         self.store.close()
-
-
-def schema_items(ddl: str) -> list[dict[str, str]]:
-    """Return a DDL as the items of a manifest."""
-    return to_items(parse_ddl(ddl))

@@ -23,7 +23,7 @@ from streambroker_core.wire.view import ImportPort, ImportRoute
 
 log = logging.getLogger("pe_agent")
 
-PLAN_SECONDS = 5.0
+PLAN_SECONDS = 2.0
 
 
 class UnknownPortError(StreambrokerError):
@@ -54,6 +54,7 @@ class OwnReader:
         acknowledged: positions the exporters have been told, by export.
         pinned: filter and import generation that hold from the last offset on.
         refused: why an export gives nothing, by export.
+        calls: how often it was called; an older call that is still under way stops.
         turn: which route is asked first; see :func:`_in_turn`.
     """
 
@@ -67,6 +68,8 @@ class OwnReader:
     pinned: dict[str, Any] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     turn: int = 0
+    calls: int = 0
+    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
 
 class ImportHost:
@@ -127,8 +130,9 @@ class ImportHost:
         """Renew a lease; False if another process has it."""
         with self._lock:
             known = self._readers.get(reader)
-            if known is None or known.session != session:
+            if known is None or known.session not in ("", session):
                 return False
+            known.session = session
             known.until = time.monotonic() + READER_LEASE
             known.renewals += 1
             return True
@@ -162,14 +166,22 @@ class ImportHost:
             ReaderInUseError, UnknownPortError, DataLossError.
         """
         start = Offset.decode(request["start"])
-        claimed = self._claim(request, start.reader or secrets.token_hex(16))
+        reader_id = start.reader or request.get("mint") or secrets.token_hex(16)
+        claimed = self._claim(request, reader_id)
         if isinstance(claimed, dict):
             return claimed
+        claimed.calls += 1
+        with claimed.one_at_a_time:
+            return self._next(claimed, start, request, claimed.calls)
+
+    def _next(
+        self, reader: OwnReader, start: Offset, request: Mapping[str, Any], call: int
+    ) -> dict[str, Any]:
         patience = self._patience.get(request["import"], 5.0)
         deadline = time.monotonic() + min(patience, float(request["wait"]))
         while True:
             seen = self._news.count
-            end = self._advance(claimed, start, request)
+            end = self._advance(reader, start, request, call)
             if end is not None:
                 return {"offset": end.encode()}
             left = deadline - time.monotonic()
@@ -203,7 +215,7 @@ class ImportHost:
         return result
 
     def _advance(
-        self, reader: OwnReader, start: Offset, request: Mapping[str, Any]
+        self, reader: OwnReader, start: Offset, request: Mapping[str, Any], call: int
     ) -> Offset | None:
         port = request["import"]
         import_ = self._routes.imported(port)
@@ -218,6 +230,8 @@ class ImportHost:
         left = most = int(request["max_bytes"])
         routes = [r for r in import_.routes if r.location is not None] if import_ else []
         for index, route in enumerate(_in_turn(reader, routes)):
+            if reader.calls != call:
+                return None  # the caller has given up and asks anew, perhaps from further on
             if not self._worth_asking(reader, route, start):
                 continue
             share = max(1, left // (len(routes) - index))
@@ -240,6 +254,8 @@ class ImportHost:
 
     def _worth_asking(self, reader: OwnReader, route: ImportRoute, start: Offset) -> bool:
         export = str(route.export)
+        if self.peers.is_away(str(route.location)):
+            return False
         heads = self.peers.heads(export)
         if heads is None or export not in start.last:
             return True
@@ -284,10 +300,11 @@ class ImportHost:
                 columns=request["columns"],
                 **{"import": reader.import_},
             )
-        except AgentUnreachableError:
+        except AgentUnreachableError as error:
+            self.peers.note_away(str(route.location), str(error))
             return None
         except AgentRefusedError as error:
-            if error.code not in ("CapabilityInvalid", "NotRouted", "FilterForbidden"):
+            if error.code == "DataLoss":
                 raise
             self._refuse(reader, export, str(error))
             return None
@@ -390,8 +407,8 @@ class ImportHost:
         wanted: Mapping[str, tuple[int, int]],
     ) -> list[dict[str, Any]]:
         location, capability, policy = self._route_to(reader, export, streams[0])
-        answer = AgentClient(location).call(
-            "peer.replan",
+        answer = _replan(
+            location,
             timeout=PLAN_SECONDS,
             export=export,
             reader=reader.id,
@@ -445,6 +462,16 @@ class ImportHost:
                 for r in self._readers.values()
             }
         return {"readers": readers, "away": self.peers.away(), "patience": dict(self._patience)}
+
+
+def _replan(location: str, **body: Any) -> dict[str, Any]:
+    """Let an exporter's agent register a plan; only a loss is final, all else may pass."""
+    try:
+        return AgentClient(location).call("peer.replan", **body)
+    except AgentRefusedError as error:
+        if error.code == "DataLoss":
+            raise
+        raise AgentUnreachableError(f"{error.code}: {error}") from error
 
 
 def _in_turn(reader: OwnReader, routes: list[ImportRoute]) -> list[ImportRoute]:

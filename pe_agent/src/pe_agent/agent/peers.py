@@ -28,7 +28,6 @@ class _Watched:
     location: str
     routes: dict[str, dict[str, str | None]] = field(default_factory=dict)
     stopped: threading.Event = field(default_factory=threading.Event)
-    changed: threading.Event = field(default_factory=threading.Event)
 
 
 class Peers:
@@ -79,6 +78,15 @@ class Peers:
         """Return ``{stream: next epoch}`` as last heard, None if nothing was."""
         return self._heads.get(export)
 
+    def is_away(self, location: str) -> bool:
+        """Whether the agent did not answer lately; its watch goes on asking."""
+        return location in self._away
+
+    def note_away(self, location: str, why: str) -> None:
+        """Another call has found that the agent does not answer."""
+        if location in self._watched:
+            self._away[location] = why
+
     def away(self) -> dict[str, str]:
         """Return why an agent does not answer, by location."""
         return dict(self._away)
@@ -91,8 +99,10 @@ class Peers:
                 self._watch_once(client, watched)
                 self._away.pop(watched.location, None)
                 pause = 0.05
-            except StreambrokerError as error:
-                if watched.location not in self._away:
+            except Exception as error:
+                if not isinstance(error, StreambrokerError):
+                    log.exception("watch failed", extra={"location": watched.location})
+                elif watched.location not in self._away:
                     log.warning("agent away: %s", error, extra={"location": watched.location})
                 self._away[watched.location] = str(error)
                 watched.stopped.wait(pause)

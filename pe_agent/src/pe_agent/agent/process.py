@@ -29,6 +29,7 @@ log = logging.getLogger("pe_agent")
 
 ADDRESS_FILE = "agent.json"
 DRIVER_AWAY_SECONDS = 5.0
+SHUTDOWN_SECONDS = 3.0
 
 
 class HomeInUseError(StreambrokerError):
@@ -92,11 +93,11 @@ class Agent:
         self._lock = _lock(chosen.home)
         pa.set_cpu_count(1)
         sys.setswitchinterval(0.0005)
-        before = read_address(chosen.home)
         self.hosts = Hosts(chosen.pe, chosen.home, progress=_progress)
         self.instance = self._identity("instance")
         self.token = self._identity("token")
-        self.service = self._serve(before)
+        self.service = self._serve()
+        self.hosts.store.set("port", str(self.service.port))
         self.location = f"grpc+tcp://{chosen.host}:{self.service.port}"
         self.link = None
         if chosen.broker:
@@ -119,9 +120,10 @@ class Agent:
             self.hosts.store.set(name, found)
         return found
 
-    def _serve(self, before: dict[str, Any] | None) -> AgentService:
+    def _serve(self) -> AgentService:
         chosen = self.settings
-        wanted = [chosen.port] if chosen.port else [int((before or {}).get("port", 0)), 0]
+        before = int(self.hosts.store.get("port") or 0)
+        wanted = [chosen.port] if chosen.port else [before, 0]
         for port in wanted:
             try:
                 return AgentService(f"grpc+tcp://{chosen.host}:{port}", self.hosts, self.token)
@@ -154,7 +156,7 @@ class Agent:
         """Serve until told to stop, or until the driver has been away for ``linger``."""
         for signal_ in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_, lambda *_: self._stop.set())
-        while not self._stop.wait(0.2):
+        while not self._stop.wait(0.2) and not self.hosts.stopping.is_set():
             if self.link is not None and self.hosts.declared.is_set():
                 self.hosts.declared.clear()
                 self.link.wake()
@@ -170,9 +172,15 @@ class Agent:
         if self.link is not None:
             self.link.close()
         self.hosts.news.close()
-        self.service.shutdown()
+        # Waits for calls under way; one whose other side stands still must not keep us.
+        ending = threading.Thread(target=self.service.shutdown, daemon=True)
+        ending.start()
+        ending.join(SHUTDOWN_SECONDS)
         self.hosts.close()
+        (self.settings.home / ADDRESS_FILE).unlink(missing_ok=True)
         self._lock.close()
+        if ending.is_alive():
+            os._exit(0)
 
 
 def read_address(home: Path) -> dict[str, Any] | None:

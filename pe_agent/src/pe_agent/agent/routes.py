@@ -6,6 +6,7 @@ Only a view replaces a view. No error, silence or 404 ever empties the table.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from pathlib import Path
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire import view as wire
 from streambroker_core.wire.view import ExportPort, ImportPort, View
+
+log = logging.getLogger("pe_agent")
 
 
 class RouteFileError(StreambrokerError):
@@ -59,15 +62,21 @@ class RouteTable:
             if self.view is not None and view.version == self.view.version:
                 self.view = view
                 return
-            temporary = self._path.with_suffix(".new")
-            with temporary.open("w") as file:
-                json.dump(wire.encode(view), file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
+            try:
+                self._keep(view)
+            except OSError:
+                log.exception("the routes hold, but could not be kept for the next start")
             self.view = view
             for listener in self._listeners:
                 listener(view)
+
+    def _keep(self, view: View) -> None:
+        temporary = self._path.with_suffix(".new")
+        with temporary.open("w") as file:
+            json.dump(wire.encode(view), file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
 
     def exported(self, port: str) -> ExportPort | None:
         """Return one export of the view, None if it has none of that name."""

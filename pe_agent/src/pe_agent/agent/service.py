@@ -184,7 +184,8 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         while True:
             seen = self._hosts.news.count
             exports = {
-                e: self._head(e, ask, float(body["lease"])) for e, ask in body["exports"].items()
+                e: self._head(e, ask, min(MAX_LEASE, float(body["lease"])))
+                for e, ask in body["exports"].items()
             }
             moved = any(
                 told.get("heads") != body["exports"][e]["heads"] for e, told in exports.items()

@@ -82,8 +82,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         )
         first = next((b for b in iterator if b.num_rows), None)
         if first is not None:
-            self._admit(staged)
-            staged.stage = self._put(staged, first, iterator)
+            staged.stage = self._stage(staged, first, iterator)
         return staged
 
     def _client(self) -> AgentClient:
@@ -119,12 +118,38 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                 log.warning("export %s waits for its readers: %s", staged.export, answer["waiting"])
             time.sleep(0.05)
 
-    def _put(
+    def _stage(
         self, staged: Staged, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
+    ) -> dict[str, Any]:
+        """Ask for admission and send the rows; again if the agent was lost in between.
+
+        Once more than the first batch has been taken from Spark there is no second try: the task
+        fails, and Spark repeats it or the query.
+        """
+        deadline = time.monotonic() + self._options.reconnect
+        taken: list[pa.RecordBatch] = []
+        while True:
+            self._admit(staged)
+            try:
+                return self._put(staged, first, rest, taken)
+            except StreambrokerError as error:
+                again = error.code in ("AgentUnreachable", "NotAdmitted")
+                if taken or not again or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
+
+    def _put(
+        self,
+        staged: Staged,
+        first: pa.RecordBatch,
+        rest: Iterator[pa.RecordBatch],
+        taken: list[pa.RecordBatch],
     ) -> dict[str, Any]:
         def rows() -> Iterator[pa.RecordBatch]:
             yield first
-            yield from rest
+            for batch in rest:
+                taken[:] = [batch]
+                yield batch
 
         command = {
             "export": staged.export,

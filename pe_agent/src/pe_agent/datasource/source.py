@@ -71,7 +71,6 @@ class StreambrokerDataSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Return the reader of one query."""
         """Return the writer of one micro-batch."""
         return StreambrokerStreamWriter(schema, Options.read(self.options, "export"), overwrite)
 
@@ -97,6 +96,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._columns = StructType([f for f in schema.fields if f.name != "_source"])
         self._options = options
         self._session = secrets.token_hex(8)
+        self._mint = secrets.token_hex(16)
         self._limit: dict[str, int] | None = None
         self._lease: _Lease | None = None
         self._told = False
@@ -125,8 +125,6 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
-        """Return the offset before the first; it is constant and has no reader."""
-        """Return no limit: ``maxBytesPerBatch`` is the agent's business."""
         """Acknowledge ``start``, plan the next batch and return its end.
 
         An agent that is away changes nothing: ``start`` is returned and Spark asks again.
@@ -135,6 +133,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             "import": self._options.port,
             "session": self._session,
             "start": start,
+            "mint": self._mint,
             "columns": self._columns.names,
             "schema": ddl_of(self._columns),
             "max_bytes": self._options.max_bytes,
@@ -225,17 +224,20 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         ticket: dict[str, Any] = partition.value
         wanted = to_arrow_schema(self._schema, timezone="UTC")
         location, done = ticket["location"], 0
-        deadline = time.monotonic() + self._options.reconnect
+        until: float | None = None
         while True:
             try:
-                for batch, meta in AgentClient(location).get({**ticket, "skip": done}):
-                    done += 1
-                    deadline = time.monotonic() + self._options.reconnect
+                rows = AgentClient(location).get(
+                    {**ticket, "skip": done}, stall=self._options.reconnect
+                )
+                for batch, meta in rows:
+                    done, until = done + 1, None
                     if batch.num_rows:
                         yield self._shaped(batch, wanted, ticket, meta)
                 return
             except AgentUnreachableError as error:
-                if time.monotonic() > deadline:
+                until = until or time.monotonic() + self._options.reconnect
+                if time.monotonic() > until:
                     raise AgentUnreachableError(
                         f"{error} Epochs {_epochs(ticket)} of {ticket['export']} could not be read;"
                         " the batch is repeated when the query is started again."
@@ -303,8 +305,9 @@ class _Lease:
                 self._client.call(
                     "reader.renew", reader=self._reader, session=self._session, timeout=2.0
                 )
-            except StreambrokerError:
-                continue  # the agent is restarted by the driver; until then nobody asks for leases
+            except Exception as error:
+                # The driver restarts its agent; without this thread the lease would end.
+                log.info("lease not renewed: %s", error)
 
     def end(self) -> None:
         """Give the lease back, so that a restart need not wait for it."""

@@ -1,0 +1,76 @@
+"""What an agent finds again after a restart, and what it has to leave aside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pe_agent.agent.hosts import HomeForeignError, Hosts
+from streambroker_core.model import PeKey
+from streambroker_core.publishing import LEASE
+from support.exports import Bench, bench, rows
+
+FEED = PeKey.parse("default/feed/0")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    with bench(tmp_path) as made:
+        yield made
+
+
+def test_a_reader_of_a_stream_that_was_removed_meanwhile_goes_on_after_a_restart(
+    made: Bench,
+) -> None:
+    made.route("wait")
+    made.publish(0, rows(0, 5))
+    first = made.stream
+    made.plan()
+    made.now += LEASE
+    made.publish(0, rows(5, 5), query="other")
+    made.plan({first: 1})
+    made.plan({first: 1, made.stream: 1})
+    made.limit(max_bytes=1)
+    made.export.tick()
+    assert first not in made.export.ledger.streams
+
+    made.reopen()
+    made.route("drop")
+    made.publish(1, rows(10, 5), query="other")
+    (planned,) = made.plan({first: 1, made.stream: 1}).planned
+    assert (planned.from_, planned.next) == (1, 2)
+
+
+def test_epoch_numbers_go_on_where_only_the_log_knows_them(made: Bench) -> None:
+    made.publish(0, rows(0, 5))
+    made.publish(1, rows(5, 5))
+    made.store.write("UPDATE streams SET next = 0, rows = 0")
+    made.reopen()
+    assert made.publish(2, rows(10, 5))["epoch"] == 2
+
+
+def test_a_data_directory_of_another_pe_is_refused_by_name(tmp_path: Path) -> None:
+    Hosts(FEED, tmp_path, progress=lambda *_: None).close()
+    with pytest.raises(HomeForeignError, match=r"default/feed/0, not to default/alerts/0"):
+        Hosts(PeKey.parse("default/alerts/0"), tmp_path, progress=lambda *_: None)
+
+    Hosts(FEED, tmp_path, progress=lambda *_: None).close()
+
+
+def test_an_export_that_is_ill_does_not_keep_the_others_from_their_order(tmp_path: Path) -> None:
+    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    ticked: list[str] = []
+    for port in ("ill", "well"):
+        hosts.actions["declare"]({"kind": "export", "port": port, "spec": None})
+
+    def fails() -> None:
+        raise OSError("disk")
+
+    hosts.export("ill").tick = fails  # type: ignore[method-assign]
+    hosts.export("well").tick = lambda: ticked.append("well")  # type: ignore[method-assign]
+    hosts.tick()
+    hosts.close()
+
+    assert ticked == ["well"]
