@@ -83,7 +83,8 @@ class World:
 
     def agent(self, job: str) -> AgentClient:
         found = read_address(self.folder / f"home-{job}")
-        assert found is not None
+        if found is None:
+            raise AgentUnreachableError(f"no agent of {job} runs")
         return AgentClient(found["location"], found["token"])
 
     def heads(self) -> dict[str, tuple[str, int]]:

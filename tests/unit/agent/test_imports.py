@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.view import ImportPort, ImportRoute, View, seal
+from support.waiting import until
 
 A, B = "default/feed/0/a", "default/feed/0/b"
 Reply = Callable[[dict[str, Any]], dict[str, Any]]
@@ -302,3 +304,59 @@ def test_a_plan_is_read_where_the_exporter_is_now(made: Bench) -> None:
     assert made.host.where(A, "s", end["reader"]) == "grpc+tcp://moved:2"
     made.connect()
     assert made.host.where(A, "s", end["reader"]) == "grpc+tcp://a:1"
+
+
+def test_an_exporter_that_is_away_is_not_asked_and_the_others_are(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.connect(A, B)
+    made.replies[B] = lambda _: answer(plan("t", 0, 1))
+    monkeypatch.setattr(Peers, "is_away", lambda _, location: location == "grpc+tcp://a:1")
+    first = made.offset()
+
+    assert [body["export"] for _, body in made.asked] == [B]
+    assert set(first["streams"]) == {"t"}
+
+
+def test_a_call_that_was_given_up_asks_no_further_exporter(made: Bench) -> None:
+    made.connect(A, B)
+    made.replies[A] = made.replies[B] = lambda _: answer()
+    first = made.offset()
+    made.asked.clear()
+    again: list[threading.Thread] = []
+
+    def asks_meanwhile(_: dict[str, Any]) -> dict[str, Any]:
+        later = threading.Thread(target=made.next, args=(first,))
+        later.start()
+        again.append(later)
+        reader = made.host._readers[first["reader"]]
+        until(lambda: reader.calls == 3, 10, "the later call waits its turn")
+        made.replies[B] = lambda _: answer()
+        return answer(plan("t", 0, 1))
+
+    made.replies[B] = asks_meanwhile
+    assert made.next(first) == {"offset": None}
+    again[0].join(10)
+
+    assert [body["export"] for _, body in made.asked] == [B, A, B]
+
+
+def test_a_first_call_that_is_repeated_is_the_same_reader(made: Bench) -> None:
+    made.declared.add("in")
+    one = made.next(None, mint="a" * 32)["offset"]
+    two = made.next(None, mint="a" * 32)["offset"]
+
+    assert one["reader"] == two["reader"] == "a" * 32
+
+
+def test_a_lease_goes_on_after_the_agent_was_started_again(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    reader = made.offset()["reader"]
+    made.host.peers.close()
+    made.store.close()
+    made.open()
+
+    assert made.host.renew(reader, "one")
+    assert made.host.alive() == {"default/alerts/0/in": [reader]}
+    assert not made.host.renew(reader, "two")
