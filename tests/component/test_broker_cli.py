@@ -227,3 +227,27 @@ def test_wrong_usage_is_exit_code_2() -> None:
         main(["get", "nonsense"])
 
     assert caught.value.code == 2
+
+
+async def test_a_port_that_an_older_resource_has_stays_with_it(applied: Cli) -> None:
+    applied.file.write_text(DOCUMENTS.replace("feed-trades", "another").replace("IBM", "SAP"))
+    code, _, err = await applied("apply", "-f", str(applied.file))
+    found = await applied.rest("GET", "/job/feed/pe/0/export/trades")
+
+    assert code == 1
+    assert "PortTaken" in err
+    assert "taken by 'feed-trades', which is older" in err
+    assert found.body["metadata"]["name"] == "feed-trades"
+    assert found.body["spec"]["properties"]["tickers"] == ["IBM", "GOOG"]
+
+
+async def test_two_documents_for_one_port_are_refused_before_anything_is_sent(cli: Cli) -> None:
+    twice = (
+        DOCUMENTS + "---" + DOCUMENTS.split("---", maxsplit=1)[0].replace("feed-trades", "another")
+    )
+    cli.file.write_text(twice)
+    code, _, err = await cli("apply", "-f", str(cli.file))
+
+    assert code == 1
+    assert "document 4 is for port default/feed/0/trades, which document 1 has" in err
+    assert (await cli.rest("GET", "/exports")).body["items"] == []

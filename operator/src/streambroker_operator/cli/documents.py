@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from streambroker_core.errors import ManifestError
-from streambroker_core.model import Resource
+from streambroker_core.model import PortKey, Resource, kind_of
 from streambroker_core.wire.manifest import read_manifest
 
 
@@ -61,15 +61,21 @@ def read_resources(file: str, namespace: str) -> list[Resource]:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(path=file, reason=f"cannot be read: {error}") from error
-    found = []
+    found: list[Resource] = []
+    ports: dict[tuple[str, PortKey], int] = {}
     for number, document in enumerate(_loaded(text, file), start=1):
         if document is None:
             continue
         try:
-            found.append(read_manifest(document, namespace=namespace))
+            resource = read_manifest(document, namespace=namespace)
         except ManifestError as error:
             place = f"{file}, document {number}: {error.path}"
             raise ManifestError(path=place.rstrip(": "), reason=error.reason) from error
+        first = ports.setdefault((kind_of(resource), resource.key), number)
+        if first != number:
+            reason = f"is for port {resource.key}, which document {first} has; leave one out"
+            raise ManifestError(path=f"{file}, document {number}", reason=reason)
+        found.append(resource)
     if not found:
         raise ManifestError(path=file, reason="holds no resource")
     return found
