@@ -93,4 +93,4 @@ lock: ## write the lock files anew (needs uv)
 
 .PHONY: clean
 clean: ## remove the environments and caches
-	rm -rf .venv .venv-spark42 .mypy_cache .ruff_cache .pytest_cache .hypothesis work
+	rm -rf .venv .venv-spark42 .mypy_cache .ruff_cache .pytest_cache .hypothesis
