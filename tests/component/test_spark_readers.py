@@ -105,7 +105,10 @@ def test_a_copied_checkpoint_does_not_run_beside_the_original(
     _, sink = read(jobs)
     sink.await_rows(50)
     until(lambda: committed(jobs.folder / "ck-in") >= 0, SECONDS, "a commit")
-    shutil.copytree(jobs.folder / "ck-in", jobs.folder / "ck-copy")
+    # Spark refuses a file whose checksum is of another text, where it has left one beside it.
+    shutil.copytree(
+        jobs.folder / "ck-in", jobs.folder / "ck-copy", ignore=shutil.ignore_patterns("*.crc")
+    )
     # With the same query id Spark would take the copy for a restart and stop the original.
     (jobs.folder / "ck-copy" / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
     copy, _ = read(jobs, "copy")

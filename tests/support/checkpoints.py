@@ -49,15 +49,25 @@ def batches(checkpoint: Path) -> Iterator[Batch]:
         start = end
 
 
-def files_by_batch(checkpoint: Path, source: int = 0) -> dict[int, list[int]]:
-    """Return which feed files each batch of a file stream took, by the source's own log."""
-    found: dict[int, set[int]] = {}
+def files_by_batch(checkpoint: Path, source: int = 0) -> list[list[int]]:
+    """Return which feed files each committed batch of a file stream took.
+
+    One batch takes several entries of the source's own log if the query was killed after it had
+    written one there, and before it planned the batch.
+    """
+    of_entry: dict[int, int] = {}
     for log in (checkpoint / "sources" / str(source)).glob("[0-9]*"):
         for line in log.read_text().splitlines()[1:]:
             entry = json.loads(line)
             number = int(entry["path"].rpartition("/")[2].removesuffix(".parquet"))
-            found.setdefault(int(entry["batchId"]), set()).add(number)
-    return {batch: sorted(files) for batch, files in found.items()}
+            of_entry[int(entry["batchId"])] = number
+    result, first = [], 0
+    for batch in range(committed(checkpoint) + 1):
+        lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
+        next_ = int(json.loads(lines[2 + source])["logOffset"]) + 1
+        result.append([of_entry[entry] for entry in range(first, next_)])
+        first = next_
+    return result
 
 
 def expected(
