@@ -34,11 +34,11 @@ class Watched:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def _follow(self) -> None:
-        seen, newest = -1, 0
+        seen, newest = "", 0
         while not self.ended.is_set():
             answer = self.agent.client.call("view", seen=seen, wait=1.0)
             now = time.perf_counter()
-            seen = answer["news"]
+            seen = answer["version"]
             ports = (answer["view"] or {}).get("imports", {})
             generation = ports.get(self.port, {}).get("generation", 0)
             if generation > newest:

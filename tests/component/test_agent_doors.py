@@ -22,6 +22,7 @@ from support.agents import (
     pair,
     rows,
 )
+from support.waiting import until
 
 PORTS = ("trades", "closed", "planned", "sessions", "moving")
 
@@ -111,6 +112,36 @@ def test_a_capability_without_filter_opens_no_filtered_route(agents: Pair) -> No
     code = error_code(plan, agents, signed(agents), reader="new", filter="n > 1")
     assert code == "FilterForbidden"
     assert plan(agents, signed(agents, filter_allowed=True), reader="new", filter="n > 1")["routed"]
+
+
+def test_only_its_own_import_renews_or_ends_a_readers_lease(agents: Pair) -> None:
+    plan(agents, signed(agents), reader="leased")
+    client, export = AgentClient(agents.exporter.location), f"{agents.exporter.pe}/trades"
+    own, thief = f"{agents.importer.pe}/trades", "default/thief/0/trades"
+
+    def alive() -> bool:
+        return bool(agents.exporter.reader_status("leased")["alive"])
+
+    def watch(import_: str, token: str | None) -> dict[str, Any]:
+        imports = {import_: {"capability": token, "readers": ["leased"]}}
+        asked = {export: {"heads": None, "imports": imports}}
+        answer = client.call("peer.watch", exports=asked, wait=0, lease=50.0)
+        told: dict[str, Any] = answer["exports"][export]
+        return told
+
+    def leave(import_: str) -> None:
+        body: dict[str, Any] = {"export": export, "reader": "leased", "import": import_}
+        client.call("peer.leave", **body)
+
+    leave(thief)
+    assert alive()
+    leave(own)
+    until(lambda: not alive(), 5, "the reader has left")
+    assert watch(thief, None) == {"heads": None}
+    assert not alive()
+    assert watch(own, None) == {"heads": None}
+    assert alive()
+    assert "error" in watch(thief, signed(agents))
 
 
 def test_a_reader_of_one_import_is_no_reader_of_another(agents: Pair) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pe_agent import client
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentUnreachableError
 from support.agents import Pair, Publishing, Reading, error_code, pair, rows
@@ -26,6 +29,7 @@ PORTS = (
     "dropped",
     "freed",
     "lease",
+    "frozen",
 )
 
 
@@ -204,3 +208,25 @@ def test_an_exporter_that_comes_back_is_found_again_without_help(agents: Pair) -
     until(lambda: agents.importer.status()["imports"]["away"], 10, "the exporter noticed as away")
     agents.exporter.start()
     until(lambda: not agents.importer.status()["imports"]["away"], 10, "the exporter back")
+
+
+def test_rows_that_are_sent_to_a_frozen_agent_come_to_an_end(
+    agents: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = [("grpc.keepalive_time_ms", 1000), ("grpc.keepalive_timeout_ms", 1000)]
+    known = [option for option in client.OPTIONS if "keepalive" not in option[0]]
+    assert len(known) == len(client.OPTIONS) - 2
+    monkeypatch.setattr(client, "OPTIONS", [*known, *short])
+    monkeypatch.setattr(client, "_clients", {})
+    publisher = Publishing(agents.exporter, port="frozen")
+    publisher.admit(0)
+    process = agents.exporter.process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        code = error_code(publisher.stage, 0, *[wide(n, 1000) for n in range(30)])
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+
+    assert code == "AgentUnreachable"
+    assert [s["rows"] for s in streams(agents, "frozen")] in ([], [0])

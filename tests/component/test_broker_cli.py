@@ -184,8 +184,6 @@ async def test_a_subscription_and_properties_are_changed(applied: Cli) -> None:
         (("set-properties", "feed", "0", "trades", "a=1", "a=2"), "NAME=VALUE"),
         (("set-properties", "feed", "0", "trades", "a={b: 1}"), "PropertyInvalid"),
         (("set-properties", "feed", "0", "trades", "a=["), "is not YAML"),
-        (("delete", "export", "feed", "0"), "export|import JOB PE PORT"),
-        (("delete",), "-f FILE"),
         (("delete", "export", "feed", "0", "nope"), "UnknownPort"),
     ],
 )
@@ -197,6 +195,22 @@ async def test_a_refusal_is_one_line_and_exit_code_1(
     assert (code, out) == (1, "")
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("delete", "export", "feed", "0"), "export|import JOB PE PORT"),
+        (("delete",), "-f FILE"),
+    ],
+)
+async def test_wrong_usage_is_exit_code_2(
+    applied: Cli, arguments: tuple[str, ...], said: str
+) -> None:
+    code, out, err = await applied(*arguments)
+
+    assert (code, out) == (2, "")
+    assert said in err
 
 
 async def test_delete_takes_a_port_or_a_file(applied: Cli) -> None:
@@ -222,7 +236,7 @@ async def test_a_broker_that_is_away_is_said_with_the_remedy(cli: Cli) -> None:
     assert (code, "http://" in err) == (1, True)
 
 
-def test_wrong_usage_is_exit_code_2() -> None:
+def test_an_unknown_word_is_wrong_usage() -> None:
     with pytest.raises(SystemExit) as caught:
         main(["get", "nonsense"])
 

@@ -14,6 +14,7 @@ from streambroker_core.errors import StreambrokerError
 LEASE = 30.0
 HISTORY = 1_000
 EARLIER = 100
+RUNS = 100
 
 
 class PublisherInUseError(StreambrokerError):
@@ -66,14 +67,6 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
-    """The caller may stage. ``successor``: a new stream has to be opened, and ``why``."""
-
-    successor: bool
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Occupied:
     """Another query holds the lease until then; ask again, with ``renewed`` as first seen."""
 
@@ -87,7 +80,8 @@ class Publisher:
     """The publishing side of one export.
 
     Attributes:
-        runs: fence number by run id of the current query; the highest is the current run.
+        runs: fence number by run id of the current query, of its last runs; the highest is the
+            current run.
         last: the batch published last.
         history: the last batches, by id, for telling a replay from a different batch.
         earlier: the last batch of queries that published before and may come back.
@@ -113,8 +107,8 @@ class Publisher:
         schema: str,
         now: float,
         renewed: int | None = None,
-    ) -> Admitted | Occupied:
-        """Decide whether a run of a query may stage rows of a batch.
+    ) -> Occupied | None:
+        """Decide whether a run of a query may stage rows of a batch; None if it may.
 
         Args:
             query: streaming query id, as in the checkpoint.
@@ -135,22 +129,19 @@ class Publisher:
                     raise PublisherInUseError(self.export, self.query)
                 return Occupied(holder=self.query, until=self.until, renewed=self.renewals)
             self._take(query, run, schema, now)
-            return Admitted(successor=True, why="another query publishes")
+            return None
         self.check_run(run)
         if self.query is None:
             self._take(query, run, schema, now)
-            return Admitted(successor=True, why="first use")
+            return None
         self._renew(now)
-        if run not in self.runs:
-            self.runs[run] = len(self.runs) + 1
-        if schema == self.schema:
-            return Admitted(successor=False)
-        if self.last is not None and batch <= self.last.batch:
+        self._begin_run(run)
+        if self.last is not None and batch <= self.last.batch and schema != self.schema:
             raise BatchDiffersError(
                 self.export, batch, f"schema {self.last.schema}", f"schema {schema}"
             )
-        was, self.schema = self.schema, schema
-        return Admitted(successor=True, why=f"the schema changed from {was} to {schema}")
+        self.schema = schema
+        return None
 
     def _take(self, query: str, run: str, schema: str, now: float) -> None:
         if self.query is not None and self.last is not None:
@@ -166,13 +157,19 @@ class Publisher:
         self.until = now + LEASE
         self.renewals += 1
 
+    def _begin_run(self, run: str) -> None:
+        if run not in self.runs:
+            self.runs[run] = max(self.runs.values(), default=0) + 1
+            while len(self.runs) > RUNS:
+                del self.runs[next(iter(self.runs))]
+
     def check_run(self, run: str) -> None:
         """Refuse a run that was replaced by a newer one.
 
         Raises:
             FencedError: it was.
         """
-        if run in self.runs and self.runs[run] < len(self.runs):
+        if run in self.runs and self.runs[run] < max(self.runs.values()):
             raise FencedError(self.export, run)
 
     def renew(self, query: str, now: float) -> None:
@@ -212,8 +209,7 @@ class Publisher:
         if self.query is None:
             self._take(query, run, schema or "", now)
         self.check_run(run)
-        if run not in self.runs:
-            self.runs[run] = len(self.runs) + 1
+        self._begin_run(run)
         self._renew(now)
         if self.last is None or batch > self.last.batch:
             return True

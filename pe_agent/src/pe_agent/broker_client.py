@@ -45,13 +45,17 @@ class BrokerClient:
 
     def __init__(self, url: str, namespace: str) -> None:
         parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
+        try:
+            port = parts.port or 80
+        except ValueError:
+            port = 0
+        if parts.scheme != "http" or not parts.hostname or not port:
             raise BrokerUnavailableError(
                 f"the broker's address {url!r} is not http://host:port; correct `broker=`."
             )
         self.url = url.rstrip("/")
         self.namespace = namespace
-        self._host, self._port = parts.hostname, parts.port or 80
+        self._host, self._port = parts.hostname, port
 
     def request(
         self,

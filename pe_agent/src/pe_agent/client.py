@@ -23,6 +23,9 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # A frozen agent or a lost node answers no ping: rows that are being sent come to an end, too.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
 ]
 
 STALL_SECONDS = 60.0

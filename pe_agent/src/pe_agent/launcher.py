@@ -49,9 +49,29 @@ class AgentProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         self.beat: list[Any] = []
-        self.client = self._adopt() or self._start(port)
+        self.client = self._adopt_or_start(port)
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="agent keeper")
         self._keeper.start()
+
+    def _adopt_or_start(self, port: int) -> AgentClient:
+        """Take over the agent that runs, also one that is only just starting, or start one.
+
+        A driver that was killed may have left an agent that still recovers its log.
+
+        Raises:
+            AgentFailedError: see :meth:`_start`; the directory may be another PE's.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            adopted = self._adopt()
+            if adopted is not None:
+                return adopted
+            try:
+                return self._start(port)
+            except AgentFailedError as error:
+                if "HomeInUse" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
 
     def _adopt(self) -> AgentClient | None:
         found = read_address(self.home)
@@ -59,10 +79,14 @@ class AgentProcess:
             return None
         client = AgentClient(found["location"], found["token"])
         try:
-            if client.call("status", timeout=2.0)["pe"] != str(self._pe):
-                return None
+            pe = client.call("status", timeout=2.0)["pe"]
         except StreambrokerError:
             return None
+        if pe != str(self._pe):
+            raise AgentFailedError(
+                f"the data directory {self.home} is in use by the agent of {pe}. Give"
+                f" {self._pe} a `data_dir` of its own."
+            )
         log.info("adopted the agent of %s at %s", self._pe, client.location)
         return client
 

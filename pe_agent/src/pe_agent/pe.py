@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pe_agent")
 
-FOREIGN_WAIT_SECONDS = 0.02
 KINDS: Mapping[str, Kind] = {"export": "Export", "import": "Import"}
 
 
@@ -106,8 +107,9 @@ class PE:
         self._process = process
         self._broker = BrokerClient(broker, key.namespace) if broker else None
         self._application = application
-        self._queries: list[tuple[str, StreamingQuery, str]] = []
-        process.beat.append(self._renew_publishers)
+        self._queries: list[_Running] = []
+        self.stopped = threading.Event()
+        process.beat.append(self._beat)
 
     @property
     def agent(self) -> AgentClient:
@@ -273,7 +275,8 @@ class PE:
             spec["properties"] = {}
         self._declare("export", port, spec, redeclare=redeclare, schema=schema)
         self.exports[port] = ExportPort(self, port)
-        self._mind_other_sources(frame)
+        hurried = _imports_beside_other_sources(frame)
+        self._hurry(hurried)
         writer = (
             frame.writeStream.format("streambroker")
             .option("export", port)
@@ -287,21 +290,8 @@ class PE:
         if query_name is not None:
             writer = writer.queryName(query_name)
         query = writer.start()
-        self._queries.append((port, query, query.id))
+        self._queries.append(_Running(port, query, query.id, hurried))
         return query
-
-    def _mind_other_sources(self, frame: DataFrame) -> None:
-        """Keep imports from holding up a query that reads other sources as well.
-
-        Spark asks the sources of a query one after the other.
-        """
-        leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
-        texts = [leaves.apply(i) for i in range(leaves.size())]
-        streaming = [str(leaf) for leaf in texts if leaf.isStreaming()]
-        if all("streambroker" in leaf for leaf in streaming):
-            return
-        for port in self.imports:
-            self.agent.call("reader.patience", port=port, seconds=FOREIGN_WAIT_SECONDS)
 
     # -- common ------------------------------------------------------------------------------
 
@@ -320,20 +310,23 @@ class PE:
             "declare", kind=kind, port=port, spec=spec or None, schema=schema, redeclare=redeclare
         )
 
-    def _renew_publishers(self) -> None:
+    def _beat(self) -> None:
         """Keep the publisher leases of the queries that run; give back those of ended ones."""
-        for port, query, id_ in list(self._queries):
-            try:
-                active = query.isActive
-            except Exception:
-                active = False  # the session has ended, and its queries with it
-            if not active:
-                self._queries.remove((port, query, id_))
+        for running in list(self._queries):
+            active = running.is_active()
+            if active:
+                self._hurry(running.hurried)
+            else:
+                self._queries.remove(running)
             self.agent.call(
                 "publisher.renew" if active else "publisher.renounce",
-                export=port,
-                query=id_,
+                export=running.port,
+                query=running.id,
             )
+
+    def _hurry(self, ports: Sequence[str]) -> None:
+        for port in ports:
+            self.agent.call("reader.hurry", port=port)
 
     def broker(self) -> BrokerClient:
         """Return the client of the broker.
@@ -362,11 +355,45 @@ class PE:
 
     def stop(self, *, end_agent: bool = False) -> None:
         """Let go of the agent. It serves on for ``linger``; ``end_agent`` ends it at once."""
+        self.stopped.set()
         try:
-            self._renew_publishers()
+            self._beat()
         except StreambrokerError as error:
             log.info("publisher leases not given back: %s", error)
         self._process.stop(end_agent=end_agent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A query that publishes; ``hurried`` are its imports that must not wait for news."""
+
+    port: str
+    query: StreamingQuery
+    id: str
+    hurried: tuple[str, ...]
+
+    def is_active(self) -> bool:
+        try:
+            return bool(self.query.isActive)
+        except Exception:
+            return False  # the session has ended, and its queries with it
+
+
+def _imports_beside_other_sources(frame: DataFrame) -> tuple[str, ...]:
+    """Return the imports of a query that reads other streams as well, else nothing.
+
+    Spark asks the sources of a query one after the other, so one that waits for news holds up
+    the rest.
+    """
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    streaming = [s for s in map(leaves.apply, range(leaves.size())) if s.isStreaming()]
+    ports = [
+        str(leaf.extraOptions().get("import"))
+        for leaf in streaming
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2"
+        and leaf.sourceName() == "streambroker"
+    ]
+    return tuple(ports) if len(streaming) > len(ports) else ()
 
 
 def _cut(schema: Schema, columns: Sequence[str] | None) -> Schema:

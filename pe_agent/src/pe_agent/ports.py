@@ -73,18 +73,23 @@ class _Port:
         known = self._known()
         return [] if known is None else list(known["routes"])
 
-    def on_routes(self, callback: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Call ``callback`` with the routes now and after each change, in a thread of its own."""
+    def on_routes(self, callback: Callable[[list[dict[str, Any]]], None]) -> Callable[[], None]:
+        """Call ``callback`` with the routes now and after each change, in a thread of its own.
+
+        Returns:
+            A function that ends the calls; ``pe.stop()`` ends them, too.
+        """
+        ended = threading.Event()
 
         def follow() -> None:
-            seen, last = -1, None
-            while True:
+            seen, last = "", None
+            while not (ended.is_set() or self._pe.stopped.is_set()):
                 try:
-                    answer = self._pe.agent.call("view", seen=seen, wait=5.0)
+                    answer = self._pe.agent.call("view", seen=seen, wait=1.0)
                 except StreambrokerError:
-                    time.sleep(0.5)
+                    ended.wait(0.5)
                     continue
-                seen = answer["news"]
+                seen = answer["version"]
                 ports = (answer["view"] or {}).get(f"{self.kind}s", {})
                 routes = ports.get(self.name, {}).get("routes", [])
                 if routes != last:
@@ -95,6 +100,7 @@ class _Port:
                         log.exception("the listener to routes failed", extra={"port": self.name})
 
         threading.Thread(target=follow, daemon=True, name=f"routes of {self.name}").start()
+        return ended.set
 
     def _ask(self, method: str, path: str, body: Any = None, **more: Any) -> BrokerAnswer:
         """Ask the broker about the port; what the job declared may be on its way to it still."""

@@ -9,6 +9,7 @@ import pytest
 
 from pe_agent.agent.exports import NotAdmittedError, StageMissingError, steady_clock
 from pe_agent.agent.store import Store
+from pe_agent.log.errors import LogCorrupt
 from streambroker_core.ledger import DataLossError
 from streambroker_core.publishing import LEASE, BatchDiffersError
 from support.exports import DDL, Bench, bench, rows
@@ -297,3 +298,21 @@ def test_what_was_dropped_counts_once_when_an_older_checkpoint_comes_back(made: 
     made.plan({made.stream: 4})
     assert made.export.status()["readers"]["reader"]["dropped"] == [2, 20]
     assert made.export.status()["readers"]["reader"]["delivered"] == 18
+
+
+def test_a_block_that_became_unreadable_does_not_keep_its_reader_from_acknowledging(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.route("wait")
+    made.publish(0, rows(0, 4))
+    made.plan(filter_="n > 1")
+
+    def damaged(*_: object) -> int:
+        raise LogCorrupt(Path("segment"), offset=7, why="checksum")
+
+    monkeypatch.setattr("pe_agent.agent.deliveries.passing_rows", damaged)
+    made.plan({made.stream: 1}, filter_="n > 1")
+
+    status = made.export.status()["readers"]["reader"]
+    assert (status["delivered"], status["filtered"]) == (4, 0)
+    assert status["positions"] == {made.stream: 1}

@@ -360,3 +360,77 @@ def test_a_lease_goes_on_after_the_agent_was_started_again(made: Bench) -> None:
     assert made.host.renew(reader, "one")
     assert made.host.alive() == {"default/alerts/0/in": [reader]}
     assert not made.host.renew(reader, "two")
+
+
+def test_an_exporter_whose_route_is_gone_hears_once_how_far_the_reader_came(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    first = made.offset()
+    unfinished = [("grpc+tcp://a:1", A, "default/alerts/0/in")]
+    made.connect()
+    assert made.host._unfinished() == unfinished
+    made.asked.clear()
+    made.replies[A] = lambda _: answer(routed=True)
+    assert made.next(first) == {"offset": None}
+    assert made.host._unfinished() == unfinished, "its agent does not know of the cut yet"
+    made.replies[A] = lambda _: answer(routed=False)
+    assert made.next(first) == {"offset": None}
+    assert made.next(first) == {"offset": None}
+
+    assert [body["positions"] for _, body in made.asked] == [{"s": 1}, {"s": 1}]
+    assert [body["capability"] for _, body in made.asked] == [None, None]
+    assert made.host._unfinished() == []
+
+
+def test_a_plan_that_is_read_again_is_unfinished_again(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    first = made.offset()
+    made.connect()
+    made.replies[A] = lambda _: answer(routed=False)
+    made.next(first)
+    assert made.host._unfinished() == []
+    made.replies[A] = lambda _: {"blocks": {"s": {"0": [[1, 1]]}}}
+    made.host.slices({"import": "in", "session": "one", "start": None, "end": first})
+
+    assert made.host._unfinished() != []
+
+
+def test_a_change_is_applied_although_an_exporter_is_away(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.connect(A, B, filter_="n > 1")
+    made.replies[B] = lambda _: answer(plan("t", 0, 1))
+    monkeypatch.setattr(Peers, "is_away", lambda _, location: location == "grpc+tcp://a:1")
+    reader = made.offset()["reader"]
+
+    assert made.host.status()["readers"][reader]["pinned"]["filter"] == "n > 1"
+
+
+def test_what_an_absent_exporter_has_is_left_for_the_next_run(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.connect(A, B)
+
+    def ask(_: Peers, route: ImportRoute, import_: str) -> dict[str, int]:
+        if str(route.export) == A:
+            raise AgentUnreachableError("gone")
+        return {"t": 7}
+
+    monkeypatch.setattr(Peers, "ask_heads", ask)
+    assert made.host.heads("in") == {"t": 7}
+
+
+def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pe_agent.agent.imports.READERS", 3)
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    for number in range(5):
+        made.next(None, mint=f"{number:032d}", session=str(number))
+        made.host.leave(f"{number:032d}", str(number)) if number != 1 else None
+
+    left = {f"{number:032d}" for number in (1, 3, 4)}
+    assert set(made.host.status()["readers"]) == left
+    assert set(made.store.states("own_readers", "id")) == left

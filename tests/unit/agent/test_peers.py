@@ -52,17 +52,18 @@ def watch(peers: Peers, client: AgentClient) -> _Watched:
 
 def test_the_readers_of_all_imports_of_one_export_keep_their_leases(watched: Recorder) -> None:
     alive = {"default/alerts/0/a": ["r1"], "default/alerts/0/b": ["r2", "r3"]}
-    peers = Peers(News(), lambda: alive)
+    peers = Peers(News(), lambda: alive, tuple)
     peers.follow(view("a", "b"))
     watch(peers, watched)
     asked = watched.asked[0]["exports"][EXPORT]
-    assert sorted(asked["readers"]) == ["r1", "r2", "r3"]
-    assert (asked["import"], asked["capability"]) == ("default/alerts/0/a", "cap")
+    assert asked["imports"] == {
+        import_: {"capability": "cap", "readers": readers} for import_, readers in alive.items()
+    }
 
 
 def test_heads_that_moved_are_news_and_heads_that_did_not_are_none(watched: Recorder) -> None:
     news = News()
-    peers = Peers(news, dict)
+    peers = Peers(news, dict, tuple)
     peers.follow(view("a"))
     before = news.count
     watch(peers, watched)
@@ -73,10 +74,28 @@ def test_heads_that_moved_are_news_and_heads_that_did_not_are_none(watched: Reco
 
 
 def test_a_route_that_is_gone_is_watched_no_more(watched: Recorder) -> None:
-    peers = Peers(News(), dict)
+    peers = Peers(News(), dict, tuple)
     peers.follow(view("a"))
     one = watch(peers, watched)
     peers.follow(view())
     assert one.stopped.is_set()
     assert peers.heads(EXPORT) is None
-    assert list(peers.locations()) == []
+    peers.follow(view("a"))
+    assert watch(peers, watched) is not one
+
+
+def test_a_reader_keeps_its_lease_where_its_route_is_gone_until_it_has_finished(
+    watched: Recorder,
+) -> None:
+    left = [(LOCATION, EXPORT, "default/alerts/0/a")]
+    peers = Peers(News(), lambda: {"default/alerts/0/a": ["r1"]}, lambda: left)
+    peers.follow(view("a"))
+    one = watch(peers, watched)
+    peers.follow(view())
+    assert watch(peers, watched) is one
+    assert watched.asked[-1]["exports"][EXPORT]["imports"] == {
+        "default/alerts/0/a": {"capability": None, "readers": ["r1"]}
+    }
+    left.clear()
+    peers.refresh()
+    assert one.stopped.is_set()

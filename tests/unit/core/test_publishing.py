@@ -8,7 +8,7 @@ from streambroker_core.publishing import (
     EARLIER,
     HISTORY,
     LEASE,
-    Admitted,
+    RUNS,
     BatchDiffersError,
     FencedError,
     Occupied,
@@ -28,7 +28,7 @@ def admit(
     schema: str = DDL,
     now: float = 0.0,
     renewed: int | None = None,
-) -> Admitted | Occupied:
+) -> Occupied | None:
     return publisher.admit(
         query=query, run=run, batch=batch, schema=schema, now=now, renewed=renewed
     )
@@ -53,21 +53,23 @@ def publish(
     return fresh
 
 
-def test_the_first_query_opens_a_stream() -> None:
-    assert admit(Publisher("e")) == Admitted(successor=True, why="first use")
+def test_the_first_query_is_admitted() -> None:
+    publisher = Publisher("e")
+    assert admit(publisher) is None
+    assert (publisher.query, publisher.schema) == ("q", DDL)
 
 
 def test_the_next_batch_goes_on_in_the_same_stream() -> None:
     publisher = Publisher("e")
     admit(publisher)
     publish(publisher, 0)
-    assert admit(publisher, batch=1) == Admitted(successor=False)
+    assert admit(publisher, batch=1) is None
 
 
 def test_a_new_run_takes_over_at_once_and_fences_the_old_one() -> None:
     publisher = Publisher("e")
     admit(publisher, run="r1")
-    assert admit(publisher, run="r2") == Admitted(successor=False)
+    assert admit(publisher, run="r2") is None
     with pytest.raises(FencedError, match="run r1"):
         admit(publisher, run="r1")
     with pytest.raises(FencedError):
@@ -113,12 +115,12 @@ def test_signs_of_life_of_other_queries_do_not_renew() -> None:
     assert publisher.until == LEASE
 
 
-def test_another_query_takes_over_when_the_lease_has_ended_and_opens_a_successor() -> None:
+def test_another_query_takes_over_when_the_lease_has_ended() -> None:
     publisher = Publisher("e")
     admit(publisher)
     publish(publisher, 7)
-    verdict = admit(publisher, query="p", now=LEASE)
-    assert verdict == Admitted(successor=True, why="another query publishes")
+    assert admit(publisher, query="p", now=LEASE) is None
+    assert publisher.query == "p"
     assert publish(publisher, 0, query="p", now=LEASE)
 
 
@@ -126,7 +128,7 @@ def test_a_query_that_renounced_is_followed_at_once() -> None:
     publisher = Publisher("e")
     admit(publisher)
     publisher.renounce("q", 1)
-    assert isinstance(admit(publisher, query="p", now=1), Admitted)
+    assert admit(publisher, query="p", now=1) is None
 
 
 def test_publish_of_another_query_is_refused_while_the_lease_runs() -> None:
@@ -188,15 +190,12 @@ def test_an_earlier_batch_under_a_schema_changed_since_differs() -> None:
         publish(publisher, 0, schema="`n` int")
 
 
-def test_a_changed_schema_of_a_new_batch_opens_a_successor() -> None:
+def test_a_new_batch_may_have_another_schema() -> None:
     publisher = Publisher("e")
     admit(publisher)
     publish(publisher, 0)
-    verdict = admit(publisher, batch=1, schema="`n` int")
-    assert isinstance(verdict, Admitted)
-    assert verdict.successor
-    assert "`n` int" in verdict.why
-    assert admit(publisher, batch=1, schema="`n` int") == Admitted(successor=False)
+    assert admit(publisher, batch=1, schema="`n` int") is None
+    assert publisher.schema == "`n` int"
 
 
 def test_a_batch_without_rows_is_recorded_and_has_no_schema_to_differ() -> None:
@@ -220,7 +219,7 @@ def test_a_query_that_comes_back_after_another_does_not_publish_its_last_batch_a
     publisher = Publisher("e")
     publish(publisher, 41)
     publish(publisher, 0, query="p", now=LEASE)
-    assert isinstance(admit(publisher, run="r2", batch=41, now=2 * LEASE), Admitted)
+    assert admit(publisher, run="r2", batch=41, now=2 * LEASE) is None
     assert not publish(publisher, 41, run="r2", now=2 * LEASE)
     assert publish(publisher, 42, run="r2", now=2 * LEASE)
     with pytest.raises(BatchDiffersError):
@@ -233,3 +232,14 @@ def test_only_so_many_earlier_queries_are_remembered() -> None:
         publish(publisher, 3, query=f"q{number}", now=number * LEASE)
     assert len(publisher.earlier) == EARLIER
     assert "q0" not in publisher.earlier
+
+
+def test_a_run_is_fenced_however_many_came_after_it_and_few_are_remembered() -> None:
+    publisher = Publisher("e")
+    for number in range(RUNS + 5):
+        admit(publisher, run=f"r{number}")
+    assert len(publisher.runs) == RUNS
+    for number in (5, RUNS + 3):
+        with pytest.raises(FencedError):
+            admit(publisher, run=f"r{number}")
+    assert admit(publisher, run=f"r{RUNS + 4}") is None

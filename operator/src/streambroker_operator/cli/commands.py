@@ -32,14 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except StreambrokerError as error:
-        sys.stderr.write(f"streambroker: {_sentence(error)}\n")
-        return 1
+        sys.stderr.write(f"streambroker: {error.code}: {error}\n")
+        return 2 if error.code == "Usage" else 1
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
-
-
-def _sentence(error: StreambrokerError) -> str:
-    return f"{error.code}: {error}"
 
 
 def _say(text: str) -> None:

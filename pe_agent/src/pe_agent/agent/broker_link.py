@@ -50,8 +50,9 @@ class BrokerLink:
         self._gate = hints.HintGate(view.version or None, view.point) if view else hints.HintGate()
         self._register_again = 0.0
         self._away = False
-        self.refused_hints = 0
-        self.polls = 0
+        self._refused_hints = 0
+        self._polls = 0
+        hosts.broker_status = self.status
 
     def start(self) -> None:
         """Begin to poll and to listen."""
@@ -67,6 +68,15 @@ class BrokerLink:
     def wake(self) -> None:
         """Poll now: a declaration came."""
         self._wake.set()
+
+    def status(self) -> dict[str, Any]:
+        """Return where the broker is, whether it answers, and what came of it."""
+        return {
+            "url": self._client.url,
+            "away": self._away,
+            "polls": self._polls,
+            "refusedHints": self._refused_hints,
+        }
 
     # -- polling -----------------------------------------------------------------------------
 
@@ -122,7 +132,7 @@ class BrokerLink:
     def _poll(self) -> None:
         view = self._hosts.routes.view
         headers = {"If-None-Match": f'"{view.version}"'} if view and view.version else {}
-        self.polls += 1
+        self._polls += 1
         answer = self._client.request("GET", self._path, headers=headers)
         if answer.status == 304:
             return
@@ -193,7 +203,7 @@ class BrokerLink:
             try:
                 hint = hints.decode(self._hosts.key, datagram, str(self._hosts.pe))
             except HintError as error:
-                self.refused_hints += 1
+                self._refused_hints += 1
                 log.debug("hint refused: %s", error)
                 continue
             if self._gate.offer(hint, time.monotonic()):

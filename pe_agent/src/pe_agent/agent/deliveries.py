@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pe_agent.agent.manifests import Block
 from pe_agent.agent.masks import passing_rows
 from pe_agent.agent.streams import HostedStream
+from pe_agent.log import LogError
 from streambroker_core.ledger import Reader
 from streambroker_core.offset import Planned
+
+log = logging.getLogger("pe_agent")
 
 
 @dataclass(slots=True)
@@ -115,8 +120,20 @@ class Deliveries:
         kept = manifest.rows
         if delivery.filter is not None:
             kept = sum(
-                passed[i] if i in passed else passing_rows(stream, block, delivery.filter)
+                passed[i] if i in passed else _passing(stream, block, delivery.filter)
                 for i, block in enumerate(manifest.blocks)
             )
         delivery.delivered += kept
         delivery.filtered += manifest.rows - kept
+
+
+def _passing(stream: HostedStream, block: Block, filter_: str) -> int:
+    """Return how many rows pass; all of them if the block has become unreadable since it was read.
+
+    A count must not keep a reader from acknowledging.
+    """
+    try:
+        return passing_rows(stream, block, filter_)
+    except LogError as error:
+        log.warning("rows of stream %s are counted as delivered: %s", stream.id, error)
+        return block.rows

@@ -502,15 +502,21 @@ class HostedExport:
         if reader is not None:
             self.deliveries.finish(reader, ask.positions)
 
-    def renew(self, reader: str, seconds: float) -> None:
-        """A reader's own agent says that it lives for ``seconds`` more."""
+    def renew(self, reader: str, import_: str, seconds: float) -> None:
+        """The agent of a reader's import says that it lives for ``seconds`` more."""
         with self._lock:
-            self.ledger.renew(reader, self._clock() + seconds)
+            if self._is_of(reader, import_):
+                self.ledger.renew(reader, self._clock() + seconds)
 
-    def leave(self, reader: str) -> None:
+    def leave(self, reader: str, import_: str) -> None:
         """A reader's process ended in order."""
         with self._lock:
-            self.ledger.leave(reader, self._clock())
+            if self._is_of(reader, import_):
+                self.ledger.leave(reader, self._clock())
+
+    def _is_of(self, reader: str, import_: str) -> bool:
+        known = self.ledger.readers.get(reader)
+        return known is not None and known.import_ == import_
 
     def heads(self) -> dict[str, int]:
         """Return the number the next epoch of each stream gets."""

@@ -20,7 +20,7 @@ from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.schema import to_ddl
 from streambroker_core.wire import capability
-from streambroker_core.wire.view import ExportPort, View
+from streambroker_core.wire.view import ExportPort, View, encode
 
 log = logging.getLogger("pe_agent")
 
@@ -58,6 +58,7 @@ class Hosts:
         self.driver_seen = time.monotonic()
         self.declared = threading.Event()
         self.stopping = threading.Event()
+        self.broker_status: Callable[[], dict[str, Any]] = dict
         self._ill: dict[str, str] = {}
         self._exports: dict[str, HostedExport] = {}
         self._lock = threading.Lock()
@@ -145,8 +146,8 @@ class Hosts:
         hosted.set_limits(limits)
         hosted.set_routes({str(r.import_): r.policy for r in export.routes})
 
-    def peer(self, body: Mapping[str, Any]) -> HostedExport:
-        """Return the export that another agent asks about, if it may.
+    def peer(self, body: Mapping[str, Any]) -> tuple[HostedExport, str]:
+        """Return the export that another agent asks about, if it may, and under which policy.
 
         A reader that has opened the export before needs no capability: what it planned is its
         own, and the ledger gives it nothing new once its route is gone.
@@ -155,25 +156,25 @@ class Hosts:
             CapabilityError, FilterForbiddenError, UnknownPortError.
         """
         export = self.export(str(body["export"]))
-        reader = body.get("reader")
-        if reader is not None and reader in export.ledger.readers:
-            if export.ledger.readers[reader].import_ != body["import"]:
-                raise NotRoutedError(f"reader {reader} belongs to another import")
-        else:
-            if not self.key:
-                raise CapabilityError(
-                    "missing", f"agent {self.pe} has no key to check one with: it never registered"
-                )
-            granted = capability.verify(
-                self.key,
-                body.get("capability"),
-                reader_import=str(body["import"]),
-                export=export.key,
-                now=time.time(),
+        reader = export.ledger.readers.get(str(body.get("reader")))
+        if reader is not None:
+            if reader.import_ != body["import"]:
+                raise NotRoutedError(f"reader {reader.id} belongs to another import")
+            return export, reader.policy
+        if not self.key:
+            raise CapabilityError(
+                "missing", f"agent {self.pe} has no key to check one with: it never registered"
             )
-            if body.get("filter") is not None and not granted.filter_allowed:
-                raise FilterForbiddenError(f"export {export.key} does not allow filters")
-        return export
+        granted = capability.verify(
+            self.key,
+            body.get("capability"),
+            reader_import=str(body["import"]),
+            export=export.key,
+            now=time.time(),
+        )
+        if body.get("filter") is not None and not granted.filter_allowed:
+            raise FilterForbiddenError(f"export {export.key} does not allow filters")
+        return export, granted.policy
 
     def check_filter(self, export: HostedExport, filter_: str | None) -> None:
         """Refuse new plans with a filter where the export has come to forbid them.
@@ -204,7 +205,7 @@ class Hosts:
             "reader.where": lambda b: {
                 "location": self.imports.where(b["export"], b["stream"], b["reader"])
             },
-            "reader.patience": self._patience,
+            "reader.hurry": self._hurry,
             "declare": self._declare,
             "schema": self._schema,
             "view": self._view,
@@ -249,8 +250,8 @@ class Hosts:
         self.imports.leave(body["reader"], body["session"])
         return {}
 
-    def _patience(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.imports.set_patience(body["port"], float(body["seconds"]))
+    def _hurry(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.imports.hurry(body["port"])
         return {}
 
     def _driver(self, _body: dict[str, Any]) -> dict[str, Any]:
@@ -322,13 +323,14 @@ class Hosts:
         return to_ddl(schemas[0]) if schemas else None
 
     def _view(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the view as the agent has it; with ``seen`` only after something happened."""
-        if "seen" in body:
-            self.news.wait(int(body["seen"]), min(10.0, float(body.get("wait", 0))))
-        view = self.routes.view
-        from streambroker_core.wire.view import encode
-
-        return {"news": self.news.count, "view": None if view is None else encode(view)}
+        """Return the view as the agent has it; after ``wait`` seconds if it is ``seen`` still."""
+        deadline = time.monotonic() + min(10.0, float(body.get("wait", 0)))
+        while True:
+            count, view = self.news.count, self.routes.view
+            version = None if view is None else view.version
+            left = deadline - time.monotonic()
+            if version != body.get("seen") or left <= 0 or not self.news.wait(count, left):
+                return {"version": version, "view": None if view is None else encode(view)}
 
     def _status(self, _body: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -336,6 +338,7 @@ class Hosts:
             "view": self.routes.view.version if self.routes.view else None,
             "exports": {k: e.status() for k, e in sorted(self._exports.items())},
             "imports": self.imports.status(),
+            "broker": self.broker_status(),
             "declarations": {
                 n: {"told": d["told"], "differs": d.get("differs")}
                 for n, d in self._declarations.items()
@@ -345,7 +348,7 @@ class Hosts:
     # -- life --------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Let age and grace pass; called about once a second."""
+        """Let age and grace pass; called a few times a second."""
         for hosted in list(self._exports.values()):
             try:
                 hosted.tick()

@@ -24,6 +24,10 @@ from streambroker_core.wire.view import ImportPort, ImportRoute
 log = logging.getLogger("pe_agent")
 
 PLAN_SECONDS = 2.0
+READERS = 1_000
+HURRY_SECONDS = 5.0
+PATIENCE = 5.0
+HURRIED = 0.02
 
 
 class UnknownPortError(StreambrokerError):
@@ -52,6 +56,7 @@ class OwnReader:
         session: the source process that holds the lease, until ``until`` (monotonic seconds).
         homes: export and address by stream, as last seen; for replays after a route is gone.
         acknowledged: positions the exporters have been told, by export.
+        finished: exports without a route that hold nothing for it any more.
         pinned: filter and import generation that hold from the last offset on.
         refused: why an export gives nothing, by export.
         calls: how often it was called; an older call that is still under way stops.
@@ -65,6 +70,7 @@ class OwnReader:
     renewals: int = 0
     homes: dict[str, tuple[str, str]] = field(default_factory=dict)
     acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
     pinned: dict[str, Any] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     turn: int = 0
@@ -89,9 +95,9 @@ class ImportHost:
         self._news = news
         self._declared = declared
         self._lock = threading.Lock()
-        self._patience: dict[str, float] = {}
+        self._hurried: dict[str, float] = {}
         self._readers: dict[str, OwnReader] = {}
-        self.peers = Peers(news, self.alive)
+        self.peers = Peers(news, self.alive, self._unfinished)
         for id_, state in store.states("own_readers", "id").items():
             homes = {s: (h[0], h[1]) for s, h in state["homes"].items()}
             self._readers[id_] = OwnReader(id=id_, import_=state["import"], homes=homes)
@@ -106,9 +112,21 @@ class ImportHost:
                     result.setdefault(reader.import_, []).append(reader.id)
         return result
 
-    def set_patience(self, port: str, seconds: float) -> None:
-        """Bound how long a query's source may wait here, because another source stands behind."""
-        self._patience[port] = seconds
+    def _unfinished(self) -> list[tuple[str, str, str]]:
+        """Return address, export and import of what living readers may have planned."""
+        now = time.monotonic()
+        with self._lock:
+            return [
+                (location, export, reader.import_)
+                for reader in self._readers.values()
+                if reader.until > now
+                for export, location in set(reader.homes.values())
+                if export not in reader.finished
+            ]
+
+    def hurry(self, port: str) -> None:
+        """For a while do not wait here for news: another source of the query stands behind."""
+        self._hurried[port] = time.monotonic() + HURRY_SECONDS
 
     # -- leases ------------------------------------------------------------------------------
 
@@ -117,7 +135,7 @@ class ImportHost:
         import_ = f"{self._pe}/{request['import']}"
         now = time.monotonic()
         with self._lock:
-            reader = self._readers.setdefault(reader_id, OwnReader(id=reader_id, import_=import_))
+            reader = self._readers.get(reader_id) or self._new_reader(reader_id, import_)
             if reader.session not in ("", request["session"]) and reader.until > now:
                 seen = request.get("renewals")
                 if seen is not None and seen != reader.renewals:
@@ -125,6 +143,15 @@ class ImportHost:
                 return {"busy": {"seconds": reader.until - now, "renewals": reader.renewals}}
             reader.session, reader.until = request["session"], now + READER_LEASE
             return reader
+
+    def _new_reader(self, id_: str, import_: str) -> OwnReader:
+        """Take a reader in; beyond so many the one that has been away longest is forgotten."""
+        reader = self._readers[id_] = OwnReader(id=id_, import_=import_)
+        if len(self._readers) > READERS:
+            oldest = min((r for r in self._readers.values() if r is not reader), key=_until)
+            del self._readers[oldest.id]
+            self._store.write("DELETE FROM own_readers WHERE id = ?", oldest.id)
+        return reader
 
     def renew(self, reader: str, session: str) -> bool:
         """Renew a lease; False if another process has it."""
@@ -146,9 +173,8 @@ class ImportHost:
             known.until, known.session = 0.0, ""
             homes = set(known.homes.values())
         for export, location in homes:
-            threading.Thread(
-                target=self.peers.tell_leave, args=(location, export, reader), daemon=True
-            ).start()
+            told = (location, export, known.import_, reader)
+            threading.Thread(target=self.peers.tell_leave, args=told, daemon=True).start()
 
     # -- the next offset ---------------------------------------------------------------------
 
@@ -177,7 +203,8 @@ class ImportHost:
     def _next(
         self, reader: OwnReader, start: Offset, request: Mapping[str, Any], call: int
     ) -> dict[str, Any]:
-        patience = self._patience.get(request["import"], 5.0)
+        hurried = self._hurried.get(request["import"], 0.0) > time.monotonic()
+        patience = HURRIED if hurried else PATIENCE
         deadline = time.monotonic() + min(patience, float(request["wait"]))
         while True:
             seen = self._news.count
@@ -189,29 +216,21 @@ class ImportHost:
                 return {"offset": None}
 
     def heads(self, port: str) -> dict[str, int]:
-        """Return how far each stream of an import reaches now; the target of availableNow."""
+        """Return how far each stream of an import reaches now; the target of availableNow.
+
+        Of an exporter that does not answer nothing is read in this run; what it has stays there.
+        """
         import_ = self._routes.imported(port)
         result: dict[str, int] = {}
         for route in import_.routes if import_ else ():
             if route.location is None:
                 continue
-            answer = AgentClient(route.location).call(
-                "peer.watch",
-                wait=0,
-                lease=READER_LEASE,
-                exports={
-                    str(route.export): {
-                        "import": f"{self._pe}/{port}",
-                        "heads": None,
-                        "readers": [],
-                        "capability": route.capability,
-                    }
-                },
-            )
-            told = answer["exports"][str(route.export)]
-            if "error" in told:
-                raise AgentRefusedError("RouteRefused", told["error"])
-            result.update(told["heads"])
+            try:
+                told = self.peers.ask_heads(route, f"{self._pe}/{port}")
+            except StreambrokerError as error:
+                log.warning("export %s is left for the next run: %s", route.export, error)
+                continue
+            result.update(told)
         return result
 
     def _advance(
@@ -247,10 +266,41 @@ class ImportHost:
                 )
                 changed = True
             left -= answer["bytes"]
-        opened = all(str(r.export) in end.last for r in routes)
-        if import_ is not None and opened:
+        self._finish_cut(reader, {str(r.export) for r in routes}, request, start, end)
+        if import_ is not None and all(self._opened(reader, r, end) for r in routes):
             reader.pinned = {"filter": end.filter, "generation": import_.generation}
         return end if changed else None
+
+    def _opened(self, reader: OwnReader, route: ImportRoute, end: Offset) -> bool:
+        """Whether an export is in the offset, or gives a known reason why it cannot be."""
+        export = str(route.export)
+        away = self.peers.is_away(str(route.location))
+        return export in end.last or export in reader.refused or away
+
+    def _finish_cut(
+        self,
+        reader: OwnReader,
+        routed: set[str],
+        request: Mapping[str, Any],
+        start: Offset,
+        end: Offset,
+    ) -> None:
+        """Tell exporters whose route is gone how far the reader came; they hold nothing then."""
+        reader.finished -= routed
+        cut = {e: at for e, at in set(reader.homes.values()) if e not in routed | reader.finished}
+        for export, location in cut.items():
+            if self.peers.is_away(location):
+                continue
+            try:
+                answer = self._call_plan(reader, export, location, None, request, start, end)
+            except AgentUnreachableError as error:
+                self.peers.note_away(location, str(error))
+            except AgentRefusedError as error:
+                log.info("export %s keeps nothing for us: %s", export, error)
+                reader.finished.add(export)
+            else:
+                if not answer["routed"]:
+                    reader.finished.add(export)
 
     def _worth_asking(self, reader: OwnReader, route: ImportRoute, start: Offset) -> bool:
         export = str(route.export)
@@ -280,25 +330,17 @@ class ImportHost:
         """Let the exporter's agent plan; None if it is away or will not, its streams then stay."""
         export = str(route.export)
         try:
-            answer = AgentClient(str(route.location)).call(
-                "peer.plan",
-                timeout=PLAN_SECONDS,
-                export=export,
-                reader=reader.id,
-                policy=route.policy,
-                capability=route.capability,
-                start=import_.start if import_ else "latest",
-                known=export in start.last,
-                last=start.last.get(export),
-                **self._positions(reader, export, start),
-                limit=request.get("limit"),
+            answer = self._call_plan(
+                reader,
+                export,
+                str(route.location),
+                route.capability,
+                request,
+                start,
+                end,
+                policy=import_.start if import_ else "latest",
                 budget=budget,
                 one=one,
-                schema=request.get("schema"),
-                lease=READER_LEASE,
-                filter=end.filter,
-                columns=request["columns"],
-                **{"import": reader.import_},
             )
         except AgentUnreachableError as error:
             self.peers.note_away(str(route.location), str(error))
@@ -316,6 +358,40 @@ class ImportHost:
         }
         self._remember(reader, {s: (export, str(route.location)) for s in streams})
         return answer
+
+    def _call_plan(
+        self,
+        reader: OwnReader,
+        export: str,
+        location: str,
+        capability: str | None,
+        request: Mapping[str, Any],
+        start: Offset,
+        end: Offset,
+        *,
+        policy: str = "latest",
+        budget: int = 0,
+        one: bool = False,
+    ) -> dict[str, Any]:
+        return AgentClient(location).call(
+            "peer.plan",
+            timeout=PLAN_SECONDS,
+            export=export,
+            reader=reader.id,
+            capability=capability,
+            start=policy,
+            known=export in start.last,
+            last=start.last.get(export),
+            **self._positions(reader, export, start),
+            limit=request.get("limit"),
+            budget=budget,
+            one=one,
+            schema=request.get("schema"),
+            lease=READER_LEASE,
+            filter=end.filter,
+            columns=request["columns"],
+            **{"import": reader.import_},
+        )
 
     @staticmethod
     def _positions(reader: OwnReader, export: str, start: Offset) -> dict[str, Any]:
@@ -368,7 +444,9 @@ class ImportHost:
             return claimed
         wanted = ranges(start, end)
         slices: list[dict[str, Any]] = []
-        for export, streams in sorted(self._by_export(claimed, end, wanted).items()):
+        by_export = self._by_export(claimed, end, wanted)
+        claimed.finished -= set(by_export)
+        for export, streams in sorted(by_export.items()):
             slices += self._slices_of(claimed, export, streams, start, end, wanted)
         return {"slices": slices}
 
@@ -406,14 +484,13 @@ class ImportHost:
         end: Offset,
         wanted: Mapping[str, tuple[int, int]],
     ) -> list[dict[str, Any]]:
-        location, capability, policy = self._route_to(reader, export, streams[0])
+        location, capability = self._route_to(reader, export, streams[0])
         answer = _replan(
             location,
             timeout=PLAN_SECONDS,
             export=export,
             reader=reader.id,
             capability=capability,
-            policy=policy,
             lease=READER_LEASE,
             **self._positions(reader, export, start),
             ranges={s: list(wanted[s]) for s in streams},
@@ -435,12 +512,12 @@ class ImportHost:
             for pieces in cut({int(n): [b[1] for b in blocks] for n, blocks in epochs.items()})
         ]
 
-    def _route_to(self, reader: OwnReader, export: str, stream: str) -> tuple[str, str | None, str]:
+    def _route_to(self, reader: OwnReader, export: str, stream: str) -> tuple[str, str | None]:
         import_ = self._routes.imported(reader.import_.rpartition("/")[2])
         for route in import_.routes if import_ else ():
             if str(route.export) == export and route.location is not None:
-                return route.location, route.capability, route.policy
-        return reader.homes[stream][1], None, "wait"
+                return route.location, route.capability
+        return reader.homes[stream][1], None
 
     def where(self, export: str, stream: str, reader: str) -> str:
         """Return the present address of an export's agent, for a task that has lost it."""
@@ -461,7 +538,8 @@ class ImportHost:
                 }
                 for r in self._readers.values()
             }
-        return {"readers": readers, "away": self.peers.away(), "patience": dict(self._patience)}
+        hurried = sorted(port for port, until in self._hurried.items() if until > now)
+        return {"readers": readers, "away": self.peers.away(), "hurried": hurried}
 
 
 def _replan(location: str, **body: Any) -> dict[str, Any]:
@@ -472,6 +550,10 @@ def _replan(location: str, **body: Any) -> dict[str, Any]:
         if error.code == "DataLoss":
             raise
         raise AgentUnreachableError(f"{error.code}: {error}") from error
+
+
+def _until(reader: OwnReader) -> float:
+    return reader.until
 
 
 def _in_turn(reader: OwnReader, routes: list[ImportRoute]) -> list[ImportRoute]:

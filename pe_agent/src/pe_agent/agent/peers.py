@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from pe_agent.agent.news import News
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.wire.view import View
+from streambroker_core.wire.view import ImportRoute, View
 
 log = logging.getLogger("pe_agent")
 
@@ -21,46 +21,67 @@ WATCH_SECONDS = 2.0
 READER_LEASE = 5.0
 
 
+Routes = Mapping[str, Mapping[str, str | None]]
+"""Exports of one agent that this agent reads: ``{export: {import: capability}}``."""
+
+
 @dataclass(slots=True)
 class _Watched:
-    """Exports of one agent that this agent imports: ``{export: {import: capability}}``."""
-
     location: str
-    routes: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    routes: Routes
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
 class Peers:
     """One watch per other agent: it brings heads and carries the leases of our readers."""
 
-    def __init__(self, news: News, alive: Callable[[], dict[str, list[str]]]) -> None:
+    def __init__(
+        self,
+        news: News,
+        alive: Callable[[], dict[str, list[str]]],
+        unfinished: Callable[[], Iterable[tuple[str, str, str]]],
+    ) -> None:
         """Begin without any watch; :meth:`follow` starts them.
 
         Args:
             news: told when a head moved.
             alive: returns the living readers by import.
+            unfinished: returns address, export and import of what living readers have planned
+                and not acknowledged, also where the route is gone.
         """
         self._news = news
         self._alive = alive
+        self._unfinished = unfinished
+        self._routed: dict[str, dict[str, dict[str, str | None]]] = {}
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
         self._heads: dict[str, dict[str, int]] = {}
         self._away: dict[str, str] = {}
 
     def follow(self, view: View) -> None:
-        """Watch the agents of this view's import routes, and no others."""
-        wanted: dict[str, dict[str, dict[str, str | None]]] = {}
+        """Watch the agents of this view's import routes."""
+        routed: dict[str, dict[str, dict[str, str | None]]] = {}
         for port, import_ in view.imports.items():
             for route in import_.routes:
                 if route.location is not None:
-                    exports = wanted.setdefault(route.location, {})
+                    exports = routed.setdefault(route.location, {})
                     exports.setdefault(str(route.export), {})[f"{view.pe}/{port}"] = (
                         route.capability
                     )
+        self._routed = routed
+        self.refresh()
+        self._news.tell()
+
+    def refresh(self) -> None:
+        """Watch routed agents, and those that hold what a living reader has not finished."""
+        wanted = {place: {e: dict(i) for e, i in r.items()} for place, r in self._routed.items()}
+        for location, export, import_ in self._unfinished():
+            wanted.setdefault(location, {}).setdefault(export, {}).setdefault(import_, None)
         with self._lock:
             for location in list(self._watched):
                 if location not in wanted:
                     self._watched.pop(location).stopped.set()
+                    self._away.pop(location, None)
             for location, routes in wanted.items():
                 watched = self._watched.get(location)
                 if watched is None:
@@ -72,7 +93,6 @@ class Peers:
                     watched.routes = routes
             known = {export for routes in wanted.values() for export in routes}
             self._heads = {e: h for e, h in self._heads.items() if e in known}
-        self._news.tell()
 
     def heads(self, export: str) -> dict[str, int] | None:
         """Return ``{stream: next epoch}`` as last heard, None if nothing was."""
@@ -97,6 +117,7 @@ class Peers:
         while not watched.stopped.is_set():
             try:
                 self._watch_once(client, watched)
+                self.refresh()
                 self._away.pop(watched.location, None)
                 pause = 0.05
             except Exception as error:
@@ -112,10 +133,11 @@ class Peers:
         alive = self._alive()
         exports = {
             export: {
-                "import": min(imports),
-                "capability": imports[min(imports)],
                 "heads": self._heads.get(export),
-                "readers": [r for import_ in imports for r in alive.get(import_, [])],
+                "imports": {
+                    import_: {"capability": imports[import_], "readers": alive.get(import_, [])}
+                    for import_ in imports
+                },
             }
             for export, imports in watched.routes.items()
         }
@@ -145,16 +167,32 @@ class Peers:
         if not moved and time.monotonic() - began < 0.01:
             watched.stopped.wait(0.05)
 
-    def tell_leave(self, location: str, export: str, reader: str) -> None:
+    def ask_heads(self, route: ImportRoute, import_: str) -> dict[str, int]:
+        """Return how far the streams of one export reach at this moment.
+
+        Raises:
+            AgentUnreachableError: its agent does not answer, or refuses.
+        """
+        export = str(route.export)
+        imports: dict[str, Any] = {import_: {"capability": route.capability, "readers": []}}
+        answer = AgentClient(str(route.location)).call(
+            "peer.watch",
+            wait=0,
+            lease=READER_LEASE,
+            exports={export: {"heads": None, "imports": imports}},
+        )
+        told = answer["exports"][export]
+        if told.get("heads") is None:
+            raise AgentUnreachableError(str(told.get("error", "it has no key to open it with")))
+        return dict(told["heads"])
+
+    def tell_leave(self, location: str, export: str, import_: str, reader: str) -> None:
         """Say that a reader's process ended in order; nobody waits for the answer."""
+        body = {"export": export, "import": import_, "reader": reader}
         try:
-            AgentClient(location).call("peer.leave", export=export, reader=reader, timeout=1.0)
+            AgentClient(location).call("peer.leave", timeout=1.0, **body)
         except StreambrokerError as error:
             log.info("leave not delivered: %s", error)
-
-    def locations(self) -> Iterable[str]:
-        """Return the addresses that are watched."""
-        return list(self._watched)
 
     def close(self) -> None:
         """End all watches."""

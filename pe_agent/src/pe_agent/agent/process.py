@@ -73,6 +73,8 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         help="seconds to serve on when the driver is gone; -1 for ever",
     )
     got = parser.parse_args(arguments)
+    if ":" in got.host:
+        parser.error(f"--host {got.host}: give a name or an IPv4 address; IPv6 is not supported")
     return Settings(
         home=got.home,
         broker=got.broker,

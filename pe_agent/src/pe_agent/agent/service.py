@@ -164,18 +164,20 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     # -- what other agents ask ---------------------------------------------------------------
 
     def _plan(self, body: dict[str, Any]) -> dict[str, Any]:
-        export = self._hosts.peer(body)
+        export, policy = self._hosts.peer(body)
         self._hosts.check_filter(export, body["filter"])
         unfit = export.misfits(body["filter"], body["columns"], body.get("schema"))
         answer = export.plan(
-            _ask(body), filter_=body["filter"], columns=body["columns"], unfit=unfit
+            _ask(body, policy), filter_=body["filter"], columns=body["columns"], unfit=unfit
         )
         return {**plan_body(answer), "misfits": list(unfit.values())}
 
     def _replan(self, body: dict[str, Any]) -> dict[str, Any]:
-        export = self._hosts.peer(body)
+        export, policy = self._hosts.peer(body)
         ranges = {s: (int(r[0]), int(r[1])) for s, r in body["ranges"].items()}
-        blocks = export.replan(_ask(body), ranges, filter_=body["filter"], columns=body["columns"])
+        blocks = export.replan(
+            _ask(body, policy), ranges, filter_=body["filter"], columns=body["columns"]
+        )
         return {"blocks": blocks}
 
     def _watch(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -195,16 +197,24 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 return {"exports": exports}
 
     def _head(self, export: str, ask: dict[str, Any], lease: float) -> dict[str, Any]:
-        try:
-            hosted = self._hosts.peer({**ask, "export": export})
-        except StreambrokerError as error:
-            return {"error": str(error)}
-        for reader in ask["readers"]:
-            hosted.renew(reader, lease)
-        return {"heads": hosted.heads()}
+        """Renew the readers, whether their route is there or not; heads are for routed imports."""
+        heads, refused = None, ""
+        for import_, of in ask["imports"].items():
+            try:
+                hosted = self._hosts.export(export)
+                for reader in of["readers"]:
+                    hosted.renew(reader, import_, lease)
+                if of["capability"] is not None:
+                    asked = {"export": export, "import": import_, "capability": of["capability"]}
+                    self._hosts.peer(asked)
+                    heads = hosted.heads()
+            except StreambrokerError as error:
+                refused = str(error)
+        return {"error": refused} if refused and heads is None else {"heads": heads}
 
     def _leave(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._hosts.export(str(body["export"])).leave(str(body["reader"]))
+        export = self._hosts.export(str(body["export"]))
+        export.leave(str(body["reader"]), str(body["import"]))
         return {}
 
 
@@ -220,11 +230,11 @@ def _json(data: bytes) -> dict[str, Any]:
     return body
 
 
-def _ask(body: dict[str, Any]) -> Ask:
+def _ask(body: dict[str, Any], policy: str) -> Ask:
     return Ask(
         reader=body["reader"],
         import_=body["import"],
-        policy=body["policy"],
+        policy=policy,
         start=body.get("start", "latest"),
         known=bool(body.get("known", True)),
         last=None if body.get("last") is None else (str(body["last"][0]), int(body["last"][1])),

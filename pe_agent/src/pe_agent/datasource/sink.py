@@ -24,7 +24,6 @@ from streambroker_core.errors import StreambrokerError
 
 log = logging.getLogger("pe_agent")
 
-COMMIT_RETRY_SECONDS = 10.0
 RESERVED = ("_control", "_seq", "_pid", "_now", "_source")
 
 
@@ -163,13 +162,18 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     # -- driver ------------------------------------------------------------------------------
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish the stages the messages name; repeated after a crash, published once."""
+        """Publish the stages the messages name; repeated after a crash, published once.
+
+        Raises:
+            AgentUnreachableError: the own agent stayed away for ``reconnect`` seconds.
+            AgentRefusedError: a stage is missing, the batch differs, the run was replaced.
+        """
         staged = _staged(messages)
         if not staged:
             return
         stages = [s.stage for s in staged if s.stage is not None]
         one = staged[0]
-        deadline = time.monotonic() + COMMIT_RETRY_SECONDS
+        deadline = time.monotonic() + self._options.reconnect
         while True:
             try:
                 self._client().call(

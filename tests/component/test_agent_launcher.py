@@ -1,0 +1,90 @@
+"""The driver's side of an agent: started, adopted, waited for, started again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pe_agent.agent.process import read_address
+from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.launcher import AgentFailedError, AgentProcess
+from streambroker_core.model import PeKey
+from support.waiting import until
+
+SECONDS = 30.0
+Start = Callable[..., AgentProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start, or adopt, the agent of a job in one data directory."""
+    started: list[AgentProcess] = []
+
+    def one(job: str = "feed") -> AgentProcess:
+        process = AgentProcess(
+            PeKey.parse(f"default/{job}/0"),
+            tmp_path / "home",
+            broker=None,
+            linger=20,
+            host="127.0.0.1",
+            port=0,
+        )
+        started.append(process)
+        return process
+
+    yield one
+    for process in started:
+        process.stop(end_agent=True)
+
+
+def test_an_agent_that_lives_is_adopted(start: Start) -> None:
+    first = start()
+    second = start()
+    assert second.client.location == first.client.location
+
+
+def test_an_agent_that_is_only_just_starting_is_waited_for(start: Start, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    found: list[AgentProcess] = []
+    with (home / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=lambda: found.append(start()))
+        thread.start()
+        log = home / "agent.log"
+        until(lambda: log.exists() and "HomeInUse" in log.read_text(), SECONDS, "a first try")
+    thread.join(SECONDS)
+
+    assert found[0].client.call("status")["pe"] == "default/feed/0"
+
+
+def test_the_directory_of_another_job_that_runs_is_refused_at_once(start: Start) -> None:
+    start()
+    with pytest.raises(AgentFailedError, match="in use by the agent of default/feed/0"):
+        start("other")
+
+
+def test_an_agent_that_was_killed_is_started_again_on_its_port(
+    start: Start, tmp_path: Path
+) -> None:
+    process = start()
+    before = read_address(tmp_path / "home")
+    assert before is not None
+    os.kill(before["pid"], signal.SIGKILL)
+
+    def again() -> bool:
+        now = read_address(tmp_path / "home")
+        try:
+            answers = process.client.call("status")["pe"] == "default/feed/0"
+        except AgentUnreachableError:
+            return False
+        return answers and now is not None and now["pid"] != before["pid"]
+
+    until(again, SECONDS, "an answer of another process")
+    assert process.client.location == before["location"]
