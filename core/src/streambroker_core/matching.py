@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import Expression, check_filter, parse
-from streambroker_core.model import Export, Import, Policy, Properties
+from streambroker_core.model import Export, Import, Policy, Properties, Resource
 from streambroker_core.schema import Schema, covers
 
 Reason: TypeAlias = Literal[
@@ -88,7 +88,7 @@ def canonical_filter(text: str | None) -> str | None:
     """Return the canonical text of a filter; None for none, the text itself if it is invalid."""
     if text is None or not text.strip():
         return None
-    found = _parsed(text, "filter")
+    found = parsed(text, "filter")
     return text if isinstance(found, StreambrokerError) else str(found)
 
 
@@ -98,7 +98,7 @@ def expression_problem(
     """Return what is wrong with an expression's syntax, or None."""
     if text is None or not text.strip():
         return None
-    found = _parsed(text, kind)
+    found = parsed(text, kind)
     return found if isinstance(found, StreambrokerError) else None
 
 
@@ -185,7 +185,7 @@ def _by_name(export: Export, import_: Import) -> Refusal | None:
 
 
 def _by_properties(export: Export, properties: Properties, text: str) -> Refusal | None:
-    expression = _parsed(text, "subscription")
+    expression = parsed(text, "subscription")
     if isinstance(expression, StreambrokerError):
         return Refusal(reason="SubscriptionInvalid", message=str(expression))
     value = expression.test(properties)
@@ -225,7 +225,8 @@ def _columns(export: Export, import_: Import) -> Refusal | None:
 
 
 @lru_cache(maxsize=_CACHED)
-def _parsed(text: str, kind: Literal["subscription", "filter"]) -> Expression | StreambrokerError:
+def parsed(text: str, kind: Literal["subscription", "filter"]) -> Expression | StreambrokerError:
+    """Return the expression of a text, or what is wrong with it; remembered by the text."""
     try:
         return parse(text, kind=kind)
     except StreambrokerError as error:
@@ -234,7 +235,7 @@ def _parsed(text: str, kind: Literal["subscription", "filter"]) -> Expression | 
 
 @lru_cache(maxsize=_CACHED)
 def _typed(text: str, schema: Schema | None) -> StreambrokerError | None:
-    expression = _parsed(text, "filter")
+    expression = parsed(text, "filter")
     if isinstance(expression, StreambrokerError):
         return expression
     if schema is None:
@@ -271,6 +272,12 @@ class Matcher(Protocol):
     def matches_of_import(self, uid: str) -> Mapping[str, Outcome]:
         """Return the outcome per Export's uid; empty for an unknown Import."""
 
+    def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
+        """Return the outcomes that a resource would have, put or not; its uid does not count.
+
+        Nothing is changed.
+        """
+
 
 class ScanMatcher:
     """The `Matcher` that tries every pair: linear in the other side per answer."""
@@ -300,16 +307,22 @@ class ScanMatcher:
         export = self._exports.get(uid)
         if export is None:
             return {}
-        tried = ((other, match(export, import_)) for other, import_ in self._imports.items())
-        return {other: outcome for other, outcome in tried if is_near(outcome)}
+        return self.outcomes_for(export)
 
     def matches_of_import(self, uid: str) -> Mapping[str, Outcome]:
         """Return the outcome per Export's uid; empty for an unknown Import."""
         import_ = self._imports.get(uid)
         if import_ is None:
             return {}
-        tried = ((other, match(export, import_)) for other, export in self._exports.items())
-        return {other: outcome for other, outcome in tried if is_near(outcome)}
+        return self.outcomes_for(import_)
+
+    def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
+        """Return the outcomes that a resource would have, put or not."""
+        if isinstance(resource, Export):
+            tried = [(uid, match(resource, other)) for uid, other in self._imports.items()]
+        else:
+            tried = [(uid, match(other, resource)) for uid, other in self._exports.items()]
+        return {uid: outcome for uid, outcome in tried if is_near(outcome)}
 
 
 def is_near(outcome: Outcome) -> bool:

@@ -17,7 +17,7 @@ from streambroker_core.board.events import (
     StatusChanged,
     Synced,
 )
-from streambroker_core.board.state import Board
+from streambroker_core.board.state import Board, stream_of
 
 __all__ = [
     "Action",
@@ -36,4 +36,5 @@ __all__ = [
     "Status",
     "StatusChanged",
     "Synced",
+    "stream_of",
 ]

@@ -80,6 +80,16 @@ class Half(Generic[R]):
         ]
         return sorted(found, key=lambda resource: resource.key)
 
+    def at(self, key: PortKey) -> list[R]:
+        """Return all that claim a port, in order of their uids."""
+        claimed = (self.shelf.get(uid) for uid in self.of_pe(key.owner))
+        return [resource for resource in claimed if resource is not None and resource.key == key]
+
+    def sharing(self, stream: Hashable) -> list[R]:
+        """Return the holders of ports that claim a stream name, in order of their uids."""
+        claimed = (self.shelf.get(uid) for uid in self.roster.claimants(stream))
+        return [resource for resource in claimed if resource is not None]
+
     def holder_at(self, key: PortKey) -> R | None:
         """Return the resource that holds a port."""
         return next((r for r in self.holders(key.owner) if r.key == key), None)

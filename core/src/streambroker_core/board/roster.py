@@ -40,6 +40,10 @@ class _Claims:
             self._of[uid] = name
         return concerned
 
+    def on(self, name: Hashable) -> list[str]:
+        """Return who claims a name, in order of the uids."""
+        return sorted(self._by_name.get(name, ()))
+
     def holder_over(self, uid: str) -> str | None:
         """Return who holds the name that a resource claims; None if it claims none."""
         name = self._of.get(uid)
@@ -80,6 +84,10 @@ class Roster(Generic[R]):
         if resource is None or self._ports.holder_over(uid) != uid:
             return self._streams.claim(uid, None, 0.0)
         return self._streams.claim(uid, self._stream_of(resource), resource.created)
+
+    def claimants(self, stream: Hashable) -> list[str]:
+        """Return who claims a stream name and holds a port, in order of the uids."""
+        return self._streams.on(stream)
 
     def port_rival(self, uid: str) -> str | None:
         """Return who holds the resource's port instead of it, or None."""

@@ -9,7 +9,7 @@ orders; a half-filled board would tear down what is merely not known yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from streambroker_core.board.events import (
@@ -38,13 +38,14 @@ from streambroker_core.board.views import (
     view_of,
 )
 from streambroker_core.matching import Match, Matcher, Outcome, ScanMatcher
-from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Route
+from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Resource, Route
 from streambroker_core.wire.hints import Point
 from streambroker_core.wire.registration import Registration
 from streambroker_core.wire.view import View
 
 
-def _stream_of(export: Export) -> tuple[str, str, str | None, str, str] | None:
+def stream_of(export: Export) -> tuple[str, str, str | None, str, str] | None:
+    """Return the name under which a stream is given only once, or None."""
     if export.stream_id is None:
         return None
     application = export.application
@@ -61,7 +62,7 @@ class Board:
 
     def __init__(self, matcher: Matcher | None = None) -> None:
         self._matcher: Matcher = ScanMatcher() if matcher is None else matcher
-        self._exports: Half[Export] = Half(_stream_of)
+        self._exports: Half[Export] = Half(stream_of)
         self._imports: Half[Import] = Half(lambda _: None)
         self._agents: dict[PeKey, AgentRegistered] = {}
         self._known: set[PeKey] = set()
@@ -247,6 +248,41 @@ class Board:
     def imports(self) -> list[Import]:
         """Return all Imports, rivals included, in order of port and age."""
         return sorted(self._imports.shelf, key=lambda r: (r.key, r.created, r.uid))
+
+    def each_export(self) -> Iterator[Export]:
+        """Yield all Exports, rivals included, in no order."""
+        return iter(self._exports.shelf)
+
+    def each_import(self) -> Iterator[Import]:
+        """Yield all Imports, rivals included, in no order."""
+        return iter(self._imports.shelf)
+
+    def exports_on(self, key: PortKey) -> list[Export]:
+        """Return all Exports that claim a port, in order of their uids."""
+        return self._exports.at(key)
+
+    def imports_on(self, key: PortKey) -> list[Import]:
+        """Return all Imports that claim a port, in order of their uids."""
+        return self._imports.at(key)
+
+    def same_stream(self, export: Export) -> list[Export]:
+        """Return the holders of ports that claim the stream name that an Export claims."""
+        stream = stream_of(export)
+        return [] if stream is None else self._exports.sharing(stream)
+
+    def takes_part(self, kind: Kind, uid: str) -> bool:
+        """Say whether a resource is there and holds what it claims."""
+        side = self._exports if kind == "Export" else self._imports
+        return side.roster.takes_part(uid)
+
+    def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
+        """Return matches and near refusals that a resource would have; nothing is changed."""
+        return self._matcher.outcomes_for(resource)
+
+    def get(self, kind: Kind, uid: str) -> Resource | None:
+        """Return a resource by its uid."""
+        side = self._exports if kind == "Export" else self._imports
+        return side.shelf.get(uid)
 
     def export_at(self, key: PortKey) -> Export | None:
         """Return the Export that holds a port."""
