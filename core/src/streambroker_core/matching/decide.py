@@ -1,20 +1,18 @@
-"""Decide which Export feeds which Import, and say why where it does not.
+"""Decide one pair: whether an Export feeds an Import, and if not, why.
 
-`match` is the definition. A `Matcher` keeps both sides and answers for one
-resource at a time; `ScanMatcher` does it by trying every pair and is the oracle
-for every faster one.
+`match` is the definition; everything faster only decides which pairs to ask it about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import Expression, check_filter, parse
-from streambroker_core.model import Export, Import, Policy, Properties, Resource
+from streambroker_core.model import Export, Import, Policy, Properties
 from streambroker_core.schema import Schema, covers
 
 Reason: TypeAlias = Literal[
@@ -245,84 +243,6 @@ def _typed(text: str, schema: Schema | None) -> StreambrokerError | None:
     except StreambrokerError as error:
         return error.with_traceback(None)
     return None
-
-
-class Matcher(Protocol):
-    """Both sides of the matching, changed one resource at a time.
-
-    Resources go by uid; putting one again replaces it. The answers hold matches
-    and `NEAR` refusals only.
-    """
-
-    def put_export(self, export: Export) -> None:
-        """Add or replace an Export."""
-
-    def remove_export(self, uid: str) -> None:
-        """Take an Export away; an unknown one changes nothing."""
-
-    def put_import(self, import_: Import) -> None:
-        """Add or replace an Import."""
-
-    def remove_import(self, uid: str) -> None:
-        """Take an Import away; an unknown one changes nothing."""
-
-    def matches_of_export(self, uid: str) -> Mapping[str, Outcome]:
-        """Return the outcome per Import's uid; empty for an unknown Export."""
-
-    def matches_of_import(self, uid: str) -> Mapping[str, Outcome]:
-        """Return the outcome per Export's uid; empty for an unknown Import."""
-
-    def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
-        """Return the outcomes that a resource would have, put or not; its uid does not count.
-
-        Nothing is changed.
-        """
-
-
-class ScanMatcher:
-    """The `Matcher` that tries every pair: linear in the other side per answer."""
-
-    def __init__(self) -> None:
-        self._exports: dict[str, Export] = {}
-        self._imports: dict[str, Import] = {}
-
-    def put_export(self, export: Export) -> None:
-        """Add or replace an Export."""
-        self._exports[export.uid] = export
-
-    def remove_export(self, uid: str) -> None:
-        """Take an Export away; an unknown one changes nothing."""
-        self._exports.pop(uid, None)
-
-    def put_import(self, import_: Import) -> None:
-        """Add or replace an Import."""
-        self._imports[import_.uid] = import_
-
-    def remove_import(self, uid: str) -> None:
-        """Take an Import away; an unknown one changes nothing."""
-        self._imports.pop(uid, None)
-
-    def matches_of_export(self, uid: str) -> Mapping[str, Outcome]:
-        """Return the outcome per Import's uid; empty for an unknown Export."""
-        export = self._exports.get(uid)
-        if export is None:
-            return {}
-        return self.outcomes_for(export)
-
-    def matches_of_import(self, uid: str) -> Mapping[str, Outcome]:
-        """Return the outcome per Export's uid; empty for an unknown Import."""
-        import_ = self._imports.get(uid)
-        if import_ is None:
-            return {}
-        return self.outcomes_for(import_)
-
-    def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
-        """Return the outcomes that a resource would have, put or not."""
-        if isinstance(resource, Export):
-            tried = [(uid, match(resource, other)) for uid, other in self._imports.items()]
-        else:
-            tried = [(uid, match(other, resource)) for uid, other in self._exports.items()]
-        return {uid: outcome for uid, outcome in tried if is_near(outcome)}
 
 
 def is_near(outcome: Outcome) -> bool:
