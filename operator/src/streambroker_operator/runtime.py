@@ -8,6 +8,7 @@ checked in vain has changed anything.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,8 @@ from streambroker_core.model import (
 from streambroker_core.wire import capability, hints
 from streambroker_core.wire.registration import Registered, Registration, derive_key
 from streambroker_core.wire.view import ImportRoute, View, with_capabilities
+from streambroker_operator.answered import Answered
+from streambroker_operator.changes import ChangeLog
 from streambroker_operator.errors import RequestError
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.store import Store, Stored
@@ -85,6 +88,7 @@ class Runtime:
         self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
         self._closing = False
         self._drawn: dict[PeKey, View] = {}
+        self.changes = ChangeLog(secrets.token_hex(8), self.board, self._why_cut)
 
     def start(self) -> None:
         """Fill the board from the store; before this there are no views."""
@@ -101,10 +105,12 @@ class Runtime:
         for kind in kinds:
             listed = tuple((s.resource, s.version) for s in self._store.resources(kind))
             self._tell(Synced(kind=kind, listed=listed, version=version))
+        self.changes.begin()
 
     def close(self) -> None:
         """Let everybody go who waits for a change."""
         self._closing = True
+        self.changes.close()
         for pe in list(self._waiting):
             self._wake(pe)
 
@@ -138,6 +144,16 @@ class Runtime:
     def key(self, pe: PeKey, registration: Registration) -> bytes:
         """Return the key of a PE's agent."""
         return derive_key(self._store.secret, pe, registration.instance)
+
+    @property
+    def secret(self) -> bytes:
+        """What this broker signs with."""
+        return self._store.secret
+
+    @property
+    def answered(self) -> Answered:
+        """The answers that are given again to the same request."""
+        return self._store.answered
 
     def stored(self, kind: Kind, key: PortKey) -> Stored | None:
         """Return the resource of a port."""
@@ -176,6 +192,7 @@ class Runtime:
         stored = self._store.put(resource)
         if stored.changed:
             self._tell(_applied(stored))
+            self.changes.resource("ADDED" if stored.created else "MODIFIED", stored)
         return self._written(stored, before)
 
     def delete(self, kind: Kind, key: PortKey) -> Written | None:
@@ -192,12 +209,23 @@ class Runtime:
             else ImportRemoved(uid=uid, version=version)
         )
         cut = tuple(Cut(route=route, reason=f"{kind}Removed") for route in before)
-        return Written(stored=Stored(resource=known.resource, version=version), cut=cut)
+        stored = Stored(resource=known.resource, version=version)
+        self.changes.resource("DELETED", stored)
+        return Written(stored=stored, cut=cut)
 
-    def register(self, pe: PeKey, registration: Registration) -> Registered:
-        """Remember where a PE's agent is; return its key."""
-        version = self._store.register(pe, registration)
+    def owner(self, pe: PeKey) -> str | None:
+        """Return the name of the token that a PE's agent is bound to; None if to none."""
+        return self._store.owner(pe)
+
+    def register(
+        self, pe: PeKey, registration: Registration, owner: str | None = None
+    ) -> Registered:
+        """Remember where a PE's agent is, and whose token it has; return its key."""
+        version = self._store.register(pe, registration, owner)
+        if self.board.registration(pe) != registration:
+            self.changes.touch(pe)
         self._tell(AgentRegistered(pe=pe, registration=registration, version=version))
+        self.changes.settle()
         return Registered(key=self.key(pe, registration))
 
     def withdraw(self, pe: PeKey) -> None:
@@ -215,6 +243,7 @@ class Runtime:
             )
         version = self._store.withdraw(pe)
         self._tell(PeWithdrawn(pe=pe, version=version))
+        self.changes.settle()
 
     def _check(self, resource: Resource) -> None:
         if isinstance(resource, Export):
@@ -266,6 +295,7 @@ class Runtime:
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, RoutesChanged):
+            self.changes.touch(action.pe)
             self._wake(action.pe)
         elif isinstance(action, Hint):
             self._hint(action)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -10,11 +11,15 @@ from pathlib import Path
 
 from aiohttp import web
 
-from streambroker_operator.errors import AddressError
+from streambroker_operator.auth import TokenFile, is_loopback
+from streambroker_operator.errors import AddressError, OpenError
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.rest import create_app
+from streambroker_operator.rest.limits import Limits
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Store
+
+_log = logging.getLogger("streambroker")
 
 SHUTDOWN_S = 0.5
 """How long requests under way may take when the broker stops, in seconds."""
@@ -27,27 +32,48 @@ class Broker:
         db: the SQLite file.
         host: address to listen at.
         port: TCP port; 0 picks a free one.
+        tokens: file of those who may call; without it anybody may, and the address has to be
+            of this machine alone.
+        insecure: listen without tokens at whatever address.
+        limits: how much one caller may ask for.
     """
 
-    def __init__(self, *, db: Path, host: str = "127.0.0.1", port: int = 8470) -> None:
+    def __init__(
+        self,
+        *,
+        db: Path,
+        host: str = "127.0.0.1",
+        port: int = 8470,
+        tokens: Path | None = None,
+        insecure: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
         self._db = db
         self._host = host
         self._port = port
+        self._tokens = tokens
+        self._insecure = insecure
+        self._limits = limits
         self.url = ""
 
     async def start(self) -> None:
         """Open the store, fill the board, listen; afterwards `url` is set.
 
         Raises:
+            OpenError: others could reach it, and there are no tokens.
+            TokensError: the token file cannot be used.
             StoreError: the file cannot be used.
             AddressError: the address is taken.
         """
+        tokens = self._guard()
         self._store = Store(self._db)
         self._sender = HintSender()
         self.runtime = Runtime(self._store, self._sender)
         self.runtime.start()
         self._runner = web.AppRunner(
-            create_app(self.runtime), access_log=None, shutdown_timeout=SHUTDOWN_S
+            create_app(self.runtime, tokens, self._limits),
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_S,
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port)
@@ -61,6 +87,24 @@ class Broker:
                 "Is a broker running there already? Choose another port with --port, or 0 for any."
             ) from error
         self.url = _url(self._host, self._runner.addresses[0])
+
+    def _guard(self) -> TokenFile | None:
+        if self._tokens is not None:
+            return TokenFile(self._tokens)
+        if is_loopback(self._host):
+            return None
+        if not self._insecure:
+            raise OpenError(
+                f"{self._host} is not of this machine alone, and without tokens whoever reaches it"
+                " can change every route. Give a token file with --tokens, listen at 127.0.0.1, or"
+                " say --insecure if that is what you want."
+            )
+        _log.warning(
+            "%s is not of this machine alone, and this broker asks nobody who they are: whoever "
+            "reaches it can change every route",
+            self._host,
+        )
+        return None
 
     async def stop(self) -> None:
         """Answer what is under way, then close everything."""

@@ -24,6 +24,7 @@ from streambroker_core.model import Kind, PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.manifest import read_spec, write_spec
 from streambroker_core.wire.registration import Registration
+from streambroker_operator.answered import Answered
 from streambroker_operator.errors import StoreError
 
 FORMAT_VERSION = 1
@@ -39,6 +40,10 @@ CREATE TABLE IF NOT EXISTS resources (
 CREATE TABLE IF NOT EXISTS pes (
   namespace TEXT NOT NULL, job TEXT NOT NULL, pe INTEGER NOT NULL, version INTEGER NOT NULL,
   instance TEXT, location TEXT, hint TEXT, PRIMARY KEY (namespace, job, pe)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS owners (
+  namespace TEXT NOT NULL, job TEXT NOT NULL, pe INTEGER NOT NULL, token TEXT NOT NULL,
+  PRIMARY KEY (namespace, job, pe)
 ) WITHOUT ROWID;
 """
 
@@ -126,6 +131,7 @@ class Store:
                 (secrets.token_bytes(32),),
             )
         self.secret = bytes(self._meta("secret"))
+        self.answered = Answered(self._db, self._clock)
 
     def close(self) -> None:
         """Close the file and let another broker have it."""
@@ -153,6 +159,7 @@ class Store:
     def _next_version(self) -> int:
         version = self.version + 1
         self._db.execute("UPDATE meta SET value = ? WHERE name = 'version'", (version,))
+        self.answered.claim(version)
         return version
 
     def resources(self, kind: Kind) -> list[Stored]:
@@ -248,11 +255,29 @@ class Store:
             )
         return version
 
-    def register(self, pe: PeKey, registration: Registration) -> int:
+    def owner(self, pe: PeKey) -> str | None:
+        """Return the name of the token that a PE's agent is bound to; None if to none."""
+        row = self._db.execute(
+            "SELECT token FROM owners WHERE namespace = ? AND job = ? AND pe = ?",
+            (pe.namespace, pe.job, pe.pe),
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def register(self, pe: PeKey, registration: Registration, owner: str | None = None) -> int:
         """Remember where a PE's agent is; return the version.
 
         The same registration again is not written again.
+
+        Args:
+            pe: the PE.
+            registration: what its agent says.
+            owner: name of the token to bind the agent to; None leaves that as it is.
         """
+        if owner is not None and owner != self.owner(pe):
+            self._db.execute(
+                "INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?)",
+                (pe.namespace, pe.job, pe.pe, owner),
+            )
         row = self._db.execute(
             "SELECT namespace, job, pe, version, instance, location, hint FROM pes "
             "WHERE namespace = ? AND job = ? AND pe = ?",
@@ -280,10 +305,11 @@ class Store:
         """Forget a PE; return the version of that."""
         with self._transaction():
             version = self._next_version()
-            self._db.execute(
-                "DELETE FROM pes WHERE namespace = ? AND job = ? AND pe = ?",
-                (pe.namespace, pe.job, pe.pe),
-            )
+            for table in ("pes", "owners"):
+                self._db.execute(
+                    f"DELETE FROM {table} WHERE namespace = ? AND job = ? AND pe = ?",  # noqa: S608 - ours
+                    (pe.namespace, pe.job, pe.pe),
+                )
         return version
 
 

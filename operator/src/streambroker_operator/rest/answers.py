@@ -8,16 +8,15 @@ from typing import Any
 
 from aiohttp import web
 
-from streambroker_core.board import Status
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.model import Route, kind_of
 from streambroker_core.wire import problem as problems
 from streambroker_core.wire.canonical import canonical
-from streambroker_core.wire.manifest import write_manifest
+from streambroker_operator.bodies import resource_body, route_body
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.asking import etag_of
-from streambroker_operator.runtime import Runtime, Written
-from streambroker_operator.store import Stored
+from streambroker_operator.rest.conditions import etag_of
+from streambroker_operator.runtime import Written
+
+__all__ = ["json_answer", "problem_answer", "resource_body", "route_body", "written_answer"]
 
 
 def json_answer(
@@ -46,38 +45,6 @@ def written_answer(written: Written, *, status: int = 200) -> web.Response:
         },
     }
     return json_answer(body, status=status, headers={"ETag": etag_of(resource)})
-
-
-def route_body(route: Route) -> dict[str, Any]:
-    """Return a route as JSON-like data."""
-    return {
-        "export": str(route.export),
-        "import": str(route.import_),
-        "filter": route.filter,
-        "policy": route.policy,
-    }
-
-
-def resource_body(runtime: Runtime, stored: Stored) -> dict[str, Any]:
-    """Return a resource's manifest with its status."""
-    resource = stored.resource
-    status = runtime.board.status(kind_of(resource), resource.uid)
-    body = write_manifest(resource, version=stored.version)
-    return {**body, "status": {} if status is None else _status_body(status)}
-
-
-def _status_body(status: Status) -> dict[str, Any]:
-    return {
-        "accepted": status.accepted,
-        "reason": status.reason,
-        "message": status.message,
-        "matches": status.matches,
-        "topMatches": [str(key) for key in status.peers],
-        "refused": [
-            {"export": str(pair.export), "reason": pair.reason, "message": pair.message}
-            for pair in status.refused
-        ],
-    }
 
 
 def problem_answer(error: StreambrokerError) -> web.Response:

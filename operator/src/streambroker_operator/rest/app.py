@@ -8,30 +8,81 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from streambroker_core.errors import StreambrokerError
+from streambroker_operator.auth import TokenFile
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest import exports, imports, lists, pe
+from streambroker_operator.rest import (
+    description,
+    events,
+    exports,
+    imports,
+    lists,
+    pe,
+    resources,
+)
 from streambroker_operator.rest.answers import problem_answer
 from streambroker_operator.rest.asking import MAX_BODY, RUNTIME
+from streambroker_operator.rest.authentication import TOKENS, audited, authenticate
+from streambroker_operator.rest.conditions import conditional
+from streambroker_operator.rest.limits import (
+    GAUGES,
+    Gauges,
+    Limits,
+    limit_addresses,
+    limit_principals,
+)
+from streambroker_operator.rest.lists import SNAPSHOTS, snapshots_of
+from streambroker_operator.rest.replay import replay
 from streambroker_operator.runtime import Runtime
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+PARTS = (
+    description.routes,
+    lists.routes,
+    events.routes,
+    pe.routes,
+    resources.routes,
+    exports.routes,
+    imports.routes,
+)
+
 _log = logging.getLogger("streambroker.rest")
 
 
-def create_app(runtime: Runtime) -> web.Application:
-    """Return the application that serves a runtime."""
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[_problems, _ready])
+def create_app(
+    runtime: Runtime, tokens: TokenFile | None = None, limits: Limits | None = None
+) -> web.Application:
+    """Return the application that serves a runtime.
+
+    Args:
+        runtime: what is served.
+        tokens: who may call; None for anybody.
+        limits: how much one caller may ask for; None for the usual.
+    """
+    app = web.Application(client_max_size=MAX_BODY, middlewares=_MIDDLEWARES)
     app[RUNTIME] = runtime
-    for part in (lists, pe, exports, imports):
-        app.add_routes(part.routes)
+    app[GAUGES] = Gauges(Limits() if limits is None else limits)
+    app[SNAPSHOTS] = snapshots_of(runtime)
+    if tokens is not None:
+        app[TOKENS] = tokens
+    for part in PARTS:
+        app.add_routes(part)
     return app
+
+
+@web.middleware
+async def _told(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Write a line for each request that is no read."""
+    response = await handler(request)
+    if request.method not in ("GET", "HEAD"):
+        _log.info("%s %s -> %d", request.method, request.path_qs, response.status)
+    return response
 
 
 @web.middleware
 async def _ready(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer nothing from a board that has not seen everything yet."""
-    if not request.app[RUNTIME].board.synced:
+    if not request.app[RUNTIME].board.synced and request.path != description.PATH:
         raise RequestError(
             503,
             "NotSynced",
@@ -45,30 +96,52 @@ async def _ready(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def _problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every failure into a problem document."""
     try:
-        response = await handler(request)
+        return await handler(request)
     except StreambrokerError as error:
-        response = problem_answer(error)
+        return problem_answer(error)
     except web.HTTPException as error:
-        response = problem_answer(_http_error(request, error))
+        return _http_answer(request, error)
     except Exception:
         _log.exception("failed to answer %s %s", request.method, request.path)
-        response = problem_answer(
+        return problem_answer(
             RequestError(500, "Failed", "The broker failed on this request; its log says why.")
         )
-    if request.method not in ("GET", "HEAD"):
-        _log.info("%s %s -> %d", request.method, request.path_qs, response.status)
-    return response
 
 
-def _http_error(request: web.Request, error: web.HTTPException) -> RequestError:
+def _http_answer(request: web.Request, error: web.HTTPException) -> web.Response:
     if error.status == 404:
-        return RequestError(404, "NotFound", f"There is nothing at {request.path}.")
-    if isinstance(error, web.HTTPMethodNotAllowed):
-        allowed = ", ".join(sorted(error.allowed_methods))
-        return RequestError(
+        found = RequestError(404, "NotFound", f"There is nothing at {request.path}.")
+    elif isinstance(error, web.HTTPMethodNotAllowed):
+        headers = _methods(error)
+        if request.method == "OPTIONS":
+            return web.Response(status=204, headers=headers)
+        found = RequestError(
             405,
             "MethodNotAllowed",
-            f"{request.path} takes {allowed}, not {request.method}.",
-            headers={"Allow": allowed},
+            f"{request.path} takes {headers['Allow']}, not {request.method}.",
+            headers=headers,
         )
-    return RequestError(error.status, "Failed", f"The request cannot be read: {error.reason}.")
+    else:
+        reason = f"The request cannot be read: {error.reason}."
+        found = RequestError(error.status, "Failed", reason)
+    return problem_answer(found)
+
+
+def _methods(error: web.HTTPMethodNotAllowed) -> dict[str, str]:
+    methods = sorted({*error.allowed_methods, "OPTIONS"})
+    patch = {"Accept-Patch": "application/merge-patch+json"} if "PATCH" in methods else {}
+    return {"Allow": ", ".join(methods), **patch}
+
+
+_MIDDLEWARES = (
+    audited,
+    _told,
+    _problems,
+    limit_addresses,
+    authenticate,
+    limit_principals,
+    _ready,
+    replay,
+    _problems,  # once more: what was refused is the answer to its repetition, too
+    conditional,
+)

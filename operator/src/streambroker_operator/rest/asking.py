@@ -16,11 +16,11 @@ from streambroker_core.model import (
     Kind,
     PeKey,
     PortKey,
-    Resource,
     is_label,
 )
 from streambroker_core.wire.quantity import parse_duration
 from streambroker_operator.errors import RequestError
+from streambroker_operator.rest.conditions import check_match
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Stored
 
@@ -121,35 +121,6 @@ def import_of(request: web.Request) -> Import:
     return stored.resource
 
 
-def etag_of(resource: Resource) -> str:
-    """Return a resource's ETag, in its quotes."""
-    return f'"{resource.uid}.{resource.generation}"'
-
-
-def tags(header: str | None) -> set[str]:
-    """Return the ETags of a condition, without quotes and weakness."""
-    parts = (part.strip() for part in (header or "").split(","))
-    return {part.removeprefix("W/").strip('"') for part in parts if part}
-
-
-def check_match(request: web.Request, stored: Stored | None) -> None:
-    """Look at ``If-Match`` and ``If-None-Match`` before a change.
-
-    Raises:
-        RequestError: 412, the resource is not what the caller takes it for.
-    """
-    wanted = tags(request.headers.get("If-Match"))
-    unwanted = tags(request.headers.get("If-None-Match"))
-    current = None if stored is None else etag_of(stored.resource).strip('"')
-    if wanted and (current is None or not ({current, "*"} & wanted)):
-        now = "it does not exist" if current is None else f'it is "{current}" now'
-        raise RequestError(412, "ConditionFailed", f"If-Match does not hold: {now}.")
-    if request.method == "PUT" and current is not None and {current, "*"} & unwanted:
-        raise RequestError(
-            412, "ConditionFailed", f'If-None-Match does not hold: it exists as "{current}".'
-        )
-
-
 def wait_of(request: web.Request) -> float:
     """Return how long a GET may wait for a change, in seconds; 0 without ``?wait=``.
 
@@ -167,6 +138,22 @@ def wait_of(request: web.Request) -> float:
     return min(seconds, MAX_WAIT_S)
 
 
+async def raw_body(request: web.Request) -> bytes:
+    """Return the body.
+
+    Raises:
+        RequestError: 413, it is too long; 400, it is not encoded as it says.
+    """
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RequestError(
+            413, "BodyTooLarge", f"The body has more than {MAX_BODY} bytes."
+        ) from error
+    except web.RequestPayloadError as error:
+        raise RequestError(400, "NotJson", "The body cannot be unpacked as it says.") from error
+
+
 async def text_body(request: web.Request) -> str:
     """Return the body as text.
 
@@ -174,13 +161,7 @@ async def text_body(request: web.Request) -> str:
         RequestError: 400, it is not UTF-8; 413, it is too long.
     """
     try:
-        raw = await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise RequestError(
-            413, "BodyTooLarge", f"The body has more than {MAX_BODY} bytes."
-        ) from error
-    try:
-        return raw.decode("utf-8")
+        return (await raw_body(request)).decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(
             400, "NotJson", f"The body is not UTF-8 at byte {error.start}."

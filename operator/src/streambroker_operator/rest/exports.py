@@ -1,4 +1,4 @@
-"""``…/export/{port}``: Exports and their properties."""
+"""``…/export/{port}/properties`` and ``…/property/{name}``: what an Export says of itself."""
 
 from __future__ import annotations
 
@@ -13,44 +13,14 @@ from streambroker_core.properties import normalise
 from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.manifest import MAX_PROPERTIES
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.answers import json_answer, resource_body, written_answer
-from streambroker_operator.rest.asking import (
-    RUNTIME,
-    etag_of,
-    export_of,
-    json_body,
-    stored_of,
-    tags,
-)
-from streambroker_operator.rest.declaring import declare, withdraw
-from streambroker_operator.rest.pe import PE
+from streambroker_operator.rest.answers import json_answer, written_answer
+from streambroker_operator.rest.asking import RUNTIME, export_of, json_body, stored_of
+from streambroker_operator.rest.conditions import etag_of
+from streambroker_operator.rest.resources import PORTS
 
-EXPORT = PE + "/export/{port}"
-PROPERTIES = EXPORT + "/properties"
-PROPERTY = EXPORT + "/property/{name}"
+PROPERTIES = PORTS["Export"] + "/properties"
+PROPERTY = PORTS["Export"] + "/property/{name}"
 routes = web.RouteTableDef()
-
-
-@routes.get(EXPORT)
-async def get_export(request: web.Request) -> web.Response:
-    """Answer an Export with its status."""
-    stored = stored_of(request, "Export")
-    etag = etag_of(stored.resource)
-    if etag.strip('"') in tags(request.headers.get("If-None-Match")):
-        return web.Response(status=304, headers={"ETag": etag})
-    return json_answer(resource_body(request.app[RUNTIME], stored), headers={"ETag": etag})
-
-
-@routes.put(EXPORT)
-async def put_export(request: web.Request) -> web.Response:
-    """Declare an Export: create or replace it."""
-    return await declare(request, "Export")
-
-
-@routes.delete(EXPORT)
-async def delete_export(request: web.Request) -> web.Response:
-    """Withdraw an Export."""
-    return withdraw(request, "Export")
 
 
 @routes.get(PROPERTIES)

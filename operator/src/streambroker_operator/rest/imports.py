@@ -1,4 +1,4 @@
-"""``…/import/{port}``: Imports, their filter, and what they want."""
+"""``…/import/{port}/filter``, ``/subscription`` and ``/streams``: what an Import wants."""
 
 from __future__ import annotations
 
@@ -12,43 +12,19 @@ from streambroker_core.model import Import
 from streambroker_core.wire.fields import Fields, json_type
 from streambroker_core.wire.manifest import read_expression, read_streams, streams_out
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.answers import json_answer, resource_body, written_answer
+from streambroker_operator.rest.answers import json_answer, written_answer
 from streambroker_operator.rest.asking import (
     RUNTIME,
-    etag_of,
     import_of,
     json_body,
     stored_of,
-    tags,
     text_body,
 )
-from streambroker_operator.rest.declaring import declare, withdraw
-from streambroker_operator.rest.pe import PE
+from streambroker_operator.rest.conditions import etag_of
+from streambroker_operator.rest.resources import PORTS
 
-IMPORT = PE + "/import/{port}"
+IMPORT = PORTS["Import"]
 routes = web.RouteTableDef()
-
-
-@routes.get(IMPORT)
-async def get_import(request: web.Request) -> web.Response:
-    """Answer an Import with its status."""
-    stored = stored_of(request, "Import")
-    etag = etag_of(stored.resource)
-    if etag.strip('"') in tags(request.headers.get("If-None-Match")):
-        return web.Response(status=304, headers={"ETag": etag})
-    return json_answer(resource_body(request.app[RUNTIME], stored), headers={"ETag": etag})
-
-
-@routes.put(IMPORT)
-async def put_import(request: web.Request) -> web.Response:
-    """Declare an Import: create or replace it."""
-    return await declare(request, "Import")
-
-
-@routes.delete(IMPORT)
-async def delete_import(request: web.Request) -> web.Response:
-    """Withdraw an Import."""
-    return withdraw(request, "Import")
 
 
 @routes.get(IMPORT + "/filter")

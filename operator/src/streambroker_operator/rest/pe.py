@@ -12,9 +12,10 @@ from streambroker_operator.rest.asking import (
     json_body,
     known_pe,
     pe_of,
-    tags,
     wait_of,
 )
+from streambroker_operator.rest.authentication import QUIET, binding, check_withdrawal, seen_by
+from streambroker_operator.rest.conditions import check_tag, tags
 
 PE = "/api/subscriptions/job/{job}/pe/{pe}"
 routes = web.RouteTableDef()
@@ -29,7 +30,7 @@ async def get_view(request: web.Request) -> web.Response:
     runtime = request.app[RUNTIME]
     if wait_s and _current(request, pe) in known:
         await runtime.changed(pe, wait_s)
-    found = runtime.view(known_pe(request))
+    found = seen_by(request, runtime.view(known_pe(request)))
     if found is None:
         raise LookupError("a known PE has a view")
     headers = {"ETag": f'"{found.version}"', "Cache-Control": "no-cache"}
@@ -39,7 +40,7 @@ async def get_view(request: web.Request) -> web.Response:
 
 
 def _current(request: web.Request, pe: PeKey) -> str | None:
-    found = request.app[RUNTIME].board.view(pe)
+    found = seen_by(request, request.app[RUNTIME].board.view(pe))
     return None if found is None else found.version
 
 
@@ -48,12 +49,21 @@ async def register(request: web.Request) -> web.Response:
     """Remember where a PE's agent is and answer its key."""
     pe = pe_of(request)
     body = registration.decode(await json_body(request))
-    answer = request.app[RUNTIME].register(pe, body)
-    return json_answer(registration.encode_answer(answer), headers={"Cache-Control": "no-store"})
+    check_tag(request, _current(request, pe))
+    runtime = request.app[RUNTIME]
+    owner = binding(request, pe, body)
+    same = runtime.board.registration(pe) == body and owner in (None, runtime.owner(pe))
+    registered = registration.encode_answer(runtime.register(pe, body, owner))
+    answer = json_answer(registered, headers={"Cache-Control": "no-store"})
+    answer[QUIET] = same
+    return answer
 
 
 @routes.delete(PE)
 async def withdraw(request: web.Request) -> web.Response:
     """Forget a PE that has no port left."""
-    request.app[RUNTIME].withdraw(known_pe(request))
+    pe = known_pe(request)
+    check_tag(request, _current(request, pe))
+    check_withdrawal(request, pe)
+    request.app[RUNTIME].withdraw(pe)
     return web.Response(status=204)

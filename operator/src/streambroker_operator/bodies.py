@@ -1,0 +1,61 @@
+"""What resources, PEs and routes look like to those who read them: JSON-like data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streambroker_core.board import Board, Status
+from streambroker_core.model import PeKey, Route, kind_of
+from streambroker_core.wire.manifest import write_manifest
+from streambroker_operator.store import Stored
+
+
+def route_body(route: Route) -> dict[str, Any]:
+    """Return a route."""
+    return {
+        "export": str(route.export),
+        "import": str(route.import_),
+        "filter": route.filter,
+        "policy": route.policy,
+    }
+
+
+def resource_body(board: Board, stored: Stored) -> dict[str, Any]:
+    """Return a resource's manifest with the status that the board gives it."""
+    resource = stored.resource
+    return shown(stored, board.status(kind_of(resource), resource.uid))
+
+
+def shown(stored: Stored, status: Status | None) -> dict[str, Any]:
+    """Return a resource's manifest with a status; an empty one where there is none."""
+    body = write_manifest(stored.resource, version=stored.version)
+    return {**body, "status": {} if status is None else _status_body(status)}
+
+
+def _status_body(status: Status) -> dict[str, Any]:
+    return {
+        "accepted": status.accepted,
+        "reason": status.reason,
+        "message": status.message,
+        "matches": status.matches,
+        "topMatches": [str(key) for key in status.peers],
+        "refused": [
+            {"export": str(pair.export), "reason": pair.reason, "message": pair.message}
+            for pair in status.refused
+        ],
+    }
+
+
+def pe_body(board: Board, pe: PeKey) -> dict[str, Any]:
+    """Return a PE: where its agent is, and the names of its ports."""
+    registration = board.registration(pe)
+    view = board.view(pe)
+    return {
+        "namespace": pe.namespace,
+        "job": pe.job,
+        "pe": pe.pe,
+        "location": None if registration is None else registration.location,
+        "version": None if view is None else view.version,
+        "exports": [] if view is None else sorted(view.exports),
+        "imports": [] if view is None else sorted(view.imports),
+    }

@@ -1,0 +1,250 @@
+"""What has changed, in order, for those who follow the broker.
+
+Every change of an Export, an Import, a PE or a route is one event with a number.
+The last ones are kept, so that a follower who was away goes on where it stopped.
+A follower has a place in this one sequence, not a queue of its own; one that falls
+too far behind is let go, and lists everything anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from streambroker_core.board import Board
+from streambroker_core.model import PeKey, PortKey, Route, kind_of
+from streambroker_core.wire.canonical import canonical
+from streambroker_core.wire.view import View
+from streambroker_operator.bodies import pe_body, resource_body, route_body
+from streambroker_operator.store import Stored
+
+KEPT_EVENTS = 10_000
+KEPT_BYTES = 32 * 1024 * 1024
+BEHIND = 1_000
+"""How many events a follower may be behind once it has caught up."""
+
+Word = Literal["ADDED", "MODIFIED", "DELETED"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One event.
+
+    Attributes:
+        number: counts from 1 in a session.
+        name: ``export``, ``import``, ``pe``, ``route-added`` or ``route-cut``.
+        namespaces: those it touches.
+        data: canonical JSON.
+    """
+
+    number: int
+    name: str
+    namespaces: tuple[str, ...]
+    data: bytes
+
+
+class Follower:
+    """One reader's place in the sequence.
+
+    Attributes:
+        place: number of the last event that was sent.
+        lost: whether it fell too far behind; nothing more is promised to it.
+    """
+
+    def __init__(self, place: int, end: int) -> None:
+        self.place = place
+        self._caught_up_at = end
+        self._news: asyncio.Future[None] | None = None
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was let go."""
+        return self.gone.done()
+
+    def tell(self, number: int) -> None:
+        """Note that there is a new event."""
+        allowed = BEHIND if self.place >= self._caught_up_at else KEPT_EVENTS + BEHIND
+        if number - self.place > allowed:
+            self.let_go()
+        elif self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def let_go(self) -> None:
+        """End it."""
+        for future in (self.gone, self._news):
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    async def news(self, timeout_s: float) -> bool:
+        """Return when there is a new event or it is let go; False where time is up before."""
+        self._news = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait([self._news], timeout=timeout_s)
+        return bool(done)
+
+
+class ChangeLog:
+    """The sequence of events, written by the owner of the state.
+
+    Args:
+        session: a text that no other run of the broker has.
+        board: where statuses, views and registrations are looked up.
+        why_cut: gives the reason word of a route that is gone.
+
+    Attributes:
+        count: number of the last event.
+        closed: whether the broker is stopping.
+    """
+
+    def __init__(self, session: str, board: Board, why_cut: Callable[[Route], str]) -> None:
+        self.session = session
+        self.count = 0
+        self.closed = False
+        self._board = board
+        self._why_cut = why_cut
+        self._kept: deque[Change] = deque()
+        self._bytes = 0
+        self._followers: set[Follower] = set()
+        self._touched: dict[PeKey, None] = {}
+        self._views: dict[PeKey, View] = {}
+
+    # ---- writing ---------------------------------------------------------
+
+    def begin(self) -> None:
+        """Take the board as it is for known; events are what comes from now on."""
+        self._touched.clear()
+        self._views = {pe: view for pe in self._board.pes() if (view := self._board.view(pe))}
+
+    def touch(self, pe: PeKey) -> None:
+        """Note that a PE's view or registration is another; `settle` tells of it."""
+        self._touched[pe] = None
+
+    def resource(self, word: Word, stored: Stored) -> None:
+        """Tell of an Export or an Import, then of all that changed with it."""
+        resource = stored.resource
+        name = kind_of(resource).lower()
+        body = {"type": word, "object": resource_body(self._board, stored)}
+        self._add(name, (resource.key.namespace,), body)
+        self.settle()
+
+    def settle(self) -> None:
+        """Tell of the PEs that were touched, and of their routes."""
+        touched, self._touched = self._touched, {}
+        for pe in touched:
+            self._settle(pe)
+
+    def _settle(self, pe: PeKey) -> None:
+        before, after = self._views.get(pe), self._board.view(pe)
+        if after is None:
+            self._views.pop(pe, None)
+        else:
+            self._views[pe] = after
+        if before is not None or after is not None:
+            word: Word = "ADDED" if before is None else "DELETED" if after is None else "MODIFIED"
+            body = {"type": word, "object": pe_body(self._board, pe)}
+            self._add("pe", (pe.namespace,), body)
+        self._tell_routes(_routes(pe, before, after), _routes(pe, after, before))
+
+    def _tell_routes(
+        self, old: Mapping[tuple[str, str], Route], new: Mapping[tuple[str, str], Route]
+    ) -> None:
+        for pair, route in old.items():
+            if pair not in new:
+                self._route("route-cut", "DELETED", route, reason=self._why_cut(route))
+        for pair, route in new.items():
+            if pair not in old:
+                self._route("route-added", "ADDED", route)
+
+    def _route(self, name: str, word: Word, route: Route, **more: str) -> None:
+        namespaces = (route.export.namespace, route.import_.namespace)
+        self._add(name, namespaces, {"type": word, "route": route_body(route), **more})
+
+    def _add(self, name: str, namespaces: tuple[str, ...], body: Mapping[str, Any]) -> None:
+        self.count += 1
+        data = canonical({**body, "point": list(self._board.point)})
+        self._kept.append(Change(number=self.count, name=name, namespaces=namespaces, data=data))
+        self._bytes += len(data)
+        while len(self._kept) > KEPT_EVENTS or self._bytes > KEPT_BYTES:
+            self._bytes -= len(self._kept.popleft().data)
+        for follower in list(self._followers):
+            follower.tell(self.count)
+
+    # ---- following -------------------------------------------------------
+
+    @property
+    def followers(self) -> int:
+        """How many follow at the moment."""
+        return len(self._followers)
+
+    def follow(self, last: str | None) -> Follower | None:
+        """Let somebody follow.
+
+        Args:
+            last: id of the last event that it has; None to begin with the next one.
+
+        Returns:
+            Its place; None where the events after that id are not kept.
+        """
+        place = self.count if last is None else self._place_of(last)
+        if place is None:
+            return None
+        follower = Follower(place, self.count)
+        self._followers.add(follower)
+        return follower
+
+    def leave(self, follower: Follower) -> None:
+        """Forget a follower."""
+        self._followers.discard(follower)
+
+    def after(self, place: int, most: int) -> list[Change] | None:
+        """Return the events after a place, at most so many; None where some are not kept."""
+        oldest = self._kept[0].number if self._kept else self.count + 1
+        if place + 1 < oldest:
+            return None
+        start = place + 1 - oldest
+        return [self._kept[at] for at in range(start, min(start + most, len(self._kept)))]
+
+    def id_of(self, number: int) -> str:
+        """Return the id of an event."""
+        return f"{self.session}.{number}"
+
+    def _place_of(self, last: str) -> int | None:
+        session, _, digits = last.rpartition(".")
+        if session != self.session or not (digits.isascii() and digits.isdigit()):
+            return None
+        place = int(digits) if len(digits) < 19 else self.count + 1
+        return place if place <= self.count and self.after(place, 0) is not None else None
+
+    def close(self) -> None:
+        """Let all followers go; there are no new ones."""
+        self.closed = True
+        for follower in list(self._followers):
+            follower.let_go()
+
+
+def _routes(pe: PeKey, view: View | None, other: View | None) -> dict[tuple[str, str], Route]:
+    """Return the routes of a PE's exports, but for the ports that are the same in the other."""
+    found: dict[tuple[str, str], Route] = {}
+    for name, port in (view.exports if view is not None else {}).items():
+        same = None if other is None else other.exports.get(name)
+        if same is not None and same.uid == port.uid and same.routes == port.routes:
+            continue
+        key = PortKey(namespace=pe.namespace, job=pe.job, pe=pe.pe, port=name)
+        for route in port.routes:
+            found[(port.uid, route.uid)] = Route(
+                export=key,
+                export_uid=port.uid,
+                import_=route.import_,
+                import_uid=route.uid,
+                filter=route.filter,
+                policy=route.policy,
+            )
+    return found
+
+
+def selected(changes: Iterable[Change], namespace: str) -> list[Change]:
+    """Return the events that touch a namespace; all for ``*``."""
+    return [one for one in changes if namespace == "*" or namespace in one.namespaces]
