@@ -195,6 +195,19 @@ class Ledger:
         known = self.streams[stream]
         return any(self._wanted_from(r, known) < known.next for r in self.readers.values())
 
+    def lag(self, reader: Reader) -> tuple[int, int]:
+        """Return how many epochs and bytes a reader has still to finish of what is retained."""
+        if not reader.routed:
+            return 0, 0
+        epochs = size = 0
+        for stream in self.streams.values():
+            wanted = self._wanted_from(reader, stream)
+            if wanted < stream.next:
+                first = stream.at_or_after(wanted)
+                epochs += stream.next - first
+                size += stream.bytes_from(first)
+        return epochs, size
+
     # -- routes and leases -------------------------------------------------------------------
 
     def set_routes(self, routes: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ from streambroker_operator.rest import (
     imports,
     lists,
     pe,
+    reports,
     resources,
 )
 from streambroker_operator.rest.answers import problem_answer
@@ -41,6 +42,7 @@ PARTS = (
     lists.routes,
     events.routes,
     pe.routes,
+    reports.routes,
     resources.routes,
     exports.routes,
     imports.routes,
@@ -63,6 +65,7 @@ def create_app(
     app[RUNTIME] = runtime
     app[GAUGES] = Gauges(Limits() if limits is None else limits)
     app[SNAPSHOTS] = snapshots_of(runtime)
+    app[reports.REPORTS] = reports.Reports()
     if tokens is not None:
         app[TOKENS] = tokens
     for part in PARTS:

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from pe_agent.agent.hosts import Hosts
+from pe_agent.agent.reports import Reporter
 from pe_agent.broker_client import (
     BrokerClient,
     BrokerRefusedError,
@@ -53,16 +54,22 @@ class BrokerLink:
         self._refused_hints = 0
         self._polls = 0
         hosts.broker_status = self.status
+        self._reports = Reporter(
+            lambda: hosts.actions["status"]({}),
+            lambda report: self._client.request("PUT", f"{self._path}/report", report).body,
+        )
 
     def start(self) -> None:
         """Begin to poll and to listen."""
         for target in (self._run, self._listen):
             threading.Thread(target=target, daemon=True, name=f"broker {target.__name__}").start()
+        self._reports.start()
 
     def close(self) -> None:
         """Stop both threads."""
         self._stopped.set()
         self._wake.set()
+        self._reports.close()
         self._socket.close()
 
     def wake(self) -> None:
@@ -88,6 +95,7 @@ class BrokerLink:
                 if self._away:
                     log.info("broker is back", extra={"broker": self._client.url})
                 self._away = False
+                self._reports.polled()
             except Exception as error:
                 # Whatever it was, the next round is the remedy; without this thread there is none.
                 if not isinstance(error, StreambrokerError):

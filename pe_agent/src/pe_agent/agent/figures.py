@@ -19,7 +19,8 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
 
     Returns:
         Rows and bytes by stream, the publisher, bytes held and their limit, the imports an
-        admission waits for, and by reader what :func:`reader_figures` returns.
+        admission waits for, and by reader what :func:`reader_figures` returns and its lag in
+        epochs and bytes.
     """
     ledger, publisher = export.ledger, export.publisher
     return {
@@ -42,7 +43,10 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
         "limit": ledger.limits.max_bytes,
         "waiting_for": [h.import_ for h in ledger.blocked_by(now)],
         "readers": {
-            id_: reader_figures(reader, export.deliveries.of(id_), now)
+            id_: {
+                **reader_figures(reader, export.deliveries.of(id_), now),
+                "lag": list(ledger.lag(reader)),
+            }
             for id_, reader in ledger.readers.items()
         },
     }

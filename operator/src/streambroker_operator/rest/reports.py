@@ -1,0 +1,206 @@
+"""What agents report of their readers, and ``GET …/top``, which shows it by route.
+
+Reports are kept in memory only: they are figures of the moment, and after a restart
+of the broker every agent sends the next one within half a minute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from streambroker_core.model import PeKey, PortKey, Route
+from streambroker_core.wire.fields import Fields
+from streambroker_operator.rest.answers import json_answer
+from streambroker_operator.rest.asking import RUNTIME, json_body, known_pe
+from streambroker_operator.rest.authentication import QUIET
+from streambroker_operator.rest.lists import LISTS, chosen_namespace
+from streambroker_operator.rest.pe import PE
+
+AGAIN_S = 30
+"""When an agent reports again, in seconds."""
+WATCHED_S = 1
+"""The same while somebody watches."""
+WATCHING_S = 10.0
+"""For how long after a GET somebody counts as watching, in seconds."""
+SHORTEST_S = 0.5
+"""Reports closer than this give no rate: a rate of a moment says nothing."""
+MOST_PES = 20_000
+MOST_READERS = 2_000
+_LARGEST = 2**63 - 1
+
+routes = web.RouteTableDef()
+
+
+@dataclass(slots=True)
+class Figures:
+    """All readers of one route.
+
+    Attributes:
+        delivered: rows delivered in all, by reader.
+        lag_epochs: of the reader that is farthest behind; likewise ``lag_bytes``.
+        dropped: rows dropped in all.
+        alive: a reader lives.
+    """
+
+    delivered: dict[str, int] = field(default_factory=dict)
+    lag_epochs: int = 0
+    lag_bytes: int = 0
+    dropped: int = 0
+    alive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One agent's figures, by export port and import key, and when they came (monotonic)."""
+
+    at: float
+    figures: Mapping[tuple[str, str], Figures]
+    waiting: frozenset[tuple[str, str]]
+
+
+class Reports:
+    """The last report of each agent, and the one before it for rates."""
+
+    def __init__(self) -> None:
+        self._last: dict[PeKey, tuple[Report, Report | None]] = {}
+        self._read = float("-inf")
+
+    def take(self, pe: PeKey, report: Report) -> int:
+        """Keep a report; return after how many seconds the agent should send the next.
+
+        Beyond `MOST_PES` agents the one that was silent for longest is forgotten.
+        """
+        before = self._last.pop(pe, None)
+        base = None
+        if before is not None:
+            last, base = before
+            if report.at - last.at >= SHORTEST_S:
+                base = last
+        self._last[pe] = (report, base)
+        while len(self._last) > MOST_PES:
+            del self._last[next(iter(self._last))]
+        return WATCHED_S if report.at - self._read <= WATCHING_S else AGAIN_S
+
+    def forget(self, pe: PeKey) -> None:
+        """Drop what a withdrawn PE reported."""
+        self._last.pop(pe, None)
+
+    def top(self, routes: Iterable[Route], now: float) -> list[dict[str, Any]]:
+        """Return the routes with their figures; what was not reported is null.
+
+        Args:
+            routes: those of the board.
+            now: on the clock of the reports, in seconds.
+        """
+        self._read = now
+        return [self._row(route, now) for route in routes]
+
+    def _row(self, route: Route, now: float) -> dict[str, Any]:
+        known = self._last.get(route.export.owner)
+        if known is None:
+            return _row(route)
+        report, base = known
+        pair = (route.export.port, str(route.import_))
+        figures = report.figures.get(pair, Figures())
+        return _row(
+            route,
+            rowsPerSecond=_rate(report, base, pair),
+            lagEpochs=figures.lag_epochs,
+            lagBytes=figures.lag_bytes,
+            waiting=pair in report.waiting,
+            alive=figures.alive,
+            droppedRows=figures.dropped,
+            age=round(max(0.0, now - report.at), 1),
+        )
+
+
+def _row(route: Route, **known: Any) -> dict[str, Any]:
+    return {
+        "export": str(route.export),
+        "import": str(route.import_),
+        "policy": route.policy,
+        "rowsPerSecond": None,
+        "lagEpochs": None,
+        "lagBytes": None,
+        "waiting": False,
+        "alive": False,
+        "droppedRows": None,
+        "age": None,
+        **known,
+    }
+
+
+def _rate(report: Report, base: Report | None, pair: tuple[str, str]) -> float | None:
+    """Return delivered rows per second between two reports; null without two.
+
+    A reader that was not there before, or whose count went back, adds nothing: what
+    it got when is not known.
+    """
+    if base is None:
+        return None
+    before = base.figures.get(pair, Figures()).delivered
+    now = report.figures.get(pair, Figures()).delivered
+    rows = sum(max(0, count - before[reader]) for reader, count in now.items() if reader in before)
+    return round(rows / (report.at - base.at), 3)
+
+
+def read_report(body: object, at: float) -> Report:
+    """Read a report; members that are not known are of a newer agent and passed over.
+
+    Raises:
+        ManifestError: a field is wrong; the error names it.
+    """
+    figures: dict[tuple[str, str], Figures] = {}
+    waiting: set[tuple[str, str]] = set()
+    exports = Fields(body).child("exports")
+    for port in exports.names():
+        fields = exports.child(port)
+        for import_ in fields.items("waitingFor", most=MOST_READERS):
+            waiting.add((port, str(import_)))
+        for number, reader in enumerate(fields.items("readers", most=MOST_READERS)):
+            _add(figures, port, Fields(reader, f"{fields.at('readers')}[{number}]"))
+    return Report(at=at, figures=figures, waiting=frozenset(waiting))
+
+
+def _add(figures: dict[tuple[str, str], Figures], port: str, fields: Fields) -> None:
+    pair = (port, str(PortKey.parse(fields.text("import"))))
+    found = figures.setdefault(pair, Figures())
+    found.delivered[fields.text("reader")] = _count(fields, "delivered")
+    found.lag_epochs = max(found.lag_epochs, _count(fields, "lagEpochs"))
+    found.lag_bytes = max(found.lag_bytes, _count(fields, "lagBytes"))
+    found.dropped += _count(fields, "droppedRows")
+    found.alive = fields.boolean("alive", False) or found.alive
+
+
+def _count(fields: Fields, name: str) -> int:
+    return fields.integer(name, 0, high=_LARGEST)
+
+
+REPORTS = web.AppKey("reports", Reports)
+
+
+@routes.put(PE + "/report")
+async def put_report(request: web.Request) -> web.Response:
+    """Take an agent's figures; the answer says when the next are wanted."""
+    pe = known_pe(request)
+    report = read_report(await json_body(request), time.monotonic())
+    answer = json_answer({"again": request.app[REPORTS].take(pe, report)})
+    answer[QUIET] = True
+    return answer
+
+
+@routes.get(LISTS + "/top")
+async def get_top(request: web.Request) -> web.Response:
+    """Answer the routes that touch a namespace, or all with ``?namespace=*``, with figures."""
+    namespace = chosen_namespace(request)
+    found = [
+        route
+        for route in request.app[RUNTIME].board.routes()
+        if namespace in ("*", route.export.namespace, route.import_.namespace)
+    ]
+    return json_answer({"routes": request.app[REPORTS].top(found, time.monotonic())})
