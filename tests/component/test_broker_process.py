@@ -190,7 +190,7 @@ async def test_versions_go_on_from_where_they_were(tmp_path: Path) -> None:
 
 
 async def test_an_address_that_others_reach_is_warned_about(tmp_path: Path) -> None:
-    broker = BrokerProcess(tmp_path / "broker.db", "--port", "0", "--host", "0.0.0.0")
+    broker = BrokerProcess(tmp_path / "broker.db", "--port", "0", "--host", "0.0.0.0", "--insecure")
     await asyncio.to_thread(broker.url)
     broker.signal(signal.SIGTERM)
     code, errors = await asyncio.to_thread(broker.end)

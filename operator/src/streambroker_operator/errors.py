@@ -5,6 +5,8 @@
     StreambrokerError
     ├── StoreError      code StoreUnusable: the database file cannot be used
     ├── AddressError    code AddressUnusable: the broker cannot listen there
+    ├── OpenError       code NotSecured: others could reach a broker without tokens
+    ├── TokensError     code TokensUnusable: the token file cannot be used
     └── RequestError    a request that cannot be fulfilled, with its HTTP status
 """
 
@@ -26,6 +28,18 @@ class AddressError(StreambrokerError):
     """The address is taken, or is not of this machine."""
 
     code = "AddressUnusable"
+
+
+class OpenError(StreambrokerError):
+    """The address can be reached from elsewhere, and there are no tokens."""
+
+    code = "NotSecured"
+
+
+class TokensError(StreambrokerError):
+    """The token file is not there or not one; no token of it is shown."""
+
+    code = "TokensUnusable"
 
 
 class RequestError(StreambrokerError):

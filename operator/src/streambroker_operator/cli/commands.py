@@ -16,13 +16,13 @@ from streambroker_core.model import DEFAULT_NAMESPACE, PortKey, kind_of
 from streambroker_core.properties import normalise
 from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.manifest import write_manifest
+from streambroker_operator import audit
 from streambroker_operator.cli.calling import Caller, port_path
 from streambroker_operator.cli.documents import read_resources, read_value
 from streambroker_operator.cli.tables import shown
 from streambroker_operator.errors import RequestError
 
 DEFAULT_URL = "http://127.0.0.1:8470"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 KINDS = ("exports", "imports", "pes", "routes")
 
 
@@ -69,6 +69,10 @@ def _add_up(commands: Any) -> None:
     up.add_argument("--db", type=Path, default=Path("streambroker.db"), metavar="FILE")
     up.add_argument("--host", default="127.0.0.1")
     up.add_argument("--port", type=int, default=8470, help="0 picks a free one")
+    up.add_argument("--tokens", type=Path, metavar="FILE", help="who may call; see the documents")
+    up.add_argument(
+        "--insecure", action="store_true", help="listen for other machines without tokens"
+    )
     up.add_argument("--log-level", default="WARNING", choices=("DEBUG", "INFO", "WARNING"))
     up.set_defaults(run=_up)
 
@@ -121,13 +125,15 @@ def _up(options: argparse.Namespace) -> int:
     logging.basicConfig(
         level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    if options.host not in LOOPBACK:
-        logging.getLogger("streambroker").warning(
-            "%s is not of this machine alone, and this broker asks nobody who they are: whoever "
-            "reaches it can change every route",
-            options.host,
-        )
-    broker = Broker(db=options.db, host=options.host, port=options.port)
+    if options.tokens is not None:
+        audit.show()
+    broker = Broker(
+        db=options.db,
+        host=options.host,
+        port=options.port,
+        tokens=options.tokens,
+        insecure=options.insecure,
+    )
     asyncio.run(serve(broker, lambda url: _say(f"streambroker listening on {url}\n")))
     return 0
 

@@ -1,0 +1,218 @@
+"""Ask every caller who they are, before anything else looks at the request.
+
+What is not known to be allowed is refused: a new path is an admin's until it says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
+from streambroker_core.wire.registration import Registration
+from streambroker_core.wire.view import View, with_capabilities
+from streambroker_operator import audit
+from streambroker_operator.auth import (
+    ANYBODY,
+    Principal,
+    TokenFile,
+    may_take,
+    refused_pe,
+)
+from streambroker_operator.errors import RequestError
+from streambroker_operator.rest.asking import RUNTIME
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+TOKENS = web.AppKey("tokens", TokenFile)
+CALLER = web.RequestKey("caller", Principal)
+PRINCIPAL = web.RequestKey("principal", str)
+"""Name of the caller; ``anonymous`` where the broker has no tokens."""
+QUIET = web.ResponseKey("quiet", bool)
+"""The answer of a write that wrote nothing worth telling, such as an agent's usual call."""
+
+_READING = ("GET", "HEAD", "OPTIONS")
+_ASKING = ("/api/subscriptions/whatif",)
+"""Paths whose POST changes nothing."""
+_REALM = {"WWW-Authenticate": 'Bearer realm="streambroker"'}
+
+
+@web.middleware
+async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let a request through whose caller is known and may do that."""
+    caller = _caller(request)
+    request[CALLER] = caller
+    request[PRINCIPAL] = caller.name
+    # Where there is nothing, or not by this method, the answer for that is the better one.
+    if request.match_info.http_exception is None:
+        _check(request, caller)
+    return await handler(request)
+
+
+def _caller(request: web.Request) -> Principal:
+    tokens = request.app.get(TOKENS)
+    if tokens is None:
+        return ANYBODY
+    shown = request.headers.getall("Authorization", [])
+    scheme, _, token = shown[0].strip().partition(" ") if len(shown) == 1 else ("", "", "")
+    if scheme.lower() != "bearer" or not token:
+        raise RequestError(
+            401,
+            "TokenMissing",
+            "This broker wants a token: send the header `Authorization: Bearer <token>`. Jobs and"
+            " the command line take it from STREAMBROKER_TOKEN.",
+            headers=_REALM,
+        )
+    found = tokens.current().find(token.strip())
+    if found is None:
+        raise RequestError(
+            401,
+            "TokenWrong",
+            "The broker does not know this token. Was it replaced? Ask whoever keeps the broker's"
+            " token file.",
+            headers={"WWW-Authenticate": _REALM["WWW-Authenticate"] + ', error="invalid_token"'},
+        )
+    return found
+
+
+def _check(request: web.Request, caller: Principal) -> None:
+    """Refuse what the caller may not do.
+
+    Raises:
+        RequestError: 403 `NotYours`.
+    """
+    if is_reading(request):
+        for namespace in _namespaces(request):
+            if not caller.reads(namespace):
+                mine = ", ".join(sorted({found for found, _ in caller.jobs}))
+                raise not_yours(
+                    f"The token {caller.name!r} reads only the namespace {mine}, not"
+                    f" {namespace!r}: choose it with ?namespace=, or use another token."
+                )
+        return
+    namespace = request.query.get("namespace", DEFAULT_NAMESPACE)
+    job = request.match_info.get("job")
+    if caller.owns(namespace, job):
+        return
+    if caller.role == "reader":
+        raise not_yours(f"The token {caller.name!r} may read and change nothing; use another one.")
+    mine = ", ".join(sorted("/".join(found) for found in caller.jobs))
+    aim = f"job {namespace}/{job}" if job is not None else request.path
+    raise not_yours(
+        f"The token {caller.name!r} may change the ports of {mine} and no others; {aim} is not"
+        " among them. Use the token of that job, or an admin's."
+    )
+
+
+def not_yours(message: str) -> RequestError:
+    """Return the refusal of somebody who is known and may not do that."""
+    return RequestError(403, "NotYours", message)
+
+
+def is_reading(request: web.Request) -> bool:
+    """Say whether a request changes nothing."""
+    return request.method in _READING or (request.method == "POST" and _path(request) in _ASKING)
+
+
+def _path(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return "" if resource is None else resource.canonical
+
+
+def _namespaces(request: web.Request) -> list[str]:
+    """Return the namespaces that a request asks about: chosen, or named by a port."""
+    if not _path(request).startswith("/api/subscriptions"):
+        return []
+    ports = [port for name in ("import", "export") for port in request.query.getall(name, [])]
+    chosen = request.query.get("namespace", DEFAULT_NAMESPACE)
+    named = [port.partition("/")[0] for port in ports]
+    return named if named and "namespace" not in request.query else [chosen, *named]
+
+
+def seen_by(request: web.Request, view: View | None) -> View | None:
+    """Return a view as the caller may see it.
+
+    Capabilities open the data of others to whoever has them, so only the PE's own job gets
+    them. What is shown without is another version.
+    """
+    if view is None or request[CALLER].owns(view.pe.namespace, view.pe.job):
+        return view
+    bare = with_capabilities(view, lambda _port, _route: None)
+    return replace(bare, version=f"{view.version}.bare")
+
+
+def binding(request: web.Request, pe: PeKey, registration: Registration) -> str | None:
+    """Return the name of the token to bind a PE's agent to; None where there are no tokens.
+
+    Raises:
+        RequestError: 403, the PE's agent is another one, and of another token.
+    """
+    tokens = request.app.get(TOKENS)
+    if tokens is None:
+        return None
+    runtime, caller = request.app[RUNTIME], request[CALLER]
+    owner, known = runtime.owner(pe), runtime.board.registration(pe)
+    same = known is not None and known.instance == registration.instance
+    if owner is not None and not may_take(caller, owner, same=same, tokens=tokens.current()):
+        raise not_yours(refused_pe(pe, owner))
+    return caller.name
+
+
+def check_withdrawal(request: web.Request, pe: PeKey) -> None:
+    """Refuse to free a PE's agent from the token it is bound to.
+
+    Raises:
+        RequestError: 403, it is bound to another token.
+    """
+    tokens, owner = request.app.get(TOKENS), request.app[RUNTIME].owner(pe)
+    if tokens is None or owner is None:
+        return
+    if not may_take(request[CALLER], owner, same=False, tokens=tokens.current()):
+        raise not_yours(refused_pe(pe, owner))
+
+
+@web.middleware
+async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Tell the audit log of every write, done or refused; has to stand outermost.
+
+    An agent that says the same as before writes nothing, and is not told of.
+    """
+    answer = await handler(request)
+    if is_reading(request) or answer.get(QUIET, False) or not audit.wanted():
+        return answer
+    body = _body(answer)
+    routes = _object(body.get("routes"))
+    audit.tell(
+        {
+            "principal": request.get(PRINCIPAL),
+            "address": request.remote,
+            "method": request.method,
+            "path": request.path_qs,
+            "requestId": request.headers.get("Request-Id", "")[:64] or None,
+            "status": answer.status,
+            "code": body.get("code"),
+            "generation": body.get("generation"),
+            "added": len(routes.get("added", ())),
+            "cut": len(routes.get("cut", ())),
+            "replayed": "Replayed" in answer.headers,
+        }
+    )
+    return answer
+
+
+def _body(answer: web.StreamResponse) -> dict[str, Any]:
+    """Return the object that an answer consists of; an empty one for anything else."""
+    if not isinstance(answer, web.Response) or not isinstance(answer.body, bytes):
+        return {}
+    try:
+        return _object(json.loads(answer.body))
+    except ValueError:
+        return {}
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
