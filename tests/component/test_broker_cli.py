@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
@@ -12,43 +11,8 @@ import pytest
 import yaml
 
 from streambroker_operator.cli import main
-from support.brokers import Rest, running_broker
-
-DOCUMENTS = """
-apiVersion: streambroker.io/v1alpha1
-kind: Export
-metadata: {name: feed-trades, creationTimestamp: 2026-01-02T03:04:05Z}
-spec:
-  job: feed
-  port: trades
-  properties: {kind: trade, tickers: [IBM, GOOG]}
-  schema: [{name: price, type: double}]
----
----
-apiVersion: streambroker.io/v1alpha1
-kind: Import
-metadata: {name: alerts-trades}
-spec: {job: alerts, port: trades, subscription: 'kind == "trade"', filter: price > 10.0}
-"""
-
-
-class Cli:
-    """Run commands beside the broker's event loop."""
-
-    def __init__(self, rest: Rest, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-        self.rest = rest
-        self._capsys = capsys
-        self.file = folder / "streams.yaml"
-        self.file.write_text(DOCUMENTS)
-
-    async def __call__(self, *arguments: str, url: str | None = None) -> tuple[int, str, str]:
-        """Return exit code, stdout and stderr."""
-        command, *rest = arguments
-        self._capsys.readouterr()
-        full = [command, "--url", url or self.rest.url, *rest]
-        code = await asyncio.to_thread(main, full)
-        out, err = self._capsys.readouterr()
-        return code, out, err
+from support.brokers import running_broker
+from support.commands import DOCUMENTS, Cli
 
 
 @pytest.fixture
@@ -123,17 +87,16 @@ async def test_get_shows_tables(applied: Cli) -> None:
     _, everywhere, _ = await applied("get", "routes", "-A")
 
     lines = [line.split() for line in out.splitlines()]
-    assert ["JOB", "PE", "PORT", "OFFERS", "MATCHES", "STATE"] in lines
+    assert ["NAME", "PORT", "OFFERS", "MATCHES", "STATE", "AGE"] in lines
     assert [
-        "feed",
-        "0",
-        "trades",
+        "feed-trades",
+        "feed/0/trades",
         'kind="trade"',
         'tickers=["IBM",',
         '"GOOG"]',
         "1",
         "Accepted",
-    ] in lines
+    ] in [line[:-1] for line in lines]
     assert "default/feed/0/trades" in wide
     assert other == "no routes\n"
     assert "price > 10.0" in everywhere
@@ -175,11 +138,9 @@ async def test_a_subscription_and_properties_are_changed(applied: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("set-filter", "alerts", "0", "trades", "price >"), "FilterInvalid: Invalid filter at"),
         (("set-filter", "alerts", "0", "nope", "a == 1"), "UnknownPort"),
         (("set-filter", "nobody", "0", "trades", "a == 1"), "UnknownPE"),
         (("set-filter", "alerts", "zero", "trades", "a == 1"), "'zero' is not a PE number"),
-        (("set-subscription", "alerts", "0", "trades", "kind ="), "SubscriptionInvalid"),
         (("set-properties", "feed", "0", "trades", "kind"), "NAME=VALUE"),
         (("set-properties", "feed", "0", "trades", "a=1", "a=2"), "NAME=VALUE"),
         (("set-properties", "feed", "0", "trades", "a={b: 1}"), "PropertyInvalid"),
@@ -226,21 +187,80 @@ async def test_delete_takes_a_port_or_a_file(applied: Cli) -> None:
     assert (await applied.rest("GET", "/imports")).body["items"] == []
 
 
-async def test_a_broker_that_is_away_is_said_with_the_remedy(cli: Cli) -> None:
-    code, _, err = await cli("get", url="http://127.0.0.1:1")
-    assert code == 1
-    assert "No broker answers at http://127.0.0.1:1" in err
-    assert "streambroker up" in err
+async def test_a_broker_that_is_away_is_said_with_the_remedy_and_exit_code_4(cli: Cli) -> None:
+    code, out, err = await cli("get", url="http://127.0.0.1:1")
+    assert (code, out) == (4, "")
+    assert "BrokerUnavailable: No broker answers at http://127.0.0.1:1" in err
+    assert "`streambroker up`, or set STREAMBROKER_URL" in err
+    assert err.count("\n") == 1
 
     code, _, err = await cli("get", url="ftp://x")
-    assert (code, "http://" in err) == (1, True)
+    assert (code, "http://" in err) == (2, True)
 
 
-def test_an_unknown_word_is_wrong_usage() -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["get", "nonsense"])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["get", "nonsense"], "There is no kind 'nonsense'"),
+        (["get", "exprots"], "Did you mean 'exports'?"),
+        (["get", "improt/x"], "Did you mean 'import'?"),
+        (["gte"], "There is no command 'gte'. Did you mean 'get'?"),
+        (["-n", "lab", "discribe", "x"], "Did you mean 'describe'?"),
+        (["get", "exports", "-o", "jsno"], "Did you mean 'json'?"),
+        (["get", "--wide"], "--wide"),
+        ([], "COMMAND"),
+        (["apply"], "-f"),
+        (["whatif"], "-f FILE"),
+        (["whatif", "-f", "x", "--max-removed", "-1"], "--max-removed"),
+        (["delete", "exports"], "Name one export"),
+        (["delete", "all"], "Name one export"),
+        (["top", "exports"], "`top` shows routes"),
+        (["top", "--interval", "0"], "0.1"),
+        (["explain", "a/0/p", "export", "b/0/q", "export", "c/0/r"], "too much"),
+        (["get", "--token-file", "no-such-file"], "cannot be read"),
+        (["set-filter", "alerts", "0", "a == 1"], "JOB PE PORT EXPR"),
+        (["get", "--request-timeout", "soon"], "write seconds"),
+    ],
+)
+def test_wrong_usage_is_one_line_with_the_word_that_was_probably_meant(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["--url", "http://127.0.0.1:1", *arguments])
+    out, err = capsys.readouterr()
 
-    assert caught.value.code == 2
+    assert (code, out) == (2, "")
+    assert err.startswith("streambroker: Usage: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "code", "column"),
+    [
+        ("set-filter", "price >", "FilterInvalid", 7),
+        ("set-filter", "price > 1 &&\n  cost = 2", "FilterInvalid", 7),
+        ("set-subscription", "kind = 3", "SubscriptionInvalid", 5),
+    ],
+)
+async def test_an_expression_that_cannot_be_read_is_shown_with_a_caret_under_the_place(
+    applied: Cli, command: str, text: str, code: str, column: int
+) -> None:
+    exit_code, out, err = await applied(command, "alerts/0/trades", text)
+    message, line, caret = err.splitlines()
+
+    assert (exit_code, out) == (1, "")
+    assert message.startswith(f"streambroker: {code}: Invalid ")
+    assert line == "  " + text.splitlines()[-1]
+    assert caret == "  " + " " * column + "^"
+
+
+async def test_an_expression_in_a_file_is_pointed_at_too(cli: Cli) -> None:
+    cli.file.write_text(DOCUMENTS.replace('kind == "trade"', "kind == trade ||"))
+    code, _, err = await cli("apply", "-f", str(cli.file))
+
+    assert code == 1
+    assert "import default/alerts/0/trades: Invalid subscription" in err
+    assert err.splitlines()[1] == "  kind == trade ||"
 
 
 async def test_a_port_that_an_older_resource_has_stays_with_it(applied: Cli) -> None:

@@ -4,70 +4,162 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from typing import Any
 
-from streambroker_core.model import PortKey
+from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire import problem as problems
 from streambroker_operator.errors import RequestError
 
 BASE = "/api/subscriptions"
 TIMEOUT_S = 30.0
+PAGE = 500
+"""Items asked for at once."""
+PATIENCE_S = 60.0
+"""How long a call that is told to come later (429) is tried again, in seconds."""
+LIST_TRIES = 3
 
 
 class Caller:
-    """A broker's address.
+    """A broker's address and who calls.
 
     Args:
         url: such as ``http://127.0.0.1:8470``.
+        token: sent as bearer, None for none.
+        timeout_s: how long the broker may be silent, in seconds.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
-        if not self._url.startswith(("http://", "https://")):
-            raise RequestError(0, "UrlInvalid", f"{url!r} is not an http:// address.")
+    def __init__(self, url: str, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self.url = url.rstrip("/")
+        self._token = token
+        self._timeout_s = timeout_s
+        if not self.url.startswith(("http://", "https://")):
+            raise RequestError(
+                0, "UrlInvalid", f"{url!r} is not an http:// address; write --url http://host:port."
+            )
 
     def call(self, method: str, path: str, body: object = None, **query: str) -> Any:
-        """Return the answer's JSON; None where it has none.
+        """Return the answer's JSON; None where it has none. 429 is waited out.
 
         Raises:
             RequestError: the broker refuses or cannot be reached (status 0).
         """
-        address = f"{self._url}{BASE}{path}"
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with self.open(method, path, body, **query) as answer:
+                    text = _whole(answer)
+                return json.loads(text) if text else None
+            except RequestError as error:
+                pause = float(error.facts.get("retryAfter", 1.0))
+                if error.status != 429 or time.monotonic() + pause > deadline:
+                    raise
+                time.sleep(pause)
+            except ValueError as error:
+                raise RequestError(
+                    0, "Failed", f"What answers at {self.url} is no broker: {error}."
+                ) from error
+
+    def open(
+        self, method: str, path: str, body: object = None, *, last: str = "", **query: str
+    ) -> Any:
+        """Return the open answer of one request.
+
+        Args:
+            method: of HTTP.
+            path: below the base, or from ``/api/`` on.
+            body: sent as JSON.
+            last: the last event that was seen, for a stream that is resumed.
+            query: after the path.
+
+        Raises:
+            RequestError: the broker refuses or cannot be reached (status 0).
+        """
+        headers = {"Content-Type": "application/json"}
+        if last:
+            headers["Last-Event-ID"] = last
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        address = self.url + (path if path.startswith("/api/") else BASE + path)
         if query:
             address += "?" + urllib.parse.urlencode(query)
         data = None if method in ("GET", "DELETE") else json.dumps(body).encode()
-        request = urllib.request.Request(address, data=data, method=method)  # noqa: S310 - checked
-        request.add_header("Content-Type", "application/json")
+        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
+            address, data=data, method=method, headers=headers
+        )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
-                text = answer.read()
+            return opener.open(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
             raise _refusal(error) from error
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise RequestError(
-                0,
-                "BrokerUnavailable",
-                f"No broker answers at {self._url}: {reason}. Start one with `streambroker up`, or "
-                "set STREAMBROKER_URL or --url.",
-            ) from error
-        return json.loads(text) if text else None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self.away(error) from error
+
+    def away(self, error: Exception) -> RequestError:
+        """Return the error that says what to do when the broker does not answer."""
+        reason = getattr(error, "reason", error)
+        return RequestError(
+            0,
+            "BrokerUnavailable",
+            f"No broker answers at {self.url}: {reason or type(error).__name__}. Start one with "
+            "`streambroker up`, or set STREAMBROKER_URL or --url.",
+        )
+
+    def items(self, path: str, **query: str) -> list[dict[str, Any]]:
+        """Return all items of a list, page by page, all of one version.
+
+        Raises:
+            RequestError: the broker refuses, cannot be reached, or changes too fast.
+        """
+        for left in reversed(range(LIST_TRIES)):
+            try:
+                return self._pages(path, query)
+            except RequestError as error:
+                if error.code != "ListExpired" or not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _pages(self, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        more: dict[str, str] = {}
+        while True:
+            answer = self.call("GET", path, **{**query, "limit": str(PAGE), **more})
+            found += answer["items"]
+            if not answer.get("continue"):
+                return found
+            more = {"continue": str(answer["continue"])}
+
+
+def _whole(answer: Any) -> bytes:
+    try:
+        return bytes(answer.read())
+    except (OSError, http.client.HTTPException) as error:
+        reason = f"The broker's answer broke off: {error or type(error).__name__}. Try again."
+        raise RequestError(0, "BrokerUnavailable", reason) from error
 
 
 def _refusal(error: urllib.error.HTTPError) -> RequestError:
     with error:
         try:
             body: object = json.loads(error.read())
-        except ValueError:
+        except (OSError, http.client.HTTPException, ValueError):
             body = None
     found = problems.decode(body, status=error.code)
-    return RequestError(found.status, found.code, found.detail, facts=found.facts)
+    facts = dict(found.facts)
+    later = error.headers.get("Retry-After", "")
+    if later.isascii() and later.isdigit():
+        facts["retryAfter"] = int(later)
+    return RequestError(found.status, found.code, found.detail, facts=facts)
 
 
 def port_path(kind: str, key: PortKey) -> str:
     """Return the path of a port below the base."""
-    return f"/job/{key.job}/pe/{key.pe}/{kind.lower()}/{key.port}"
+    return f"{pe_path(key.owner)}/{kind.lower()}/{key.port}"
+
+
+def pe_path(pe: PeKey) -> str:
+    """Return the path of a PE below the base."""
+    return f"/job/{pe.job}/pe/{pe.pe}"

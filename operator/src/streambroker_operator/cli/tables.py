@@ -1,40 +1,100 @@
-"""Show lists as tables, JSON or YAML."""
+"""Show resources as tables, JSON, YAML or names."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any
 
 import yaml
 
+from streambroker_operator.cli.addresses import SINGULAR, names_of
+from streambroker_operator.cli.terminal import age, plain
+
 Row = list[str]
 Item = dict[str, Any]
 
+_BODY_KINDS = {"pes": "PE", "routes": "Route"}
 
-def shown(kind: str, items: Sequence[Item], output: str) -> str:
-    """Return a list as text.
+
+def shown(
+    kind: str,
+    items: Sequence[Item],
+    output: str,
+    *,
+    everywhere: bool = False,
+    now: datetime | None = None,
+) -> str:
+    """Return a list of one kind as text.
 
     Args:
         kind: exports, imports, pes or routes.
         items: as the broker answers them.
-        output: table, wide, json or yaml.
+        output: table, wide, json, yaml or name.
+        everywhere: the items are of several namespaces.
+        now: for ages; None for the present.
     """
     if output == "json":
-        return json.dumps({"items": list(items)}, indent=2) + "\n"
+        return as_json({"items": [with_kind(kind, item) for item in items]})
     if output == "yaml":
-        return yaml.safe_dump_all(items, sort_keys=False, allow_unicode=True)
+        return as_yaml([with_kind(kind, item) for item in items])
+    if output == "name":
+        return "".join(f"{SINGULAR[kind]}/{names_of(kind, item)[0]}\n" for item in items)
     if not items:
         return f"no {kind}\n"
-    head, row = _TABLES[kind]
-    wide = output == "wide"
-    rows = [[*row(item), *(_wide(kind, item) if wide else [])] for item in items]
-    return table([[*head, *(_WIDE.get(kind, []) if wide else [])], *rows])
+    layout = Layout(kind, wide=output == "wide", everywhere=everywhere)
+    return table([layout.head, *(layout.row(item, now) for item in items)])
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return rows in columns as wide as they have to be."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+def as_json(body: object) -> str:
+    """Return JSON for people and programs."""
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_yaml(documents: Sequence[object]) -> str:
+    """Return YAML documents."""
+    return str(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True))
+
+
+def with_kind(kind: str, item: Item) -> Item:
+    """Return an item that says what it is; manifests do already."""
+    return item if kind not in _BODY_KINDS else {"kind": _BODY_KINDS[kind], **item}
+
+
+class Layout:
+    """The columns of one kind.
+
+    Args:
+        kind: exports, imports, pes or routes.
+        wide: with all columns.
+        everywhere: with the namespace first.
+    """
+
+    def __init__(self, kind: str, *, wide: bool = False, everywhere: bool = False) -> None:
+        head, self._row = _TABLES[kind]
+        more, self._more = _WIDE[kind] if wide and kind in _WIDE else ([], _nothing)
+        self._everywhere = everywhere and kind != "routes"
+        self._aged = kind in ("exports", "imports")
+        first = ["NAMESPACE"] if self._everywhere else []
+        self.head = [*first, *head, *(["AGE"] if self._aged else []), *more]
+
+    def row(self, item: Item, now: datetime | None = None) -> Row:
+        """Return an item's cells."""
+        metadata = item.get("metadata", item)
+        first = [str(metadata.get("namespace", "-"))] if self._everywhere else []
+        aged = [age(metadata.get("creationTimestamp"), now)] if self._aged else []
+        return [plain(cell) for cell in [*first, *self._row(item), *aged, *self._more(item)]]
+
+
+def table(rows: Sequence[Row], least: Sequence[int] = ()) -> str:
+    """Return rows in columns as wide as they have to be.
+
+    Args:
+        rows: all with the same number of cells.
+        least: widths that the columns have at least.
+    """
+    widths = widths_of(rows, least)
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
@@ -42,33 +102,42 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _port(spec: Item) -> Row:
-    return [spec["job"], str(spec["pe"]), spec["port"]]
+def widths_of(rows: Sequence[Row], least: Sequence[int] = ()) -> list[int]:
+    """Return how wide the columns have to be, in characters."""
+    found = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [max(pair) for pair in zip(found, least, strict=True)] if least else found
+
+
+def port_of(spec: Item) -> str:
+    """Return the port of a resource as people write it: ``JOB/PE/PORT``."""
+    return f"{spec['job']}/{spec['pe']}/{spec['port']}"
 
 
 def _state(item: Item) -> Row:
-    status = item.get("status", {})
+    status = item.get("status") or {}
     return [str(status.get("matches", 0)), str(status.get("reason", "Unknown"))]
+
+
+def _named(item: Item) -> Row:
+    return [str(item["metadata"].get("name", "-")), port_of(item["spec"])]
 
 
 def _export(item: Item) -> Row:
     spec = item["spec"]
-    offers = spec.get("streamId") or _properties(spec.get("properties") or {})
-    return [*_port(spec), _short(offers), *_state(item)]
+    offers = spec.get("streamId") or properties_text(spec.get("properties") or {})
+    return [*_named(item), short(offers), *_state(item)]
 
 
 def _import(item: Item) -> Row:
     spec = item["spec"]
     named = ", ".join(stream["streamId"] for stream in spec.get("streams", []))
     wants = spec.get("subscription") or named or "-"
-    return [*_port(spec), _short(wants), _short(spec.get("filter") or "-"), *_state(item)]
+    return [*_named(item), short(wants), short(spec.get("filter") or "-"), *_state(item)]
 
 
 def _pe(item: Item) -> Row:
     return [
-        item["namespace"],
-        item["job"],
-        str(item["pe"]),
+        f"{item['job']}/{item['pe']}",
         item["location"] or "-",
         ",".join(item["exports"]) or "-",
         ",".join(item["imports"]) or "-",
@@ -76,39 +145,45 @@ def _pe(item: Item) -> Row:
 
 
 def _route(item: Item) -> Row:
-    return [item["export"], item["import"], item["policy"], item["filter"] or "-"]
+    return [item["export"], item["import"], item["policy"], short(item["filter"] or "-")]
 
 
-def _properties(properties: Item) -> str:
-    return " ".join(f"{name}={json.dumps(value)}" for name, value in properties.items()) or "{}"
+def properties_text(properties: Item) -> str:
+    """Return properties on one line."""
+    parts = (
+        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in properties.items()
+    )
+    return " ".join(parts) or "{}"
 
 
-def _short(text: str, limit: int = 60) -> str:
+def short(text: str, limit: int = 60) -> str:
+    """Return a text on one line, cut where it is too long."""
     flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
-def _wide(kind: str, item: Item) -> Row:
-    if kind not in _WIDE:
-        return []
-    status = item.get("status", {})
-    peers = ",".join(status.get("topMatches", [])) or "-"
+def _wide(item: Item) -> Row:
+    status = item.get("status") or {}
     return [
-        item["metadata"]["namespace"],
-        str(item["metadata"]["generation"]),
-        item["spec"]["application"]["scope"],
-        peers,
+        str(item["metadata"].get("generation", "-")),
+        str(item["spec"].get("application", {}).get("scope", "-")),
+        ",".join(status.get("topMatches", [])) or "-",
         status.get("message") or "-",
     ]
 
 
+def _nothing(_item: Item) -> Row:
+    return []
+
+
 _TABLES: dict[str, tuple[Row, Callable[[Item], Row]]] = {
-    "exports": (["JOB", "PE", "PORT", "OFFERS", "MATCHES", "STATE"], _export),
-    "imports": (["JOB", "PE", "PORT", "WANTS", "FILTER", "MATCHES", "STATE"], _import),
-    "pes": (["NAMESPACE", "JOB", "PE", "LOCATION", "EXPORTS", "IMPORTS"], _pe),
+    "exports": (["NAME", "PORT", "OFFERS", "MATCHES", "STATE"], _export),
+    "imports": (["NAME", "PORT", "WANTS", "FILTER", "MATCHES", "STATE"], _import),
+    "pes": (["PE", "LOCATION", "EXPORTS", "IMPORTS"], _pe),
     "routes": (["EXPORT", "IMPORT", "POLICY", "FILTER"], _route),
 }
-_WIDE: dict[str, Row] = {
-    "exports": ["NAMESPACE", "GENERATION", "SCOPE", "PEERS", "MESSAGE"],
-    "imports": ["NAMESPACE", "GENERATION", "SCOPE", "PEERS", "MESSAGE"],
+_WIDE: dict[str, tuple[Row, Callable[[Item], Row]]] = {
+    "exports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide),
+    "imports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide),
+    "pes": (["VERSION"], lambda item: [item.get("version") or "-"]),
 }

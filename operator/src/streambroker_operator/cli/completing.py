@@ -1,0 +1,189 @@
+"""``completion``: scripts for bash, zsh and fish, and what they ask while somebody types."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from streambroker_core.errors import StreambrokerError
+from streambroker_operator.cli.addresses import SINGULAR, WORDS, names_of
+from streambroker_operator.cli.calling import Caller
+from streambroker_operator.cli.failing import OK
+from streambroker_operator.cli.options import DEFAULT_URL, Parser, add_shared, caller_of
+from streambroker_operator.cli.terminal import say
+
+HIDDEN = "__complete"
+TIMEOUT_S = 0.5
+"""How long the broker may take while somebody waits for names, in seconds."""
+MOST = 200
+
+SHELLS = {
+    "bash": """\
+# streambroker completion for bash: source <(streambroker completion bash)
+_streambroker() {
+    local words=("${COMP_WORDS[@]:1:COMP_CWORD}") line
+    COMPREPLY=()
+    while IFS= read -r line; do COMPREPLY+=("$line"); done \\
+        < <(streambroker __complete "${words[@]}" 2>/dev/null)
+    [[ ${COMPREPLY[0]} == */ ]] && compopt -o nospace
+    return 0
+}
+complete -o default -F _streambroker streambroker
+""",
+    "zsh": """\
+#compdef streambroker
+# streambroker completion for zsh: source <(streambroker completion zsh)
+_streambroker() {
+    local -a found
+    found=("${(@f)$(streambroker __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    found=("${(@)found:#}")
+    if (( ${#found} )); then compadd -Q -- "${found[@]}"; else _files; fi
+}
+if [ "$funcstack[1]" = "_streambroker" ]; then
+    _streambroker
+else
+    compdef _streambroker streambroker
+fi
+""",
+    "fish": """\
+# streambroker completion for fish: streambroker completion fish | source
+function __streambroker_complete
+    set -l words (commandline -opc) (commandline -ct)
+    streambroker __complete $words[2..-1] 2>/dev/null
+end
+complete -c streambroker -f -a '(__streambroker_complete)'
+complete -c streambroker -s f -l file -r -F
+complete -c streambroker -l token-file -r -F
+""",
+}
+
+_KINDS = ("exports", "imports", "pes", "routes", "all")
+_LISTED = ("get", "describe", "watch", "top")
+_NAMED = {
+    "set-filter": "imports",
+    "set-subscription": "imports",
+    "set-properties": "exports",
+}
+_FILES = ("-f", "--file", "--filename", "--token-file", "--db", "--tokens")
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    command = commands.add_parser("completion", help="print the completion of a shell")
+    shells = command.add_subparsers(required=True, metavar="bash|zsh|fish", parser_class=Parser)
+    for shell in SHELLS:
+        shells.add_parser(shell).set_defaults(run=_completion, shell=shell)
+
+
+def _completion(options: argparse.Namespace) -> int:
+    say(SHELLS[options.shell])
+    return OK
+
+
+def complete(words: Sequence[str]) -> int:
+    """Print what the last word, perhaps empty, may become, one a line; never an error."""
+    current = words[-1] if words else ""
+    try:
+        found = [w for w in candidates(list(words[:-1]), current) if w.startswith(current)]
+    except StreambrokerError:
+        found = []
+    say("".join(f"{word}\n" for word in found[:MOST]))
+    return OK
+
+
+def candidates(before: Sequence[str], current: str) -> Iterable[str]:
+    """Return the words that may stand behind others; the caller filters by what is typed."""
+    from streambroker_operator.cli.commands import _parser
+
+    parsers: dict[str, argparse.ArgumentParser] = _subparsers(_parser())
+    plain = _positional(before)
+    if before and (before[-1] in _FILES):
+        return []
+    if not plain:
+        return _flags(_parser()) if current.startswith("-") else sorted(parsers)
+    command = plain[0]
+    if command not in parsers:
+        return []
+    values = _values(parsers[command], before)
+    if values is not None:
+        return values
+    if current.startswith("-"):
+        return _flags(parsers[command])
+    return _arguments(command, plain[1:], current, before)
+
+
+def _arguments(
+    command: str, given: Sequence[str], current: str, before: Sequence[str]
+) -> Iterable[str]:
+    """Return kinds, or the names that a broker knows."""
+    if command == "completion":
+        return SHELLS if not given else []
+    if command in _NAMED:
+        return _names(_NAMED[command], before, at=1) if not given else []
+    if command == "explain":
+        if given and WORDS.get(given[-1], ())[:1] in (("exports",), ("imports",)):
+            return _names(WORDS[given[-1]][0], before, at=1)
+        return [*_names("exports" if given else "imports", before, at=1), "export", "import"]
+    if command not in (*_LISTED, "delete"):
+        return []
+    kinds = WORDS.get(given[0], ()) if given else ()
+    if kinds:
+        return [name for kind in kinds for name in _names(kind, before, at=0)]
+    first, slash, _ = current.partition("/")
+    if slash and len(WORDS.get(first, ())) == 1:
+        return [f"{first}/{name}" for name in _names(WORDS[first][0], before, at=0)]
+    words = SINGULAR.values() if command == "delete" else _KINDS
+    return [word for word in words if not (command == "delete" and word == "route")]
+
+
+def _names(kind: str, before: Sequence[str], *, at: int) -> list[str]:
+    """Return the names of a kind; none if the broker does not answer at once.
+
+    Args:
+        kind: of the list.
+        before: the words typed, for ``--url`` and ``-n``.
+        at: which of an item's names; 0 is the resource's own, 1 its port.
+    """
+    parser = Parser(add_help=False)
+    add_shared(parser, root=True)
+    options, _ = parser.parse_known_args(list(before))
+    options.request_timeout = TIMEOUT_S
+    caller: Caller = caller_of(options)
+    answer = caller.call("GET", f"/{kind}", namespace=options.namespace, limit=str(MOST))
+    return [names_of(kind, item)[at] for item in answer["items"]]
+
+
+def _values(parser: argparse.ArgumentParser, before: Sequence[str]) -> Iterable[str] | None:
+    """Return what may stand behind an option; None where no option waits for a value."""
+    last = before[-1] if before else ""
+    for action in parser._actions:
+        if last in action.option_strings and action.nargs != 0:
+            words = str(action.metavar or "")
+            if last in ("-n", "--namespace"):
+                return ["default"]
+            return words.split("|") if "|" in words else ([DEFAULT_URL] if last == "--url" else [])
+    return None
+
+
+def _positional(before: Sequence[str]) -> list[str]:
+    """Return the words that are neither options nor their values."""
+    found: list[str] = []
+    rest = iter(before)
+    for word in rest:
+        if word in ("--url", "-n", "--namespace", "-o", "--output", *_FILES, "--request-timeout"):
+            next(rest, None)
+        elif not word.startswith("-"):
+            found.append(word)
+    return found
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return sorted(flag for action in parser._actions for flag in action.option_strings)
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}

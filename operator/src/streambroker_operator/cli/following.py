@@ -1,0 +1,165 @@
+"""Follow a broker's events: by SSE, or by comparing lists where a broker has no events."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streambroker_operator.cli.addresses import KINDS
+from streambroker_operator.cli.calling import Caller
+from streambroker_operator.errors import RequestError
+
+POLL_S = 2.0
+"""Pause between two lists of a broker without events, in seconds."""
+RETRY_S = 1.0
+"""Pause before a lost stream is opened again, in seconds."""
+EVENTS = {
+    "export": "exports",
+    "import": "imports",
+    "pe": "pes",
+    "route-added": "routes",
+    "route-cut": "routes",
+}
+RESET = "reset"
+
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        name: export, import, pe, route-added, route-cut, or reset: some were lost, list again.
+        data: type, object or route, reason.
+        id: to resume after it.
+    """
+
+    name: str
+    data: Item = field(default_factory=dict)
+    id: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Of which list the item is."""
+        return EVENTS.get(self.name, "")
+
+    @property
+    def item(self) -> Item:
+        """The resource, PE or route as it is now, or was before it went."""
+        found = self.data.get("route" if self.kind == "routes" else "object")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def change(self) -> str:
+        """ADDED, MODIFIED or DELETED."""
+        if self.kind == "routes":
+            return "ADDED" if self.name == "route-added" else "DELETED"
+        return str(self.data.get("type", "MODIFIED")).upper()
+
+
+def follow(caller: Caller, namespace: str) -> Iterator[Event]:
+    """Yield events from now on, for ever; a lost connection is taken up again.
+
+    The first is always a reset, yielded when the stream is open: what is listed
+    then has no gap to what follows.
+
+    Raises:
+        RequestError: the broker refuses, or cannot be reached at the start.
+    """
+    last, opened = "", False
+    while True:
+        try:
+            with caller.open("GET", "/events", last=last, namespace=namespace) as answer:
+                if not opened:
+                    yield Event(name=RESET)
+                opened = True
+                for event in read_events(answer):
+                    last = event.id or last
+                    if event.name:
+                        yield event
+        except RequestError as error:
+            if not opened and error.code in ("NotFound", "MethodNotAllowed"):
+                yield from _compared(caller, namespace)
+            if not opened or error.status not in (0, 429, 503):
+                raise
+        except (OSError, http.client.HTTPException):
+            opened = True
+        time.sleep(RETRY_S)
+
+
+def read_events(lines: Iterable[bytes]) -> Iterator[Event]:
+    """Yield the events of an event stream (HTML, 9.2); one that has only an id has no name."""
+    fields: dict[str, list[str]] = {}
+    for raw in lines:
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        if line:
+            name, _, value = line.partition(":")
+            fields.setdefault(name, []).append(value.removeprefix(" "))
+            continue
+        if "event" in fields or "id" in fields:
+            yield _event(fields)
+        fields = {}
+
+
+def _event(fields: Mapping[str, list[str]]) -> Event:
+    text = "\n".join(fields.get("data", []))
+    try:
+        data = json.loads(text) if text else {}
+    except ValueError:
+        data = {}
+    return Event(
+        name=fields.get("event", [""])[-1],
+        data=data if isinstance(data, dict) else {},
+        id=fields.get("id", [""])[-1],
+    )
+
+
+def _compared(caller: Caller, namespace: str) -> Iterator[Event]:
+    before = _listed(caller, namespace)
+    yield Event(name=RESET)
+    while True:
+        time.sleep(POLL_S)
+        after = _listed(caller, namespace)
+        yield from differences(before, after)
+        before = after
+
+
+def _listed(caller: Caller, namespace: str) -> dict[tuple[str, str], Item]:
+    return {
+        (kind, _identity(kind, item)): item
+        for kind in KINDS
+        for item in caller.items(f"/{kind}", namespace=namespace)
+    }
+
+
+def _identity(kind: str, item: Item) -> str:
+    if kind == "routes":
+        return f"{item['export']} {item['import']}"
+    if kind == "pes":
+        return f"{item['namespace']}/{item['job']}/{item['pe']}"
+    return str(item["metadata"]["uid"])
+
+
+def differences(
+    before: Mapping[tuple[str, str], Item], after: Mapping[tuple[str, str], Item]
+) -> Iterator[Event]:
+    """Yield the events that lead from one set of lists to another; both by kind and identity."""
+    words = {kind: name for name, kind in EVENTS.items() if kind != "routes"}
+    for (kind, identity), item in before.items():
+        if (kind, identity) not in after:
+            if kind == "routes":
+                yield Event(name="route-cut", data={"route": item})
+            else:
+                yield Event(name=words[kind], data={"type": "DELETED", "object": item})
+    for (kind, identity), item in after.items():
+        known = before.get((kind, identity))
+        if kind == "routes" and known is None:
+            yield Event(name="route-added", data={"route": item})
+        elif kind != "routes" and known != item:
+            change = "ADDED" if known is None else "MODIFIED"
+            yield Event(name=words[kind], data={"type": change, "object": item})

@@ -1,0 +1,84 @@
+"""``up`` and ``version``: run a broker, and say which release this is."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from streambroker_operator.cli.calling import Caller
+from streambroker_operator.cli.failing import OK
+from streambroker_operator.cli.options import add_output, caller_of, one_of, remote
+from streambroker_operator.cli.tables import as_json, as_yaml
+from streambroker_operator.cli.terminal import say
+from streambroker_operator.errors import RequestError
+
+
+def add(commands: Any) -> None:
+    """Add the commands."""
+    up = commands.add_parser("up", help="run a broker over a SQLite file")
+    up.add_argument("--db", type=Path, default=Path("streambroker.db"), metavar="FILE")
+    up.add_argument("--host", default="127.0.0.1")
+    up.add_argument("--port", type=int, default=8470, help="0 picks a free one")
+    up.add_argument("--tokens", type=Path, metavar="FILE", help="who may call; see the documents")
+    up.add_argument(
+        "--insecure", action="store_true", help="listen for other machines without tokens"
+    )
+    up.add_argument(
+        "--log-level",
+        default="WARNING",
+        type=one_of("DEBUG", "INFO", "WARNING"),
+        metavar="DEBUG|INFO|WARNING",
+    )
+    up.set_defaults(run=_up)
+    told = remote(commands, "version", "show the release of this command and of the broker")
+    told.add_argument("--client", action="store_true", help="of this command only")
+    add_output(told, "text", "json", "yaml")
+    told.set_defaults(run=_version)
+
+
+def _up(options: argparse.Namespace) -> int:
+    from streambroker_operator import audit
+    from streambroker_operator.serving import Broker, serve
+
+    logging.basicConfig(
+        level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    if options.tokens is not None:
+        audit.show()
+    broker = Broker(
+        db=options.db,
+        host=options.host,
+        port=options.port,
+        tokens=options.tokens,
+        insecure=options.insecure,
+    )
+    asyncio.run(serve(broker, lambda url: say(f"streambroker listening on {url}\n")))
+    return OK
+
+
+def _version(options: argparse.Namespace) -> int:
+    found: dict[str, Any] = {"client": version("streambroker-operator")}
+    if not options.client:
+        found["broker"] = _broker(caller_of(options))
+    if options.output == "json":
+        say(as_json(found))
+    elif options.output == "yaml":
+        say(as_yaml([found]))
+    else:
+        say("".join(f"{name} {text}\n" for name, text in found.items()))
+    return OK
+
+
+def _broker(caller: Caller) -> str:
+    """Return the version of the broker's interface, or why it is not known."""
+    try:
+        answer = caller.call("GET", "/api/openapi.json")
+        return f"{answer['info']['version']} at {caller.url}"
+    except RequestError as error:
+        return f"unknown: {error.code} at {caller.url}"
+    except (KeyError, TypeError):
+        return f"unknown at {caller.url}"

@@ -1,0 +1,222 @@
+"""``top``: routes with rates, lag and congestion, as the agents report them."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from streambroker_operator.cli.addresses import Item, Target, chosen, read_targets
+from streambroker_operator.cli.failing import OK, UsageError
+from streambroker_operator.cli.options import (
+    add_everywhere,
+    add_output,
+    caller_of,
+    namespace_of,
+    one_of,
+    remote,
+)
+from streambroker_operator.cli.tables import as_json, as_yaml, widths_of
+from streambroker_operator.cli.terminal import Colour, is_terminal, lasted, paint, plain, say
+from streambroker_operator.errors import RequestError
+
+INTERVAL_S = 2.0
+STALE_S = 90.0
+"""A report older than this is of an agent that reports no more."""
+HEAD = [
+    "EXPORT",
+    "IMPORT",
+    "POLICY",
+    "ROWS/S",
+    "LAG",
+    "LAG BYTES",
+    "CONGESTION",
+    "DROPPED",
+    "AGE",
+]
+_RIGHT = range(3, 6)
+_CLEAR = "\x1b[H\x1b[J"
+_COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}
+_FIRST = ("waits", "away", "flows", "idle", "stale", "unknown")
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    top = remote(commands, "top", "show routes with rates, lag and congestion, live")
+    top.add_argument("words", nargs="*", metavar="[routes] [JOB/PE/PORT…]", help="only of these")
+    top.add_argument("--once", action="store_true", help="do not go on; so without a terminal")
+    top.add_argument("--interval", type=_interval, default=INTERVAL_S, metavar="SECONDS")
+    top.add_argument("--sort", type=one_of(*_SORTS), default="state", metavar="|".join(_SORTS))
+    add_output(top, "table", "json", "yaml")
+    add_everywhere(top)
+    top.set_defaults(run=_top)
+
+
+def _interval(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0.1 <= found <= 3_600.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 3600")
+    return found
+
+
+def _top(options: argparse.Namespace) -> int:
+    caller, targets = caller_of(options), _targets(options.words)
+    namespace = namespace_of(options)
+
+    def ask() -> list[Item]:
+        routes = caller.call("GET", "/top", namespace=namespace)["routes"]
+        return sorted(_of(routes, targets), key=_SORTS[options.sort])
+
+    if options.once or options.output != "table" or not is_terminal():
+        return _once(ask(), options.output)
+    _live(ask, options.interval, caller.url)
+    return OK
+
+
+def _targets(words: Sequence[str]) -> list[Target]:
+    if not words:
+        return [Target(kinds=("routes",))]
+    found = [target for word in words for target in read_targets([word])]
+    if any(target.name is None and target.kinds != ("routes",) for target in found):
+        raise UsageError("`top` shows routes; name ports as JOB/PE/PORT, or give no word.")
+    named = [target for target in found if target.name is not None]
+    return named or found
+
+
+def _of(routes: Sequence[Item], targets: Sequence[Target]) -> list[Item]:
+    return [r for r in routes if any(chosen("routes", [r], target.name) for target in targets)]
+
+
+def _once(routes: Sequence[Item], output: str) -> int:
+    if output == "json":
+        say(as_json({"routes": list(routes)}))
+    elif output == "yaml":
+        say(as_yaml(routes))
+    else:
+        say("\n".join(lines_of(routes)) + "\n")
+    return OK
+
+
+def _live(ask: Callable[[], list[Item]], interval_s: float, url: str) -> None:
+    """Draw again and again, until interrupted; a broker that goes away is waited for."""
+    routes = ask()
+    note = ""
+    while True:
+        size = shutil.get_terminal_size()
+        say(
+            _CLEAR
+            + screen(routes, url, note, size.columns, size.lines, datetime.now().astimezone())
+        )
+        time.sleep(interval_s)
+        try:
+            routes, note = ask(), ""
+        except RequestError as error:
+            if error.status not in (0, 429, 503):
+                raise
+            note = f"{error.code}: figures stand still; trying again"
+
+
+def screen(
+    routes: Sequence[Item], url: str, note: str, columns: int, rows: int, now: datetime
+) -> str:
+    """Return one picture of the live view, no larger than the terminal."""
+    waiting = sum(1 for route in routes if state_of(route) == "waits")
+    head = f"streambroker top  {url}  {len(routes)} routes, {waiting} waiting  {now:%H:%M:%S}"
+    lines = [paint(head[:columns], "bold")]
+    if note:
+        lines.append(paint(note[:columns], "yellow"))
+    room = max(1, rows - len(lines) - 2)
+    body = lines_of(routes, columns)
+    lines += body[: room + 1]
+    if len(body) > room + 1:
+        lines.append(f"… {len(body) - room - 1} more")
+    return "\n".join(lines[: max(1, rows - 1)])
+
+
+def lines_of(routes: Sequence[Item], columns: int | None = None) -> list[str]:
+    """Return the table's lines, its head first, coloured where that is wanted.
+
+    Args:
+        routes: as the broker answers them.
+        columns: where lines are cut; None for nowhere.
+    """
+    if not routes:
+        return ["no routes"]
+    rows = [HEAD, *(row_of(route) for route in routes)]
+    widths = widths_of(rows)
+    colours: list[Colour | None] = [None, *(_COLOURS.get(state_of(r)) for r in routes)]
+    lines = []
+    for row, colour in zip(rows, colours, strict=True):
+        cells = [
+            cell.rjust(width) if place in _RIGHT else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(paint("  ".join(cells).rstrip()[:columns], colour))
+    return lines
+
+
+def row_of(route: Item) -> list[str]:
+    """Return a route's cells; what nobody reported is ``-``."""
+    return [
+        plain(route["export"]),
+        plain(route["import"]),
+        route["policy"],
+        _number(route["rowsPerSecond"]),
+        _number(route["lagEpochs"]),
+        _bytes(route["lagBytes"]),
+        state_of(route),
+        _number(route["droppedRows"]),
+        "-" if route["age"] is None else lasted(route["age"]),
+    ]
+
+
+def state_of(route: Item) -> str:
+    """Return what a route does, in one word.
+
+    Returns:
+        ``waits``: its exporter waits for it; ``away``: no query reads; ``flows`` and
+        ``idle``; ``stale``: the agent reports no more; ``unknown``: it never did.
+    """
+    if route["age"] is None:
+        return "unknown"
+    if route["age"] > STALE_S:
+        return "stale"
+    if route["waiting"]:
+        return "waits"
+    if not route["alive"]:
+        return "away"
+    return "flows" if route["rowsPerSecond"] or route["lagEpochs"] else "idle"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
+
+
+def _bytes(value: float | None) -> str:
+    if value is None:
+        return "-"
+    for unit, size in (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
+        if value >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+_SORTS: dict[str, Callable[[Item], Any]] = {
+    "state": lambda r: (
+        _FIRST.index(state_of(r)),
+        -(r["lagBytes"] or 0),
+        r["export"],
+        r["import"],
+    ),
+    "lag": lambda r: (-(r["lagBytes"] or 0), -(r["lagEpochs"] or 0), r["export"], r["import"]),
+    "rate": lambda r: (-(r["rowsPerSecond"] or 0), r["export"], r["import"]),
+    "name": lambda r: (r["export"], r["import"]),
+}
