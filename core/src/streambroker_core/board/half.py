@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from streambroker_core.board.roster import Roster
 from streambroker_core.board.shelf import Change, Shelf
-from streambroker_core.matching import Outcome
+from streambroker_core.matching import Match, Outcome
 from streambroker_core.model import Export, Import, PeKey, PortKey
 
 R = TypeVar("R", Export, Import)
@@ -62,6 +62,14 @@ class Half(Generic[R]):
     def outcomes_of(self, uid: str) -> Mapping[str, Outcome]:
         """Return matches and near refusals by the other side's uid."""
         return self._outcomes.get(uid, {})
+
+    def match_count(self) -> int:
+        """Return how many of all outcomes are matches."""
+        return sum(
+            isinstance(outcome, Match)
+            for outcomes in self._outcomes.values()
+            for outcome in outcomes.values()
+        )
 
     def taking_part(self, uid: str) -> R | None:
         """Return a resource if it is there and holds what it claims."""

@@ -64,6 +64,11 @@ class Shelf(Generic[R]):
         held = self._held.get(uid)
         return None if held is None else held.resource
 
+    def named(self, namespace: str, name: str) -> str | None:
+        """Return the uid of the resource that a new one of this name would replace."""
+        uid = self._names.get((namespace, name), (0, ""))[1]
+        return uid if uid in self._held else None
+
     def apply(self, resource: R, version: int) -> list[Change[R]]:
         """Take in a resource as it was at a version; return what that changed."""
         self._reach(version)

@@ -284,6 +284,16 @@ class Board:
         side = self._exports if kind == "Export" else self._imports
         return side.shelf.get(uid)
 
+    def named(self, kind: Kind, namespace: str, name: str) -> str | None:
+        """Return the uid of the resource that a new one of this name would replace."""
+        side = self._exports if kind == "Export" else self._imports
+        return side.shelf.named(namespace, name)
+
+    @property
+    def route_count(self) -> int:
+        """How many routes there are."""
+        return self._exports.match_count()
+
     def export_at(self, key: PortKey) -> Export | None:
         """Return the Export that holds a port."""
         return self._exports.holder_at(key)

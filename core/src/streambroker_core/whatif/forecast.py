@@ -1,0 +1,309 @@
+"""What a set of changes would do to the routes.
+
+The changes are taken one by one in their order, as applying them would: an
+identity for what is new, a refusal for what cannot be, and then the routes of
+all that these changes concern, before and after. Everything else stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TypeAlias
+
+from streambroker_core.board import Board
+from streambroker_core.board.views import route_of
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.matching import (
+    Match,
+    Outcome,
+    expression_problem,
+    import_filter_problem,
+    match,
+)
+from streambroker_core.model import Export, Import, Kind, PortKey, Resource, Route, kind_of, name_of
+from streambroker_core.whatif.overlay import Overlay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Changes that somebody has in mind, in the order in which they would be made.
+
+    Attributes:
+        puts: resources to create or replace. One without uid is meant for its
+            port: it replaces the resource that holds it, or is a new one, younger
+            than all others. One with a uid is taken as it is.
+        deletes: ports whose resources are to be deleted, after all puts.
+    """
+
+    puts: tuple[Resource, ...] = ()
+    deletes: tuple[tuple[Kind, PortKey], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A route that would end, and the word for why."""
+
+    route: Route
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """A route that would stay with another filter or policy."""
+
+    route: Route
+    was: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is wrong with one of the changes.
+
+    Attributes:
+        index: of the change, puts and deletes counted as one list from 0.
+        code: the word for it.
+        detail: a sentence.
+        refused: whether the change would not be made at all. One that would be
+            made and leads to nothing, as its port or its stream id is another's,
+            has this False.
+    """
+
+    index: int
+    code: str
+    detail: str
+    refused: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What the changes would do; every list in order of exporter and importer.
+
+    Attributes:
+        kept: how many routes of the whole board would stay as they are.
+        problems: in order of the changes.
+    """
+
+    added: tuple[Route, ...] = ()
+    cut: tuple[Cut, ...] = ()
+    changed: tuple[Changed, ...] = ()
+    kept: int = 0
+    problems: tuple[Problem, ...] = ()
+
+
+_Routes: TypeAlias = "dict[tuple[str, str], Route]"
+
+
+def forecast(board: Board, proposal: Proposal) -> Forecast:
+    """Return what applying a proposal to a board would do.
+
+    The board is not changed and not copied: the cost follows the resources
+    proposed and those they meet, but for one look at each Export to count its
+    routes.
+    """
+    overlay = Overlay(board)
+    problems, put = _take_in(overlay, proposal)
+    problems += _left_out(overlay, put)
+    exports, imports = _moved(overlay, "Export"), _moved(overlay, "Import")
+    before = _routes_before(board, exports, imports)
+    after = _routes_after(overlay, exports, imports)
+    cut = [
+        Cut(route=route, reason=_why_cut(overlay, route))
+        for pair, route in before.items()
+        if pair not in after
+    ]
+    changed = [
+        Changed(route=route, was=before[pair])
+        for pair, route in after.items()
+        if pair in before and before[pair] != route
+    ]
+    return Forecast(
+        added=tuple(_ordered(route for pair, route in after.items() if pair not in before)),
+        cut=tuple(sorted(cut, key=lambda one: _place(one.route))),
+        changed=tuple(sorted(changed, key=lambda one: _place(one.route))),
+        kept=board.route_count - len(cut) - len(changed),
+        problems=tuple(sorted(problems, key=lambda problem: problem.index)),
+    )
+
+
+def _place(route: Route) -> tuple[PortKey, PortKey, str, str]:
+    return route.export, route.import_, route.export_uid, route.import_uid
+
+
+def _ordered(routes: Iterable[Route]) -> list[Route]:
+    return sorted(routes, key=_place)
+
+
+# ---- taking the changes in ---------------------------------------------------------------------
+
+
+def _take_in(overlay: Overlay, proposal: Proposal) -> tuple[list[Problem], dict[int, Resource]]:
+    """Make the changes on the overlay; return what is refused, and what was put, by index."""
+    problems: list[Problem] = []
+    put: dict[int, Resource] = {}
+    for index, resource in enumerate(proposal.puts):
+        problem = _refusal(overlay, index, resource)
+        if problem is not None:
+            problems.append(problem)
+            continue
+        put[index] = _identified(overlay, index, resource)
+        overlay.put(put[index])
+    for index, (kind, key) in enumerate(proposal.deletes, len(proposal.puts)):
+        holder = overlay.holder(kind, key)
+        if holder is None:
+            detail = f"There is no {kind} at {key}."
+            problems.append(Problem(index=index, code="UnknownPort", detail=detail))
+        else:
+            overlay.remove(kind, holder.uid)
+    return problems, put
+
+
+def _identified(overlay: Overlay, index: int, resource: Resource) -> Resource:
+    """Return a resource with the identity that it would get."""
+    if resource.uid:
+        return resource
+    holder = overlay.holder(kind_of(resource), resource.key)
+    if holder is None:
+        return replace(resource, uid=f"proposed/{index:08}", created=float("inf"), generation=1)
+    named = replace(
+        resource,
+        uid=holder.uid,
+        created=holder.created,
+        generation=holder.generation,
+        name=resource.name or holder.name,
+    )
+    return named if named == holder else replace(named, generation=holder.generation + 1)
+
+
+def _refusal(overlay: Overlay, index: int, resource: Resource) -> Problem | None:
+    holder = overlay.holder(kind_of(resource), resource.key)
+    if holder is not None and not resource.uid and _named_otherwise(resource, holder):
+        detail = f"{kind_of(resource)} {resource.key} is taken by {holder.name!r}, which is older."
+        return Problem(index=index, code="PortTaken", detail=detail)
+    fault = None if isinstance(resource, Export) else _fault(overlay, resource)
+    return None if fault is None else Problem(index=index, code=fault.code, detail=str(fault))
+
+
+def _named_otherwise(resource: Resource, holder: Resource) -> bool:
+    return bool(resource.name and holder.name and resource.name != holder.name)
+
+
+def _fault(overlay: Overlay, import_: Import) -> StreambrokerError | None:
+    """Return why an Import would be refused: its expressions, for all that it would match."""
+    problem = expression_problem(import_.subscription, "subscription")
+    if problem is None and import_.filter is not None:
+        problem = import_filter_problem(import_, _candidates(overlay, import_))
+    return problem
+
+
+def _candidates(overlay: Overlay, import_: Import) -> Iterator[Export]:
+    """Yield the Exports that an Import could match without its filter, and perhaps more."""
+    changed = overlay.changed["Export"]
+    for uid in overlay.board.outcomes_for(replace(import_, filter=None)):
+        export = overlay.board.get("Export", uid)
+        if uid not in changed and isinstance(export, Export):
+            yield export
+    yield from (export for export in changed.values() if isinstance(export, Export))
+
+
+def _left_out(overlay: Overlay, put: dict[int, Resource]) -> list[Problem]:
+    """Return the problems of resources that would be there and take no part."""
+    found = []
+    last = {(kind_of(resource), resource.uid): index for index, resource in put.items()}
+    for (kind, uid), index in last.items():
+        resource = overlay.get(kind, uid)
+        rival = None if resource is None else overlay.rival(resource)
+        if resource is not None and rival is not None:
+            code, older = rival
+            taken = f"{resource.key}" if code == "PortTaken" else "its stream id"
+            detail = f"{kind} {name_of(resource)}: {taken} is held by an older one, {older.key}."
+            found.append(Problem(index=index, code=code, detail=detail, refused=False))
+    return found
+
+
+# ---- routes before and after -------------------------------------------------------------------
+
+_Moved: TypeAlias = "dict[str, Resource | None]"
+
+
+def _moved(overlay: Overlay, kind: Kind) -> _Moved:
+    """Return the resources whose part is another, by uid; None for no part any more."""
+    found: _Moved = {}
+    for uid in sorted(overlay.concerned(kind)):
+        before = overlay.board.get(kind, uid) if overlay.board.takes_part(kind, uid) else None
+        after = overlay.get(kind, uid)
+        if after is not None and overlay.rival(after) is not None:
+            after = None
+        if before != after:
+            found[uid] = after
+    return found
+
+
+def _pair(route: Route) -> tuple[str, str]:
+    return route.export_uid, route.import_uid
+
+
+def _routes_before(board: Board, exports: _Moved, imports: _Moved) -> _Routes:
+    kinds: tuple[tuple[Kind, _Moved], ...] = (("Export", exports), ("Import", imports))
+    return {
+        _pair(route): route
+        for kind, moved in kinds
+        for uid in moved
+        for route in board.routes_of(kind, uid)
+    }
+
+
+def _routes_after(overlay: Overlay, exports: _Moved, imports: _Moved) -> _Routes:
+    found = [
+        *_met(overlay, exports, imports),
+        *_met(overlay, imports, exports),
+        *_met_anew(exports, imports),
+    ]
+    routes = (route_of(x, i, outcome) for x, i, outcome in found if isinstance(outcome, Match))
+    return {_pair(route): route for route in routes}
+
+
+def _met(
+    overlay: Overlay, moved: _Moved, others: _Moved
+) -> Iterator[tuple[Export, Import, Outcome]]:
+    """Yield what moved resources would meet among those that stay as they are."""
+    board = overlay.board
+    for resource in moved.values():
+        if resource is None:
+            continue
+        other_kind: Kind = "Import" if isinstance(resource, Export) else "Export"
+        for uid, outcome in board.outcomes_for(resource).items():
+            other = board.get(other_kind, uid)
+            if uid in others:
+                continue
+            if isinstance(resource, Export) and isinstance(other, Import):
+                yield resource, other, outcome
+            elif isinstance(resource, Import) and isinstance(other, Export):
+                yield other, resource, outcome
+
+
+def _met_anew(exports: _Moved, imports: _Moved) -> Iterator[tuple[Export, Import, Outcome]]:
+    """Yield what moved resources would be to each other."""
+    for export, import_ in product(exports.values(), imports.values()):
+        if isinstance(export, Export) and isinstance(import_, Import):
+            yield export, import_, match(export, import_)
+
+
+def _why_cut(overlay: Overlay, route: Route) -> str:
+    sides: tuple[tuple[Kind, str], ...] = (
+        ("Export", route.export_uid),
+        ("Import", route.import_uid),
+    )
+    found = [overlay.get(kind, uid) for kind, uid in sides]
+    for (kind, _), resource in zip(sides, found, strict=True):
+        if resource is None:
+            return f"{kind}Removed"
+        rival = overlay.rival(resource)
+        if rival is not None:
+            return rival[0]
+    export, import_ = found
+    if not isinstance(export, Export) or not isinstance(import_, Import):
+        raise TypeError("the board keeps kinds apart")
+    outcome = match(export, import_)
+    return "Replaced" if isinstance(outcome, Match) else outcome.reason

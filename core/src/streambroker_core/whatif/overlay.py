@@ -1,0 +1,138 @@
+"""A board as it would be, kept as the differences from the one that is.
+
+The board is only asked, never told, and nothing of it is copied but what the
+proposed resources touch: their ports, their rivals there, and those who claim a
+stream id with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from streambroker_core.board import Board, stream_of
+from streambroker_core.model import Export, Kind, PortKey, Resource, kind_of
+
+
+class Overlay:
+    """Resources put and removed, over a board that stays as it is."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.changed: dict[Kind, dict[str, Resource | None]] = {"Export": {}, "Import": {}}
+        self._at: dict[tuple[Kind, PortKey], dict[str, Resource]] = {}
+        self._names: dict[tuple[Kind, str, str], str] = {}
+        self._streams: dict[Hashable, set[str]] = {}
+
+    def put(self, resource: Resource) -> None:
+        """Add or replace a resource by its uid; of two new ones of a name the later stays."""
+        kind = kind_of(resource)
+        old = self.get(kind, resource.uid)
+        if old is None and resource.name:
+            self._give_way(kind, resource)
+        self._enter(kind, resource.uid, old, resource)
+        if resource.name:
+            self._names[(kind, resource.key.namespace, resource.name)] = resource.uid
+
+    def _give_way(self, kind: Kind, resource: Resource) -> None:
+        name = (kind, resource.key.namespace, resource.name)
+        uid = self._names.get(name) or self.board.named(*name)
+        if uid is not None:
+            self.remove(kind, uid)
+
+    def remove(self, kind: Kind, uid: str) -> None:
+        """Take a resource away; an unknown one changes nothing."""
+        old = self.get(kind, uid)
+        if old is not None:
+            self._enter(kind, uid, old, None)
+
+    def _enter(self, kind: Kind, uid: str, old: Resource | None, new: Resource | None) -> None:
+        self.changed[kind][uid] = new
+        for resource in (old, new):
+            if resource is not None:
+                self._at.setdefault((kind, resource.key), {}).pop(uid, None)
+        if new is not None:
+            self._at[(kind, new.key)][uid] = new
+        for resource in (old, new):
+            if resource is not None:
+                self._touch(kind, resource)
+
+    def _touch(self, kind: Kind, resource: Resource) -> None:
+        """Remember the stream ids that may go to somebody else now."""
+        if kind == "Import":
+            return
+        key = resource.key
+        claimants = [resource, *self._on_board(kind, key), *self.on(kind, key)]
+        for claimant in claimants:
+            stream = stream_of(claimant) if isinstance(claimant, Export) else None
+            if stream is not None:
+                self._streams.setdefault(stream, set()).add(claimant.uid)
+
+    def get(self, kind: Kind, uid: str) -> Resource | None:
+        """Return a resource as it would be."""
+        changed = self.changed[kind]
+        return changed[uid] if uid in changed else self.board.get(kind, uid)
+
+    def on(self, kind: Kind, key: PortKey) -> list[Resource]:
+        """Return all that would claim a port."""
+        changed = self.changed[kind]
+        stay = [resource for resource in self._on_board(kind, key) if resource.uid not in changed]
+        return [*stay, *self._at.get((kind, key), {}).values()]
+
+    def _on_board(self, kind: Kind, key: PortKey) -> Sequence[Resource]:
+        return self.board.exports_on(key) if kind == "Export" else self.board.imports_on(key)
+
+    def holder(self, kind: Kind, key: PortKey) -> Resource | None:
+        """Return who would hold a port."""
+        return min(self.on(kind, key), key=_age, default=None)
+
+    def sharing(self, export: Export) -> list[Export]:
+        """Return the holders of ports that would claim the stream id that an Export claims."""
+        stream = stream_of(export)
+        if stream is None:
+            return []
+        uids = {other.uid for other in self.board.same_stream(export)}
+        uids |= self._streams.get(stream, set())
+        found = (self.get("Export", uid) for uid in uids)
+        return [
+            other
+            for other in found
+            if isinstance(other, Export) and stream_of(other) == stream and self._holds(other)
+        ]
+
+    def _holds(self, export: Export) -> bool:
+        holder = self.holder("Export", export.key)
+        return holder is not None and holder.uid == export.uid
+
+    def rival(self, resource: Resource) -> tuple[str, Resource] | None:
+        """Return the word for what an older resource has taken from one, and that resource."""
+        holder = self.holder(kind_of(resource), resource.key)
+        if holder is not None and holder.uid != resource.uid:
+            return "PortTaken", holder
+        if isinstance(resource, Export):
+            oldest = min(self.sharing(resource), key=_age, default=resource)
+            if oldest.uid != resource.uid:
+                return "StreamIdTaken", oldest
+        return None
+
+    def concerned(self, kind: Kind) -> set[str]:
+        """Return the uids of all whose part may be another."""
+        found = set(self.changed[kind])
+        for touched, key in self._at:
+            if touched == kind:
+                found.update(resource.uid for resource in self._on_board(kind, key))
+        if kind == "Export":
+            for uids in self._streams.values():
+                found |= uids | self._sharing_now(uids)
+        return found
+
+    def _sharing_now(self, uids: set[str]) -> set[str]:
+        found: set[str] = set()
+        for uid in uids:
+            for known in (self.board.get("Export", uid), self.changed["Export"].get(uid)):
+                if isinstance(known, Export):
+                    found.update(other.uid for other in self.board.same_stream(known))
+        return found
+
+
+def _age(resource: Resource) -> tuple[float, str]:
+    return resource.created, resource.uid

@@ -1,0 +1,309 @@
+"""What a proposal would do is what applying it does, and asking changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streambroker_core.board import (
+    Board,
+    ExportApplied,
+    ExportRemoved,
+    ImportApplied,
+    ImportRemoved,
+)
+from streambroker_core.matching import Match, expression_problem, import_filter_problem, match
+from streambroker_core.model import Export, Import, Kind, PortKey, Resource, Route, kind_of
+from streambroker_core.whatif import Proposal, forecast, tell_forecast
+from support.resources import board_of, export_of, import_of, port
+
+PRICE = [{"name": "price", "type": "double"}]
+EXPORTS: list[dict[str, Any]] = [
+    {},
+    {"properties": {"kind": "quote"}},
+    {"allowFilter": False},
+    {"congestionPolicy": "drop"},
+    {"schema": PRICE},
+    {"streamId": "s"},
+    {"streamId": "t"},
+    {"application": {"scope": "Lab"}},
+]
+IMPORTS: list[dict[str, Any]] = [
+    {},
+    {"filter": "price > 1.0"},
+    {"filter": "size > 1"},
+    {"subscription": 'kind in ["trade", "quote"]', "onCongestion": "drop"},
+    {"streams": [{"streamId": "s"}]},
+    {"streams": [{"streamId": "s"}, {"streamId": "t"}], "filter": "price > 1.0"},
+    {"subscription": "kind =="},
+    {"applicationScope": "Lab"},
+]
+KINDS: tuple[Kind, ...] = ("Export", "Import")
+
+
+def pairs(board: Board) -> dict[tuple[str, str], Route]:
+    return {(route.export_uid, route.import_uid): route for route in board.routes()}
+
+
+# ---- applying for real -------------------------------------------------------------------------
+
+
+def apply(board: Board, proposal: Proposal) -> tuple[list[int], dict[tuple[Kind, str], int]]:
+    """Make the changes of a proposal.
+
+    Returns:
+        The places of those that are refused, and by identity the place of the last put.
+    """
+    version, refused, put = 100, [], dict[tuple[Kind, str], int]()
+    for index, proposed in enumerate(proposal.puts):
+        version += 1
+        resource = identified(board, index, proposed)
+        if resource is None or is_refused(board, resource):
+            refused.append(index)
+            continue
+        put[(kind_of(resource), resource.uid)] = index
+        if isinstance(resource, Export):
+            board.handle(ExportApplied(export=resource, version=version))
+        else:
+            board.handle(ImportApplied(import_=resource, version=version))
+    for index, (kind, key) in enumerate(proposal.deletes, len(proposal.puts)):
+        version += 1
+        holder = board.export_at(key) if kind == "Export" else board.import_at(key)
+        if holder is None:
+            refused.append(index)
+        elif kind == "Export":
+            board.handle(ExportRemoved(uid=holder.uid, version=version))
+        else:
+            board.handle(ImportRemoved(uid=holder.uid, version=version))
+    return refused, put
+
+
+def identified(board: Board, index: int, resource: Resource) -> Resource | None:
+    """Give a resource the identity that a store would; None if the port is another one's."""
+    if resource.uid:
+        return resource
+    key = resource.key
+    holder = board.export_at(key) if isinstance(resource, Export) else board.import_at(key)
+    if holder is None:
+        return replace(resource, uid=f"proposed/{index:08}", created=1e9 + index)
+    if holder.name and resource.name and holder.name != resource.name:
+        return None
+    name = resource.name or holder.name
+    return replace(resource, uid=holder.uid, created=holder.created, name=name)
+
+
+def is_refused(board: Board, resource: Resource) -> bool:
+    if isinstance(resource, Export):
+        return False
+    candidates = [x for x in board.exports() if board.takes_part("Export", x.uid)]
+    return (
+        expression_problem(resource.subscription, "subscription") is not None
+        or import_filter_problem(resource, candidates) is not None
+    )
+
+
+# ---- the property ------------------------------------------------------------------------------
+
+places = st.sampled_from(("a/p", "a/q", "b/p"))
+names = st.sampled_from(("", "", "one", "two"))
+ages = st.sampled_from((0.0, 1.0, 2.0))
+
+
+@st.composite
+def resources(draw: st.DrawFn, uid: str = "") -> Resource:
+    """Draw a resource; without a uid it is meant for its port."""
+    export = draw(st.booleans())
+    specs = EXPORTS if export else IMPORTS
+    build = export_of if export else import_of
+    made: Resource = build(
+        draw(places), uid=uid or "none", created=draw(ages), **draw(st.sampled_from(specs))
+    )
+    return replace(made, uid=uid, name=draw(names), generation=draw(st.integers(1, 2)))
+
+
+@st.composite
+def boards(draw: st.DrawFn) -> list[Resource]:
+    """Draw the resources of a board, rivals for a port or a stream id among them."""
+    count = draw(st.integers(0, 7))
+    found = [draw(resources(uid=f"r{number}")) for number in range(count)]
+    by_name = {(kind_of(r), r.name or r.uid): r for r in found}
+    return list(by_name.values())
+
+
+@st.composite
+def proposals(draw: st.DrawFn) -> Proposal:
+    """Draw changes: by port, by uid, of what is there and of what is not."""
+    uids = st.sampled_from(("", "", "r0", "r1", "r2", "new"))
+    kinds: dict[str, Kind] = {}
+    puts: list[Resource] = []
+    for _ in range(draw(st.integers(0, 4))):
+        uid = draw(uids)
+        resource = draw(resources(uid=uid))
+        if uid == "" or kinds.setdefault(uid, kind_of(resource)) == kind_of(resource):
+            puts.append(resource)
+    deletes = draw(st.lists(st.tuples(st.sampled_from(KINDS), places.map(port)), max_size=2))
+    return Proposal(puts=tuple(puts), deletes=tuple(deletes))
+
+
+def fits(held: list[Resource], proposal: Proposal) -> bool:
+    """Tell whether a proposal leaves each identity its kind."""
+    kinds = {resource.uid: kind_of(resource) for resource in held}
+    return all(kinds.get(r.uid, kind_of(r)) == kind_of(r) for r in proposal.puts)
+
+
+def picture(board: Board) -> Any:
+    """Return all that can be asked of a board."""
+    everything: list[Resource] = [*board.exports(), *board.imports()]
+    return (
+        everything,
+        board.routes(),
+        board.point,
+        [board.view(pe) for pe in board.pes()],
+        [board.status(kind_of(r), r.uid) for r in everything],
+        [dict(board.outcomes_for(r)) for r in everything],
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(held=boards(), proposal=proposals())
+def test_a_forecast_is_the_difference_that_applying_makes_and_changes_nothing(
+    held: list[Resource], proposal: Proposal
+) -> None:
+    if not fits(held, proposal):
+        return
+    board = board_of(*held)
+    before, seen = pairs(board), picture(board)
+    found = forecast(board, proposal)
+    assert picture(board) == seen
+    refused, put = apply(board, proposal)
+    after = pairs(board)
+
+    assert [p.index for p in found.problems if p.refused] == refused
+    assert {(r.export_uid, r.import_uid): r for r in found.added} == {
+        pair: route for pair, route in after.items() if pair not in before
+    }
+    cut = {pair: route for pair, route in before.items() if pair not in after}
+    assert {(c.route.export_uid, c.route.import_uid): c.route for c in found.cut} == cut
+    assert {(c.route.export_uid, c.route.import_uid): (c.was, c.route) for c in found.changed} == {
+        pair: (before[pair], route)
+        for pair, route in after.items()
+        if before.get(pair, route) != route
+    }
+    same = [pair for pair, route in after.items() if before.get(pair) == route]
+    assert found.kept == len(same)
+    for one in found.cut:
+        assert one.reason == why_gone(board, one.route)
+    idle = {p.index: p.code for p in found.problems if not p.refused}
+    assert idle == left_out(board, put)
+
+
+def why_gone(board: Board, route: Route) -> str:
+    """Return the word for the end of a route, from the board without it."""
+    sides: list[Resource] = []
+    for kind, uid in ((KINDS[0], route.export_uid), (KINDS[1], route.import_uid)):
+        resource = board.get(kind, uid)
+        if resource is None:
+            return f"{kind}Removed"
+        status = board.status(kind, uid)
+        if status is not None and status.reason in ("PortTaken", "StreamIdTaken"):
+            return status.reason
+        sides.append(resource)
+    export, import_ = sides
+    assert isinstance(export, Export)
+    assert isinstance(import_, Import)
+    outcome = match(export, import_)
+    assert not isinstance(outcome, Match)
+    return outcome.reason
+
+
+def left_out(board: Board, put: dict[tuple[Kind, str], int]) -> dict[int, str]:
+    """Return the words for what was put and takes no part, by place."""
+    statuses = {index: board.status(kind, uid) for (kind, uid), index in put.items()}
+    return {
+        index: status.reason
+        for index, status in statuses.items()
+        if status is not None and status.reason in ("PortTaken", "StreamIdTaken")
+    }
+
+
+# ---- examples ----------------------------------------------------------------------------------
+
+
+def proposed(*puts: Resource, deletes: tuple[tuple[Kind, PortKey], ...] = ()) -> Proposal:
+    return Proposal(puts=tuple(replace(r, uid="") for r in puts), deletes=deletes)
+
+
+def test_a_forecast_is_told_line_by_line() -> None:
+    board = board_of(
+        export_of("feed/trades"),
+        export_of("old/trades"),
+        import_of("alerts/trades"),
+        import_of("audit/trades"),
+    )
+    found = forecast(
+        board,
+        proposed(
+            import_of("alerts/trades", filter="price>1.0", onCongestion="drop"),
+            import_of("audit/trades", subscription='kind == "quote"'),
+            export_of("new/quotes", properties={"kind": "quote"}),
+            import_of("lost/trades", subscription="kind =="),
+            deletes=(("Export", port("old/trades")), ("Import", port("nobody/here"))),
+        ),
+    )
+
+    assert tell_forecast(found).splitlines() == [
+        "- default/feed/0/trades -> default/audit/0/trades  SubscriptionFalse",
+        "- default/old/0/trades -> default/alerts/0/trades  ExportRemoved",
+        "- default/old/0/trades -> default/audit/0/trades  ExportRemoved",
+        "+ default/new/0/quotes -> default/audit/0/trades",
+        "~ default/feed/0/trades -> default/alerts/0/trades  filter price > 1.0 and drop, "
+        "was no filter and wait",
+        "! change 3 refused: SubscriptionInvalid: Invalid subscription at line 1, column 8: found "
+        "the end of the text, expected a name or a value.",
+        "! change 5 refused: UnknownPort: There is no Import at default/nobody/0/here.",
+        "1 added, 3 cut, 1 changed, 0 kept",
+    ]
+
+
+def test_what_is_there_already_changes_nothing() -> None:
+    board = board_of(export_of(), import_of())
+    found = forecast(board, proposed(export_of(), import_of()))
+
+    assert (found.added, found.cut, found.changed, found.kept) == ((), (), (), 1)
+    assert tell_forecast(found) == "0 added, 0 cut, 0 changed, 1 kept"
+
+
+def test_a_second_stream_of_an_id_would_be_there_without_effect() -> None:
+    board = board_of(
+        export_of("feed/one", uid="x", streamId="s"), import_of(streams=[{"streamId": "s"}])
+    )
+    found = forecast(board, proposed(export_of("feed/two", streamId="s")))
+
+    assert (found.added, found.kept) == ((), 1)
+    (problem,) = found.problems
+    assert (problem.index, problem.code, problem.refused) == (0, "StreamIdTaken", False)
+    assert problem.detail == (
+        "Export feed-0-two: its stream id is held by an older one, default/feed/0/one."
+    )
+
+
+def test_a_port_of_another_name_is_refused() -> None:
+    board = board_of(replace(export_of(), name="mine"), import_of())
+    found = forecast(board, proposed(replace(export_of(properties={}), name="yours")))
+
+    assert (found.cut, found.kept) == ((), 1)
+    assert [(p.code, p.refused) for p in found.problems] == [("PortTaken", True)]
+
+
+def test_a_filter_is_judged_by_what_the_proposal_has_put_before() -> None:
+    board = board_of(export_of(schema=PRICE))
+    wants = import_of(filter="size > 1")
+    sized = export_of("b/p", schema=[{"name": "size", "type": "bigint"}])
+
+    assert [p.code for p in forecast(board, proposed(wants)).problems] == ["FilterInvalid"]
+    found = forecast(board, proposed(sized, wants))
+    assert found.problems == ()
+    assert [str(route.export) for route in found.added] == ["default/b/0/p"]
