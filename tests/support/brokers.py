@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 
 from streambroker_operator.serving import Broker
+from support.conformance import assert_conforms
 
 EXPORT = {
     "application": {"name": "market.Feed"},
@@ -65,6 +66,7 @@ class Rest:
             method, f"{self.url}/api/subscriptions{path}", headers=sent, data=data
         ) as answer:
             text = await answer.read()
+            assert_conforms(method, answer.url.raw_path, answer.status, answer.headers, text)
             found = await answer.json(content_type=None) if text else None
             return Answer(status=answer.status, body=found, headers=answer.headers.copy())
 

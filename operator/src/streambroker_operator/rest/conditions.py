@@ -75,8 +75,9 @@ def _specs(header: str | None) -> set[str]:
 async def conditional(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give every answer to a GET an ETag, and answer 304 to those who have it."""
     response = await handler(request)
-    whole = isinstance(response, web.Response) and isinstance(response.body, bytes)
-    if request.method not in ("GET", "HEAD") or response.status != 200 or not whole:
+    if request.method not in ("GET", "HEAD") or response.status != 200:
+        return response
+    if not isinstance(response, web.Response) or not isinstance(response.body, bytes):
         return response
     headers = response.headers
     headers.setdefault("Cache-Control", "no-cache")
