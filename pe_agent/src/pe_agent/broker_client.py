@@ -7,13 +7,22 @@ import json
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
 
 
 class BrokerUnavailableError(StreambrokerError):
-    """The broker does not answer, or is not ready; nothing is known to have changed."""
+    """The broker does not answer, is not ready, or has too much to do.
+
+    Attributes:
+        sent: whether the request reached it, so that a change may have been made.
+    """
 
     code = "BrokerUnavailable"
+
+    def __init__(self, message: str, *, sent: bool = False) -> None:
+        self.sent = sent
+        super().__init__(message)
 
 
 class BrokerRefusedError(StreambrokerError):
@@ -41,9 +50,10 @@ class BrokerClient:
     Args:
         url: base address of the broker, ``http://host:port``.
         namespace: namespace of the PE.
+        token: what to show the broker; None for nothing.
     """
 
-    def __init__(self, url: str, namespace: str) -> None:
+    def __init__(self, url: str, namespace: str, token: Token | None = None) -> None:
         parts = urlsplit(url)
         try:
             port = parts.port or 80
@@ -56,6 +66,7 @@ class BrokerClient:
         self.url = url.rstrip("/")
         self.namespace = namespace
         self._host, self._port = parts.hostname, port
+        self._token = token or Token()
 
     def request(
         self,
@@ -70,26 +81,33 @@ class BrokerClient:
         """Perform one request below ``/api/subscriptions``.
 
         Raises:
-            BrokerUnavailableError: no answer, or 503.
+            BrokerUnavailableError: no answer, 503 or 429.
             BrokerRefusedError: any other answer from 400 on.
         """
         target = f"/api/subscriptions{path}?" + urlencode(
             {"namespace": self.namespace, **(query or {})}
         )
         sent = {"Accept": "application/json", **(headers or {})}
+        token = self._token.current()
+        if token is not None:
+            sent["Authorization"] = f"Bearer {token}"
         data = None
         if body is not None:
             data = json.dumps(body).encode()
             sent["Content-Type"] = "application/json"
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+        reached = False
         try:
+            connection.connect()
+            reached = True
             connection.request(method, target, body=data, headers=sent)
             response = connection.getresponse()
             text = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise BrokerUnavailableError(
                 f"the broker at {self.url} does not answer ({type(error).__name__}: {error})."
-                " Routes stay as they are; try again when it is back."
+                " Routes stay as they are; try again when it is back.",
+                sent=reached,
             ) from error
         finally:
             connection.close()
@@ -100,8 +118,9 @@ class BrokerClient:
             parsed = json.loads(text) if text else None
         except ValueError:
             parsed = {"title": text[:200].decode(errors="replace")}
-        if response.status == 503:
-            raise BrokerUnavailableError(f"the broker at {self.url} is not ready yet: {parsed}")
+        if response.status in (429, 503):
+            told = parsed.get("detail") if isinstance(parsed, dict) else None
+            raise BrokerUnavailableError(f"the broker at {self.url} asks to wait: {told or parsed}")
         if response.status >= 400:
             raise BrokerRefusedError(response.status, parsed if isinstance(parsed, dict) else {})
         headers = {k.lower(): v for k, v in response.getheaders()}

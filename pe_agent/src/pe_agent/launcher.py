@@ -11,14 +11,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pe_agent import tokens
 from pe_agent.agent.process import read_address
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import PeKey
 
 log = logging.getLogger("pe_agent")
 
+SHOWN_FILE = "broker-token"
+"""Where in the data directory an agent finds its token; it looks again, so that who adopts the
+agent can give it another one."""
 START_SECONDS = 60.0
 PING_SECONDS = 0.5
 STOP_SECONDS = 10.0
@@ -42,10 +47,19 @@ class AgentProcess:
     """The agent of one PE, adopted if it lives, started if not, restarted on the same port."""
 
     def __init__(
-        self, pe: PeKey, home: Path, *, broker: str | None, linger: float, host: str, port: int
+        self,
+        pe: PeKey,
+        home: Path,
+        *,
+        broker: str | None,
+        linger: float,
+        host: str,
+        port: int,
+        token: Token | None = None,
     ) -> None:
         self._pe, self.home = pe, home
         self._broker, self._linger, self._host, self._port = broker, linger, host, port
+        self._token = token or Token()
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         self.beat: list[Any] = []
@@ -87,6 +101,8 @@ class AgentProcess:
                 f"the data directory {self.home} is in use by the agent of {pe}. Give"
                 f" {self._pe} a `data_dir` of its own."
             )
+        if self._token.value is not None:
+            tokens.write(self._token, self.home / SHOWN_FILE)
         log.info("adopted the agent of %s at %s", self._pe, client.location)
         return client
 
@@ -118,6 +134,7 @@ class AgentProcess:
         ]
         if self._broker:
             command += ["--broker", self._broker]
+        command += ["--token-file", str(tokens.write(self._token, self.home / SHOWN_FILE))]
         path = self.home / "agent.log"
         with path.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module

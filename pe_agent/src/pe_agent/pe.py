@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pe_agent import tokens
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import SOURCE_FIELD, ddl_of, schema_of
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.ports import ExportPort, ImportPort
+from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
 from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, Kind, PeKey, PortKey
@@ -49,6 +51,8 @@ def start(
     linger: float = 60.0,
     host: str = "127.0.0.1",
     port: int = 0,
+    token: str | None = None,
+    token_file: str | Path | None = None,
 ) -> PE:
     """Start the PE of a job: its agent process, and the data source in this Spark session.
 
@@ -64,14 +68,18 @@ def start(
         linger: seconds the agent serves on when the driver is gone.
         host: address the agent listens on.
         port: port of the agent; 0 for the one it had before, or any.
+        token: what to show the broker; default ``$STREAMBROKER_TOKEN``, or nothing.
+        token_file: a file with the token, read again when it changes; excludes ``token``.
 
     Raises:
+        TokenError: the token cannot be used, or both ways of giving it are used.
         AgentFailedError: the agent did not start, for instance because the port or the data
             directory is in use.
     """
     from pe_agent.datasource import StreambrokerDataSource
 
     key = PeKey.parse(f"{namespace}/{job}/{pe}")
+    shown = tokens.given(token, token_file)
     spark.dataSource.register(StreambrokerDataSource)
     process = AgentProcess(
         key,
@@ -80,8 +88,9 @@ def start(
         linger=linger,
         host=host,
         port=port,
+        token=shown,
     )
-    return PE(spark, key, process, broker, {"name": application or job, "scope": scope})
+    return PE(spark, key, process, broker, {"name": application or job, "scope": scope}, shown)
 
 
 class PE:
@@ -99,13 +108,14 @@ class PE:
         process: AgentProcess,
         broker: str | None,
         application: dict[str, str],
+        token: Token | None = None,
     ) -> None:
         self.key = key
         self.imports: dict[str, ImportPort] = {}
         self.exports: dict[str, ExportPort] = {}
         self._spark = spark
         self._process = process
-        self._broker = BrokerClient(broker, key.namespace) if broker else None
+        self._broker = BrokerClient(broker, key.namespace, token) if broker else None
         self._application = application
         self._queries: list[_Running] = []
         self.stopped = threading.Event()

@@ -21,6 +21,7 @@ from pe_agent.broker_client import (
     BrokerUnavailableError,
     pe_path,
 )
+from pe_agent.tokens import Token
 from streambroker_core.errors import HintError, StreambrokerError
 from streambroker_core.wire import hints, registration
 from streambroker_core.wire.view import decode
@@ -28,15 +29,26 @@ from streambroker_core.wire.view import decode
 log = logging.getLogger("pe_agent")
 
 RETRY_SECONDS = 1.0
+REFUSED_FACTOR = 5
+"""How much more rarely than a broker that is away one is asked that refuses the agent's token."""
 SPACING_SECONDS = hints.POLL_SPACING_S
 
 
 class BrokerLink:
     """One thread that polls and one that listens for hints."""
 
-    def __init__(self, hosts: Hosts, url: str, *, location: str, instance: str, host: str) -> None:
+    def __init__(
+        self,
+        hosts: Hosts,
+        url: str,
+        *,
+        location: str,
+        instance: str,
+        host: str,
+        token: Token | None = None,
+    ) -> None:
         self._hosts = hosts
-        self._client = BrokerClient(url, hosts.pe.namespace)
+        self._client = BrokerClient(url, hosts.pe.namespace, token)
         self._path = pe_path(hosts.pe.job, hosts.pe.pe)
         self._location = location
         self._instance = instance
@@ -51,6 +63,7 @@ class BrokerLink:
         self._gate = hints.HintGate(view.version or None, view.point) if view else hints.HintGate()
         self._register_again = 0.0
         self._away = False
+        self._refused: str | None = None
         self._refused_hints = 0
         self._polls = 0
         hosts.broker_status = self.status
@@ -81,6 +94,7 @@ class BrokerLink:
         return {
             "url": self._client.url,
             "away": self._away,
+            "refused": self._refused,
             "polls": self._polls,
             "refusedHints": self._refused_hints,
         }
@@ -94,20 +108,31 @@ class BrokerLink:
                 self._round()
                 if self._away:
                     log.info("broker is back", extra={"broker": self._client.url})
-                self._away = False
+                self._away, self._refused = False, None
                 self._reports.polled()
             except Exception as error:
                 # Whatever it was, the next round is the remedy; without this thread there is none.
                 if not isinstance(error, StreambrokerError):
                     log.exception("the round with the broker failed")
-                elif not self._away:
-                    log.warning("broker away, routes stay: %s", error)
+                else:
+                    self._note(error)
                 self._away = True
                 pause = RETRY_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+                pause *= REFUSED_FACTOR if self._refused else 1
             ended = time.monotonic()
             self._wake.wait(pause)
             self._wake.clear()
             self._stopped.wait(max(0.0, ended + SPACING_SECONDS - time.monotonic()))
+
+    def _note(self, error: StreambrokerError) -> None:
+        """Say once that the broker is away, or what it has against this agent."""
+        denied = isinstance(error, BrokerRefusedError) and error.status in (401, 403)
+        refused = f"{error.code}: {error}" if denied else None
+        if refused is not None and refused != self._refused:
+            log.error("the broker refuses this agent, routes stay: %s", refused)
+        elif refused is None and not (self._away and self._refused is None):
+            log.warning("broker away, routes stay: %s", error)
+        self._refused = refused
 
     def _round(self) -> None:
         if time.monotonic() >= self._register_again:

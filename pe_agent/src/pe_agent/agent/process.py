@@ -19,9 +19,11 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from pe_agent import tokens
 from pe_agent.agent.broker_link import BrokerLink
 from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.service import AgentService
+from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
 
@@ -54,6 +56,7 @@ class Settings:
     host: str
     port: int
     linger: float
+    token: Token
 
 
 def settings(arguments: Sequence[str] | None = None) -> Settings:
@@ -64,6 +67,11 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
     parser.add_argument("--pe", type=int, default=0)
     parser.add_argument("--namespace", default=DEFAULT_NAMESPACE)
     parser.add_argument("--broker", help="http://host:port; without it the last routes hold")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        help="holds the token for the broker; without it $STREAMBROKER_TOKEN is taken, if set",
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument(
@@ -82,6 +90,8 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         port=got.port,
         linger=got.linger,
         pe=PeKey.parse(f"{got.namespace}/{got.job}/{got.pe}"),
+        # A file that is not there yet is no reason not to serve: the last routes hold.
+        token=Token(path=got.token_file) if got.token_file else tokens.given(None, None),
     )
 
 
@@ -109,6 +119,7 @@ class Agent:
                 location=self.location,
                 instance=self.instance,
                 host=chosen.host,
+                token=chosen.token,
             )
             self.link.start()
         self._write_address()
