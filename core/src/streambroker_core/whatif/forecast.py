@@ -198,13 +198,12 @@ def _fault(overlay: Overlay, import_: Import) -> StreambrokerError | None:
 
 
 def _candidates(overlay: Overlay, import_: Import) -> Iterator[Export]:
-    """Yield the Exports that an Import could match without its filter, and perhaps more."""
-    changed = overlay.changed["Export"]
-    for uid in overlay.board.outcomes_for(replace(import_, filter=None)):
-        export = overlay.board.get("Export", uid)
-        if uid not in changed and isinstance(export, Export):
+    """Yield the Exports taking part that an Import could match without its filter, and more."""
+    known = overlay.board.outcomes_for(replace(import_, filter=None))
+    for uid in known.keys() | overlay.concerned("Export"):
+        export = overlay.get("Export", uid)
+        if isinstance(export, Export) and overlay.rival(export) is None:
             yield export
-    yield from (export for export in changed.values() if isinstance(export, Export))
 
 
 def _left_out(overlay: Overlay, put: dict[int, Resource]) -> list[Problem]:

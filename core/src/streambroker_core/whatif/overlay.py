@@ -22,11 +22,17 @@ class Overlay:
         self._at: dict[tuple[Kind, PortKey], dict[str, Resource]] = {}
         self._names: dict[tuple[Kind, str, str], str] = {}
         self._streams: dict[Hashable, set[str]] = {}
+        self._concerned: dict[Kind, frozenset[str]] = {}
 
     def put(self, resource: Resource) -> None:
-        """Add or replace a resource by its uid; of two new ones of a name the later stays."""
+        """Add or replace a resource by its uid.
+
+        A new one replaces another of its name. What was removed never comes back.
+        """
         kind = kind_of(resource)
         old = self.get(kind, resource.uid)
+        if old is None and resource.uid in self.changed[kind]:
+            return
         if old is None and resource.name:
             self._give_way(kind, resource)
         self._enter(kind, resource.uid, old, resource)
@@ -46,6 +52,7 @@ class Overlay:
             self._enter(kind, uid, old, None)
 
     def _enter(self, kind: Kind, uid: str, old: Resource | None, new: Resource | None) -> None:
+        self._concerned.pop(kind, None)
         self.changed[kind][uid] = new
         for resource in (old, new):
             if resource is not None:
@@ -114,8 +121,14 @@ class Overlay:
                 return "StreamIdTaken", oldest
         return None
 
-    def concerned(self, kind: Kind) -> set[str]:
+    def concerned(self, kind: Kind) -> frozenset[str]:
         """Return the uids of all whose part may be another."""
+        known = self._concerned.get(kind)
+        if known is None:
+            known = self._concerned[kind] = frozenset(self._find_concerned(kind))
+        return known
+
+    def _find_concerned(self, kind: Kind) -> set[str]:
         found = set(self.changed[kind])
         for touched, key in self._at:
             if touched == kind:
