@@ -50,8 +50,8 @@ def rows(first: int, count: int, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
 class AgentProcess:
     """One agent over a data directory; it can be killed and started again on its port."""
 
-    def __init__(self, home: Path, job: str, *, port: int = 0) -> None:
-        self.home, self.job, self.port = home, job, port
+    def __init__(self, home: Path, job: str, *, port: int = 0, broker: str | None = None) -> None:
+        self.home, self.job, self.port, self.broker = home, job, port, broker
         self.pe = f"default/{job}/0"
         self.key = zlib.crc32(job.encode()).to_bytes(4, "big") * 8
         self.process: subprocess.Popen[str] | None = None
@@ -71,6 +71,8 @@ class AgentProcess:
         command += ["--job", self.job, "--host", "127.0.0.1", "--linger", "120"]
         if self.port:
             command += ["--port", str(self.port)]
+        if self.broker:
+            command += ["--broker", self.broker]
         with self.log.open("a") as errors:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, text=True

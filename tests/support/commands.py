@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -100,3 +101,36 @@ class CliProcess:
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+class CliTerminal:
+    """One command whose output is a terminal."""
+
+    def __init__(self, url: str, *arguments: str, **environment: str) -> None:
+        inherited = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+        self._terminal, output = pty.openpty()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "streambroker_operator.cli", *arguments],
+            stdout=output,
+            env={**inherited, "STREAMBROKER_URL": url, "TERM": "xterm", **environment},
+        )
+        os.close(output)
+
+    async def drawn(self, word: str) -> str:
+        """Return what the terminal shows from now on, up to and with a word."""
+        seen = b""
+        while word.encode() not in seen:
+            seen += await asyncio.to_thread(os.read, self._terminal, 65_536)
+        return seen.decode()
+
+    async def interrupted(self) -> int:
+        """Press Ctrl-C; return the exit code."""
+        self._process.send_signal(signal.SIGINT)
+        return await asyncio.to_thread(self._process.wait, 10.0)
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        os.close(self._terminal)

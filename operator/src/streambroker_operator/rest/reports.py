@@ -86,10 +86,6 @@ class Reports:
             del self._last[next(iter(self._last))]
         return WATCHED_S if report.at - self._read <= WATCHING_S else AGAIN_S
 
-    def forget(self, pe: PeKey) -> None:
-        """Drop what a withdrawn PE reported."""
-        self._last.pop(pe, None)
-
     def top(self, routes: Iterable[Route], now: float) -> list[dict[str, Any]]:
         """Return the routes with their figures; what was not reported is null.
 

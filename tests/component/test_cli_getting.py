@@ -1,0 +1,260 @@
+"""``get``, ``describe`` and ``delete``: how resources are named, and what is shown of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from streambroker_operator.cli import calling
+from streambroker_operator.serving import Broker
+from support.brokers import Rest, running_broker
+from support.commands import Cli, CliProcess
+
+LONELY = {"subscription": 'kind == "quote"'}
+REGISTRATION = {
+    "instance": "0123456789abcdef",
+    "location": "grpc+tcp://10.0.0.9:4711",
+    "hint": None,
+}
+
+
+@pytest.fixture
+async def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Cli]:
+    """A broker with an Export, an Import, their route, and an Import that nothing matches."""
+    async with running_broker(tmp_path / "broker.db") as (_, rest):
+        cli = Cli(rest, capsys, tmp_path)
+        assert (await cli("apply", "-f", str(cli.file)))[0] == 0
+        assert (await rest("PUT", "/job/audit/pe/1/import/quotes", LONELY)).status == 201
+        assert (await rest("PUT", "/job/alerts/pe/0", REGISTRATION)).status == 200
+        yield cli
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["exports"], ["export/feed-trades"]),
+        (["export"], ["export/feed-trades"]),
+        (["ex"], ["export/feed-trades"]),
+        (["im"], ["import/alerts-trades", "import/audit-1-quotes"]),
+        (["ex,im", "alerts-trades"], ["import/alerts-trades"]),
+        (["export/feed-trades"], ["export/feed-trades"]),
+        (["export", "feed-trades"], ["export/feed-trades"]),
+        (["export", "feed", "0", "trades"], ["export/feed-trades"]),
+        (["export", "feed/0/trades"], ["export/feed-trades"]),
+        (["export/feed/0/trades"], ["export/feed-trades"]),
+        (["feed/0/trades"], ["export/feed-trades"]),
+        (["default/feed/0/trades"], ["export/feed-trades"]),
+        (
+            ["im", "alerts-trades", "audit/1/quotes"],
+            ["import/alerts-trades", "import/audit-1-quotes"],
+        ),
+        (
+            ["export/feed-trades", "im/alerts-trades"],
+            ["export/feed-trades", "import/alerts-trades"],
+        ),
+        (["pe", "audit/1"], ["pe/audit/1"]),
+        (["audit/1"], ["pe/audit/1"]),
+        (["pes"], ["pe/alerts/0", "pe/audit/1", "pe/feed/0"]),
+        (["routes", "alerts/0/trades"], ["route/default/feed/0/trades->default/alerts/0/trades"]),
+    ],
+)
+async def test_resources_are_named_as_kubectl_users_guess(
+    cli: Cli, words: list[str], names: list[str]
+) -> None:
+    code, out, err = await cli("get", *words, "-o", "name")
+
+    assert (code, err) == (0, "")
+    assert out.splitlines() == names
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["exports", "feed-trade"], "no export 'feed-trade' in namespace default. Did you mean"),
+        (["import/alert-trades"], "Did you mean 'alerts-trades'?"),
+        (["feed/0/trads"], "Did you mean 'feed/0/trades'?"),
+        (["pe", "aduit/1"], "Did you mean 'audit/1'?"),
+        (["lab/feed/0/trades"], "in namespace lab"),
+        (["routes", "feed/0/nope"], "UnknownRoute"),
+    ],
+)
+async def test_a_name_that_nothing_has_is_refused_with_the_nearest(
+    cli: Cli, words: list[str], said: str
+) -> None:
+    code, out, err = await cli("get", *words)
+
+    assert (code, out) == (1, "")
+    assert said in err
+    assert "`streambroker get " in err
+    assert err.count("\n") == 1
+
+
+async def test_json_of_one_named_resource_is_the_resource_and_of_more_a_list(cli: Cli) -> None:
+    _, one, _ = await cli("get", "export/feed-trades", "-o", "json")
+    _, some, _ = await cli("get", "all", "-o", "json")
+    _, as_yaml, _ = await cli("get", "ex", "feed-trades", "-o", "yaml")
+
+    assert json.loads(one)["metadata"]["name"] == "feed-trades"
+    kinds = [item["kind"] for item in json.loads(some)["items"]]
+    assert kinds == ["Export", "Import", "Import", "PE", "PE", "PE", "Route"]
+    assert [item["kind"] for item in yaml.safe_load_all(as_yaml)] == ["Export"]
+
+
+async def test_what_get_shows_as_yaml_can_be_applied_again(cli: Cli) -> None:
+    _, shown, _ = await cli("get", "feed/0/trades", "im/alerts-trades", "-o", "yaml")
+    cli.file.write_text(shown)
+    code, out, _ = await cli("apply", "-f", str(cli.file))
+
+    assert code == 0
+    assert out.count("unchanged") == 2
+
+
+async def test_all_namespaces_show_their_name_first(cli: Cli) -> None:
+    await cli.rest("PUT", "/job/feed/pe/0/export/other?namespace=lab", {"streamId": "s"})
+    _, out, _ = await cli("get", "exports", "-A")
+    lines = [line.split() for line in out.splitlines()]
+
+    assert lines[0][:3] == ["NAMESPACE", "NAME", "PORT"]
+    assert [line[0] for line in lines[1:]] == ["default", "lab"]
+
+
+async def test_a_list_is_read_whole_though_the_broker_answers_in_pages(cli: Cli) -> None:
+    for number in range(7):
+        await cli.rest("PUT", f"/job/many/pe/0/export/p{number}", {"streamId": f"s{number}"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calling, "PAGE", 3)
+        _, out, _ = await cli("get", "exports", "-o", "name")
+
+    assert len(out.splitlines()) == 8
+
+
+async def test_describe_shows_the_resource_its_routes_and_what_to_do(cli: Cli) -> None:
+    _, export, _ = await cli("describe", "export", "feed-trades")
+    _, pe, _ = await cli("describe", "pe", "feed/0")
+    _, registered, _ = await cli("describe", "pe/alerts/0")
+    _, route, _ = await cli("describe", "route", "feed/0/trades")
+
+    assert "Port:        default/feed/0/trades" in export
+    assert "  -> default/alerts/0/trades  wait  filter price > 10.0" in export
+    assert "kind: trade" in export
+    assert "never registered" in pe
+    assert "grpc+tcp://10.0.0.9:4711" in registered
+    assert "never registered" not in registered
+    assert "Policy:  wait" in route
+    assert "rowsPerSecond: -" in route
+
+
+async def test_describe_says_why_an_import_with_a_bad_filter_gets_nothing(cli: Cli) -> None:
+    columns = {"schema": [{"name": "cost", "type": "double"}], "properties": {"kind": "trade"}}
+    await cli.rest("PUT", "/job/other/pe/0/export/trades", columns)
+    code, out, _ = await cli("describe", "import", "alerts/0/trades")
+
+    assert code == 0
+    assert "default/other/0/trades  FilterInvalid:" in out
+    assert "<- default/feed/0/trades" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["export", "feed-trades"],
+        ["export/feed-trades"],
+        ["ex", "feed/0/trades"],
+        ["export", "feed", "0", "trades"],
+    ],
+)
+async def test_delete_takes_every_way_to_name_a_port(cli: Cli, words: list[str]) -> None:
+    code, out, _ = await cli("delete", *words)
+
+    assert (code, out.splitlines()[0]) == (
+        0,
+        "export default/feed/0/trades deleted (routes: 0 kept, 0 added, 1 cut)",
+    )
+    assert (await cli.rest("GET", "/exports")).body["items"] == []
+
+
+async def test_delete_of_what_is_not_there_can_be_no_failure(cli: Cli) -> None:
+    refused, _, err = await cli("delete", "export", "feed/0/trade")
+    fine, out, quiet = await cli("delete", "export", "feed/0/trade", "--ignore-not-found")
+
+    assert (refused, fine) == (1, 0)
+    assert "UnknownPort" in err
+    assert "Did you mean 'feed/0/trades'?" in err
+    assert (out, quiet) == ("", "")
+
+
+async def test_a_pe_is_withdrawn_once_it_has_no_port(cli: Cli) -> None:
+    code, _, err = await cli("delete", "pe", "audit/1")
+    assert code == 1
+    assert "PortsRemain" in err
+
+    await cli("delete", "import/audit-1-quotes")
+    assert await cli("delete", "pe", "audit/1") == (0, "pe default/audit/1 deleted\n", "")
+    assert (await cli.rest("GET", "/job/audit/pe/1")).status == 404
+
+
+async def test_a_port_is_set_by_its_address_or_its_name(cli: Cli) -> None:
+    await cli("set-filter", "alerts/0/trades", "price > 1.0")
+    first = await cli.rest("GET", "/job/alerts/pe/0/import/trades/filter")
+    await cli("set-filter", "alerts-trades", "price > 2.0")
+    second = await cli.rest("GET", "/job/alerts/pe/0/import/trades/filter")
+    await cli("set-properties", "feed/0/trades", "kind=quote")
+    code, out, _ = await cli("set-properties", "feed-trades")
+
+    assert [first.body["filter"], second.body["filter"]] == ["price > 1.0", "price > 2.0"]
+    assert (code, out.splitlines()[0]) == (
+        0,
+        "export default/feed/0/trades properties set (routes: 0 kept, 0 added, 1 cut)",
+    )
+
+
+async def test_the_token_goes_with_every_request(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tokens.yaml"
+    file.write_text("tokens: [{name: me, token: correct-horse-battery, role: admin}]")
+    mine = tmp_path / "mine"
+    mine.write_text("correct-horse-battery\n")
+    broker = Broker(db=tmp_path / "guarded.db", port=0, tokens=file)
+    await broker.start()
+    try:
+        without = await cli("get", url=broker.url)
+        by_file = await cli("--token-file", str(mine), "get", url=broker.url)
+        monkeypatch.setenv("STREAMBROKER_TOKEN", "correct-horse-battery")
+        by_environment = await cli("get", url=broker.url)
+        monkeypatch.setenv("STREAMBROKER_TOKEN", "wrong-horse")
+        wrong = await cli("get", url=broker.url)
+    finally:
+        await broker.stop()
+
+    assert (without[0], by_file[0], by_environment[0], wrong[0]) == (1, 0, 0, 1)
+    assert "TokenMissing" in without[2]
+    assert "--token-file" in without[2]
+    assert "TokenWrong" in wrong[2]
+
+
+async def test_who_stops_reading_ends_the_command_without_a_word(cli: Cli) -> None:
+    process = CliProcess(cli.rest.url, "watch")
+    try:
+        process.close_output()
+        code, said = await _ended(process, cli.rest)
+    finally:
+        process.kill()
+
+    assert (code, said) == (130, "")
+
+
+async def _ended(process: CliProcess, rest: Rest) -> tuple[int, str]:
+    """Change something until the command notices that nobody reads."""
+    ended = asyncio.ensure_future(process.end())
+    level = 0
+    while not ended.done():
+        level += 1
+        await rest("PUT", "/job/feed/pe/0/export/trades/property/level", level)
+        await asyncio.wait([ended], timeout=0.05)
+    return await ended

@@ -1,0 +1,320 @@
+"""What agents report, and ``top``, which shows it by route."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streambroker_operator.rest import reports
+from support.agents import AgentProcess, Publishing, Reading, rows
+from support.brokers import Rest, running_broker
+from support.commands import Cli, CliTerminal
+
+COLUMNS = [{"name": "n", "type": "bigint"}, {"name": "name", "type": "string"}]
+EXPORT = {"properties": {"kind": "trade"}, "schema": COLUMNS}
+IMPORT = {"subscription": 'kind == "trade"', "start": "earliest"}
+FEED = "/job/feed/pe/0"
+ALERTS = "default/alerts/0/trades"
+RED = "\x1b[31m"
+
+
+@dataclass
+class Clock:
+    """The clock of the reports, set by hand."""
+
+    now: float = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(reports, "time", clock)
+    return clock
+
+
+@pytest.fixture
+async def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Cli]:
+    """A broker with one route, from feed to alerts."""
+    async with running_broker(tmp_path / "broker.db") as (_, rest):
+        await rest("PUT", FEED + "/export/trades", EXPORT)
+        await rest("PUT", "/job/alerts/pe/0/import/trades", IMPORT)
+        yield Cli(rest, capsys, tmp_path)
+
+
+def reader(**figures: Any) -> dict[str, Any]:
+    return {
+        "import": ALERTS,
+        "reader": "r1",
+        "policy": "wait",
+        "alive": True,
+        "lagEpochs": 0,
+        "lagBytes": 0,
+        "delivered": 0,
+        "filtered": 0,
+        "droppedRows": 0,
+        **figures,
+    }
+
+
+async def report(rest: Rest, *readers: dict[str, Any], waiting: bool = False) -> Any:
+    port = {"waitingFor": [ALERTS] if waiting else [], "readers": list(readers)}
+    answer = await rest("PUT", FEED + "/report", {"exports": {"trades": port}, "imports": {}})
+    assert answer.status == 200
+    return answer.body["again"]
+
+
+async def top(rest: Rest, namespace: str = "default") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await rest("GET", f"/top?namespace={namespace}")).body["routes"]
+    return found
+
+
+async def test_a_route_that_nobody_reported_has_no_figures(cli: Cli) -> None:
+    (route,) = await top(cli.rest)
+
+    assert route == {
+        "export": "default/feed/0/trades",
+        "import": ALERTS,
+        "policy": "wait",
+        "rowsPerSecond": None,
+        "lagEpochs": None,
+        "lagBytes": None,
+        "waiting": False,
+        "alive": False,
+        "droppedRows": None,
+        "age": None,
+    }
+
+
+async def test_a_rate_is_of_two_reports_and_age_of_the_last(cli: Cli, clock: Clock) -> None:
+    await report(cli.rest, reader(delivered=100, lagEpochs=3, lagBytes=4096, droppedRows=7))
+    (first,) = await top(cli.rest)
+    clock.now += 30
+    await report(cli.rest, reader(delivered=400, lagEpochs=1, lagBytes=1024, droppedRows=9))
+    clock.now += 2
+    (second,) = await top(cli.rest)
+
+    assert (first["rowsPerSecond"], first["lagEpochs"], first["age"]) == (None, 3, 0)
+    assert (second["rowsPerSecond"], second["lagBytes"], second["droppedRows"]) == (10.0, 1024, 9)
+    assert (second["age"], second["alive"]) == (2.0, True)
+
+
+async def test_a_reader_that_is_new_or_counts_anew_adds_nothing_to_the_rate(
+    cli: Cli, clock: Clock
+) -> None:
+    await report(cli.rest, reader(delivered=100), reader(reader="r2", delivered=1_000))
+    clock.now += 10
+    await report(
+        cli.rest,
+        reader(delivered=150),
+        reader(reader="r2", delivered=3),
+        reader(reader="r3", delivered=10_000),
+    )
+    (route,) = await top(cli.rest)
+
+    assert route["rowsPerSecond"] == 5.0
+
+
+async def test_reports_at_almost_the_same_time_do_not_spoil_the_rate(
+    cli: Cli, clock: Clock
+) -> None:
+    await report(cli.rest, reader(delivered=0))
+    clock.now += 10
+    await report(cli.rest, reader(delivered=1_000))
+    clock.now += 0.01
+    await report(cli.rest, reader(delivered=1_001))
+    (route,) = await top(cli.rest)
+
+    assert route["rowsPerSecond"] == pytest.approx(100.0, rel=0.01)
+
+
+async def test_the_figures_of_a_route_are_those_of_its_slowest_reader(cli: Cli) -> None:
+    await report(
+        cli.rest,
+        reader(lagEpochs=1, lagBytes=10, alive=False, droppedRows=1),
+        reader(reader="r2", lagEpochs=5, lagBytes=50, droppedRows=2),
+        waiting=True,
+    )
+    (route,) = await top(cli.rest)
+
+    assert (route["lagEpochs"], route["lagBytes"], route["droppedRows"]) == (5, 50, 3)
+    assert (route["alive"], route["waiting"]) == (True, True)
+
+
+async def test_agents_report_each_second_while_somebody_watches(cli: Cli, clock: Clock) -> None:
+    before = await report(cli.rest)
+    await top(cli.rest)
+    clock.now += 9
+    during = await report(cli.rest)
+    clock.now += 2
+    after = await report(cli.rest)
+
+    assert (before, during, after) == (30, 1, 30)
+
+
+async def test_reports_of_agents_that_are_gone_are_forgotten(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "MOST_PES", 1)
+    await report(cli.rest, reader())
+    await cli.rest("PUT", "/job/alerts/pe/0/report", {"exports": {}, "imports": {}})
+    (route,) = await top(cli.rest)
+
+    assert route["age"] is None
+
+
+async def test_top_shows_the_routes_of_a_namespace_or_of_all(cli: Cli) -> None:
+    assert await top(cli.rest, "lab") == []
+    assert len(await top(cli.rest, "*")) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"exports": {"trades": {"readers": [reader(delivered=-1)]}}},
+        {"exports": {"trades": {"readers": [reader(delivered="5")]}}},
+        {"exports": {"trades": {"readers": [reader(alive="yes")]}}},
+        {"exports": {"trades": {"readers": [{"reader": "r1"}]}}},
+        {"exports": {"trades": {"readers": [{**reader(), "import": "nowhere"}]}}},
+        {"exports": {"trades": {"readers": {}}}},
+        {"exports": {"trades": {"waitingFor": "x"}}},
+        {"exports": []},
+        [],
+    ],
+)
+async def test_a_report_with_a_fault_is_refused_and_changes_nothing(cli: Cli, body: Any) -> None:
+    await report(cli.rest, reader(delivered=5))
+    answer = await cli.rest("PUT", FEED + "/report", body)
+    (route,) = await top(cli.rest)
+
+    assert (answer.status, answer.code) == (422, "ManifestInvalid")
+    assert route["droppedRows"] == 0
+
+
+async def test_an_unknown_pe_cannot_report(cli: Cli) -> None:
+    answer = await cli.rest("PUT", "/job/nobody/pe/0/report", {"exports": {}, "imports": {}})
+
+    assert (answer.status, answer.code) == (404, "UnknownPE")
+
+
+# ---- the command -----------------------------------------------------------------------------
+
+
+async def test_without_a_terminal_top_shows_its_table_once(cli: Cli, clock: Clock) -> None:
+    await report(cli.rest, reader(delivered=0))
+    clock.now += 10
+    await report(
+        cli.rest,
+        reader(delivered=12_340, lagEpochs=4, lagBytes=3 << 20, droppedRows=2),
+        waiting=True,
+    )
+    code, out, err = await cli("top")
+    head, row = (line.split() for line in out.splitlines())
+
+    assert (code, err) == (0, "")
+    assert head[:4] == ["EXPORT", "IMPORT", "POLICY", "ROWS/S"]
+    assert row == [
+        "default/feed/0/trades",
+        ALERTS,
+        "wait",
+        "1,234",
+        "4",
+        "3.0Mi",
+        "waits",
+        "2",
+        "0s",
+    ]
+    assert "\x1b" not in out
+
+
+async def test_top_answers_json_for_programs_and_takes_ports(cli: Cli) -> None:
+    _, out, _ = await cli("top", "-o", "json")
+    _, mine, _ = await cli("top", "alerts/0/trades", "--once")
+    _, other, _ = await cli("top", "routes", "other/0/port", "--once")
+
+    assert json.loads(out)["routes"][0]["import"] == ALERTS
+    assert ALERTS in mine
+    assert other == "no routes\n"
+
+
+async def test_on_a_terminal_top_is_drawn_again_and_coloured_until_interrupted(cli: Cli) -> None:
+    await report(cli.rest, reader(delivered=1), waiting=True)
+    terminal = CliTerminal(cli.rest.url, "top", "--interval", "0.1", COLUMNS="200")
+    try:
+        first = await terminal.drawn("waits")
+        await report(cli.rest, reader(delivered=1), waiting=False)
+        await terminal.drawn("idle")
+        code = await terminal.interrupted()
+    finally:
+        terminal.kill()
+
+    assert "1 routes, 1 waiting" in first
+    assert RED in first
+    assert code == 130
+
+
+async def test_no_color_keeps_colours_off_a_terminal_and_a_pipe_gets_none(cli: Cli) -> None:
+    await report(cli.rest, reader(delivered=1), waiting=True)
+    terminal = CliTerminal(cli.rest.url, "top", "--once", COLUMNS="200", NO_COLOR="1")
+    try:
+        bare = await terminal.drawn("waits")
+    finally:
+        terminal.kill()
+    _, piped, _ = await cli("top", "--once")
+
+    assert "\x1b" not in bare
+    assert "\x1b" not in piped
+
+
+# ---- a real agent ----------------------------------------------------------------------------
+
+
+async def test_a_real_agent_reports_what_its_readers_have_and_still_have_to_read(
+    tmp_path: Path, cli: Cli
+) -> None:
+    agents = [AgentProcess(tmp_path / job, job, broker=cli.rest.url) for job in ("feed", "alerts")]
+    try:
+        done = asyncio.ensure_future(asyncio.to_thread(publish_and_read, *agents))
+        route = await watched(cli.rest, done)
+    finally:
+        for agent in agents:
+            agent.kill()
+
+    assert (route["export"], route["import"]) == ("default/feed/0/trades", ALERTS)
+    assert (route["lagEpochs"], route["alive"], route["waiting"]) == (2, True, False)
+    assert route["lagBytes"] > 0
+    assert route["droppedRows"] == 0
+
+
+def publish_and_read(feed: AgentProcess, alerts: AgentProcess) -> None:
+    """Publish three epochs; read the first of them and leave two."""
+    feed.start()
+    alerts.start()
+    reading = Reading(alerts)
+    start = reading.open()
+    publishing = Publishing(feed)
+    publishing.publish(0, rows(0, 10))
+    end = reading.end(start)
+    assert reading.read(start, end) == list(range(10))
+    reading.next(end)
+    for batch in (1, 2):
+        publishing.publish(batch, rows(batch * 10, 10))
+
+
+async def watched(rest: Rest, done: asyncio.Future[None]) -> dict[str, Any]:
+    """Return the route once the agent has reported; asking makes it report each second."""
+    while True:
+        (route,) = await top(rest)
+        if done.done():
+            await done
+            if route["lagEpochs"]:
+                return route
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.1)

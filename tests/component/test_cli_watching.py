@@ -1,0 +1,135 @@
+"""``watch`` and ``get --watch``: what changes, as it changes, until interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from streambroker_operator.serving import Broker
+from support.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.commands import CliProcess
+
+X = "/job/feed/pe/0/export/trades"
+I = "/job/alerts/pe/0/import/trades"  # noqa: E741
+
+Watching = Callable[..., CliProcess]
+
+
+@pytest.fixture
+async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
+    async with running_broker(tmp_path / "broker.db") as (_, rest):
+        await rest("PUT", X, EXPORT)
+        yield rest
+
+
+@asynccontextmanager
+async def running(url: str, *arguments: str) -> AsyncIterator[CliProcess]:
+    process = CliProcess(url, *arguments)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+async def interrupted(process: CliProcess) -> tuple[int, str]:
+    process.interrupt()
+    return await process.end()
+
+
+async def test_get_goes_on_with_what_changes_and_ends_with_130_when_interrupted(rest: Rest) -> None:
+    async with running(rest.url, "get", "exports", "-w") as process:
+        head = await process.line()
+        first = await process.line()
+        await rest("PUT", X + "/property/level", 7)
+        changed = await process.line_with("MODIFIED")
+        await rest("DELETE", X)
+        deleted = await process.line_with("DELETED")
+        ended = await interrupted(process)
+
+    assert head.split()[:3] == ["EVENT", "NAME", "PORT"]
+    assert first.split()[:3] == ["ADDED", "feed-0-trades", "feed/0/trades"]
+    assert "level=7" in changed
+    assert "feed/0/trades" in deleted
+    assert ended == (130, "")
+
+
+async def test_get_watches_only_what_is_named(rest: Rest) -> None:
+    async with running(rest.url, "get", "export/feed-0-trades", "-w", "-o", "json") as process:
+        first = json.loads(await process.line())
+        await rest("PUT", "/job/feed/pe/0/export/other", EXPORT)
+        await rest("PUT", X + "/property/level", 7)
+        second = json.loads(await process.line())
+
+    assert (first["type"], second["type"]) == ("ADDED", "MODIFIED")
+    assert second["object"]["spec"]["port"] == "trades"
+    assert second["object"]["spec"]["properties"]["level"] == 7
+
+
+async def test_watch_tells_of_resources_and_routes_with_the_reason_of_a_cut(rest: Rest) -> None:
+    async with running(rest.url, "get", "routes", "-w", "-o", "name") as process:
+        await rest("PUT", I, IMPORT)
+        added = await process.line()
+        await rest("PUT", I + "/subscription", {"subscription": "level > 100"})
+        cut = await process.line()
+
+    route = "route/default/feed/0/trades->default/alerts/0/trades"
+    assert [added, cut] == [f"{route} added\n", f"{route} deleted\n"]
+
+
+async def test_watch_shows_lines_for_people_and_json_for_programs(rest: Rest) -> None:
+    async with (
+        running(rest.url, "watch") as lines,
+        running(rest.url, "watch", "routes", "-o", "json") as programs,
+    ):
+        await told(lines, rest)
+        await rest("PUT", I, IMPORT)
+        import_ = await lines.line_with("import ")
+        added = await lines.line_with("route")
+        await rest("PUT", I + "/subscription", {"subscription": "level > 100"})
+        cut = await lines.line_with("DELETED")
+        events = [json.loads(await programs.line()) for _ in range(2)]
+
+    assert "ADDED     import  default/alerts/0/trades" in import_
+    assert "default/feed/0/trades -> default/alerts/0/trades" in added
+    assert cut.rstrip().endswith(": SubscriptionFalse")
+    assert [event["event"] for event in events] == ["route-added", "route-cut"]
+    assert events[1]["reason"] == "SubscriptionFalse"
+
+
+async def told(process: CliProcess, rest: Rest) -> None:
+    """Return once a watching command shows events: it says nothing when it begins."""
+    line = asyncio.ensure_future(process.line())
+    level = 100
+    while not line.done():
+        level += 1
+        await rest("PUT", X + "/property/level", level)
+        await asyncio.wait([line], timeout=0.05)
+    await rest("PUT", X + "/property/level", 1)
+    await process.line_with("MODIFIED")
+
+
+async def test_watch_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
+    broker = Broker(db=tmp_path / "broker.db", port=0)
+    await broker.start()
+    port = int(broker.url.rpartition(":")[2])
+    async with running(broker.url, "get", "pes", "-w", "-o", "name") as process:
+        body = {"instance": "ab" * 8, "location": "grpc+tcp://127.0.0.1:1", "hint": None}
+        async with aiohttp.ClientSession() as session:
+            rest = Rest(broker.url, session)
+            await rest("PUT", "/job/feed/pe/0", body)
+            first = await process.line()
+        await broker.stop()
+        again = Broker(db=tmp_path / "broker.db", port=port)
+        await again.start()
+        try:
+            relisted = await process.line()
+        finally:
+            await again.stop()
+
+    assert (first, relisted) == ("pe/feed/0 added\n", "pe/feed/0 added\n")
