@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 
+from streambroker_operator.rest.limits import Limits
 from streambroker_operator.serving import Broker
 from support.conformance import assert_conforms
 
@@ -72,9 +73,11 @@ class Rest:
 
 
 @asynccontextmanager
-async def running_broker(db: Path) -> AsyncIterator[tuple[Broker, Rest]]:
+async def running_broker(
+    db: Path, limits: Limits | None = None
+) -> AsyncIterator[tuple[Broker, Rest]]:
     """Run a broker on a free port of this machine, with a client."""
-    broker = Broker(db=db, port=0)
+    broker = Broker(db=db, port=0, limits=limits)
     await broker.start()
     try:
         async with aiohttp.ClientSession() as session:

@@ -113,10 +113,10 @@ def withdraw(request: web.Request, kind: Kind) -> web.Response:
 def _read(kind: Kind, body: Any, key: PortKey) -> Resource:
     if not isinstance(body, Mapping) or "apiVersion" not in body:
         return read_spec(kind, body, key=key)
-    document = read_manifest(body, namespace=key.namespace)
     fields = Fields(body)
-    if fields.get("kind") != kind:
+    if fields.get("kind") in list(PORTS) and fields.get("kind") != kind:
         raise fields.bad("kind", f"is {fields.get('kind')}, but the address says {kind}")
+    document = read_manifest(body, namespace=key.namespace)
     if document.key.namespace != key.namespace:
         raise fields.child("metadata").bad(
             "namespace", f"is {document.key.namespace!r}, but the address says {key.namespace!r}"
