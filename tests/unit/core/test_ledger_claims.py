@@ -325,3 +325,17 @@ def test_a_reader_without_route_keeps_its_plan_until_it_is_finished() -> None:
     made.plan(ask({"A": 3}, known=True), 0)
     made.sweep(0)
     assert retained(made) == [4]
+
+
+def test_lag_is_what_is_retained_and_not_finished_and_nothing_without_a_route() -> None:
+    made = ledger()
+    put(made, "A", 4)
+    made.plan(ask(budget=100), 0)
+    made.plan(ask({"A": 1}, budget=100), 0)
+    reader = made.readers["r"]
+
+    assert made.lag(reader) == (3, 300)
+    put(made, "B", 2, bytes_=7)
+    assert made.lag(reader) == (5, 314)
+    made.set_routes({})
+    assert made.lag(reader) == (0, 0)

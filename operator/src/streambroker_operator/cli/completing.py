@@ -26,8 +26,6 @@ _streambroker() {
     COMPREPLY=()
     while IFS= read -r line; do COMPREPLY+=("$line"); done \\
         < <(streambroker __complete "${words[@]}" 2>/dev/null)
-    [[ ${COMPREPLY[0]} == */ ]] && compopt -o nospace
-    return 0
 }
 complete -o default -F _streambroker streambroker
 """,
@@ -151,6 +149,9 @@ def _names(kind: str, before: Sequence[str], *, at: int) -> list[str]:
     options.request_timeout = TIMEOUT_S
     caller: Caller = caller_of(options)
     answer = caller.call("GET", f"/{kind}", namespace=options.namespace, limit=str(MOST))
+    if kind == "routes":
+        ends = {end for item in answer["items"] for end in names_of(kind, item)[-2:]}
+        return sorted(ends)
     return [names_of(kind, item)[at] for item in answer["items"]]
 
 

@@ -1,0 +1,223 @@
+"""What an agent reports of its readers, and that a report never disturbs anything."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pe_agent.agent.reports import AGAIN_SECONDS, LIMIT, Reporter, report_of
+from pe_agent.broker_client import BrokerRefusedError, BrokerUnavailableError
+from support.exports import Bench, bench, rows
+from support.waiting import until
+
+NOTHING: dict[str, Any] = {"exports": {}, "imports": {"readers": {}}}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    with bench(tmp_path) as one:
+        yield one
+
+
+def status(made: Bench, **own: Any) -> dict[str, Any]:
+    """Return the status of an agent with one export and readers of imports."""
+    return {"exports": {made.export.key: made.export.status()}, "imports": {"readers": own}}
+
+
+def test_a_report_has_totals_and_what_each_reader_has_still_to_read(made: Bench) -> None:
+    made.route("wait")
+    made.publish(0, rows(0, 4))
+    made.plan(filter_="n > 1")
+    made.publish(1, rows(10, 5))
+    made.publish(2, rows(20, 6))
+    made.plan({made.stream: 1}, filter_="n > 1")
+    report = report_of(status(made))
+
+    (port,) = report["exports"]
+    export = report["exports"][port]
+    (reader,) = export["readers"]
+    held = made.export.ledger.streams[made.stream]
+    assert port == made.export.key.rpartition("/")[2]
+    assert (export["streams"], export["epochs"], export["rows"]) == (1, 3, 15)
+    assert export["bytes"] == held.bytes
+    assert (reader["delivered"], reader["filtered"], reader["droppedRows"]) == (2, 2, 0)
+    assert (reader["lagEpochs"], reader["lagBytes"]) == (2, held.bytes_from(1))
+    assert (reader["policy"], reader["alive"]) == ("wait", True)
+
+
+def test_a_reader_that_has_everything_lags_by_nothing(made: Bench) -> None:
+    made.route("wait")
+    made.publish(0, rows(0, 4))
+    made.plan()
+    made.plan({made.stream: 1})
+    (reader,) = next(iter(report_of(status(made))["exports"].values()))["readers"]
+
+    assert (reader["lagEpochs"], reader["lagBytes"]) == (0, 0)
+
+
+def test_dropped_epochs_are_no_lag_any_more(made: Bench) -> None:
+    made.limit(max_bytes=1)
+    made.route("drop")
+    made.publish(0, rows(0, 8))
+    made.plan()
+    for batch in range(1, 4):
+        made.publish(batch, rows(100 * batch, 10))
+    made.plan({made.stream: 1})
+    made.plan({made.stream: 4})
+    (reader,) = next(iter(report_of(status(made))["exports"].values()))["readers"]
+
+    assert (reader["lagEpochs"], reader["droppedRows"]) == (0, 20)
+
+
+def test_an_export_that_waits_names_the_imports_once(made: Bench) -> None:
+    made.limit(max_bytes=1)
+    made.route("wait")
+    made.publish(0, rows(0, 8))
+    made.plan()
+    export = next(iter(report_of(status(made))["exports"].values()))
+
+    assert export["waitingFor"] == [export["readers"][0]["import"]]
+    assert export["held"] >= export["limit"] == 1
+
+
+def test_own_readers_are_reported_by_port(made: Bench) -> None:
+    own = {
+        "import": "default/feed/0/quotes",
+        "alive": True,
+        "pinned": {"filter": "n > 1", "generation": 3},
+        "refused": {"default/x/0/p": "FilterInvalid"},
+    }
+    report = report_of(status(made, r1=own, r2={**own, "alive": False, "pinned": {}}))
+
+    assert report["imports"] == {
+        "quotes": {
+            "readers": [
+                {
+                    "reader": "r1",
+                    "alive": True,
+                    "filter": "n > 1",
+                    "generation": 3,
+                    "refused": {"default/x/0/p": "FilterInvalid"},
+                },
+                {
+                    "reader": "r2",
+                    "alive": False,
+                    "filter": None,
+                    "generation": None,
+                    "refused": {"default/x/0/p": "FilterInvalid"},
+                },
+            ]
+        }
+    }
+
+
+def test_a_report_of_very_many_readers_fits_and_leaves_out_those_that_are_away(
+    made: Bench,
+) -> None:
+    made.route("wait")
+    made.publish(0, rows(0, 4))
+    made.plan()
+    full = status(made)
+    (figures,) = full["exports"].values()
+    (one,) = figures["readers"].values()
+    figures["readers"] = {f"reader {n}": {**one, "alive": n >= 990} for n in range(1_000)}
+    report = report_of(full)
+    alive = [r["alive"] for r in next(iter(report["exports"].values()))["readers"]]
+
+    assert len(json.dumps(report)) <= LIMIT
+    assert len(alive) >= 100
+    assert alive[:10] == [True] * 10
+
+
+# ---- sending ---------------------------------------------------------------------------------
+
+
+class Broker:
+    """Takes reports, or fails as it is told to."""
+
+    def __init__(self, again: float = 0.5) -> None:
+        self.again = again
+        self.taken: list[dict[str, Any]] = []
+        self.fault: Exception | None = None
+
+    def __call__(self, report: dict[str, Any]) -> Any:
+        if self.fault is not None:
+            raise self.fault
+        self.taken.append(report)
+        return {"again": self.again}
+
+
+def test_nothing_is_reported_before_the_first_poll() -> None:
+    broker = Broker()
+    reporter = Reporter(lambda: NOTHING, broker)
+    reporter.start()
+    assert broker.taken == []
+    reporter.polled()
+    until(lambda: broker.taken, 5.0, "a report")
+    reporter.close()
+
+    assert broker.taken[0] == {"exports": {}, "imports": {}}
+
+
+def test_reports_go_on_as_often_as_the_broker_says() -> None:
+    broker = Broker(again=0.5)
+    reporter = Reporter(lambda: NOTHING, broker)
+    reporter.start()
+    reporter.polled()
+    until(lambda: len(broker.taken) >= 3, 10.0, "a third report")
+    reporter.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "seconds"), [(1, 1.0), (30, 30.0), (0, 0.5), (-5, 0.5), (1e9, AGAIN_SECONDS)]
+)
+def test_how_soon_the_broker_may_ask_is_bounded(answer: float, seconds: float) -> None:
+    assert Reporter(lambda: NOTHING, Broker(again=answer)).report() == seconds
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [
+        (BrokerUnavailableError("away"), 0.5),
+        (BrokerRefusedError(404, {"code": "NotFound"}), AGAIN_SECONDS),
+        (BrokerRefusedError(429, {"code": "TooManyRequests"}), AGAIN_SECONDS),
+        (KeyError("again"), 0.5),
+    ],
+)
+def test_a_report_that_fails_is_forgotten_and_the_next_waits_for_a_poll(
+    fault: Exception, seconds: float
+) -> None:
+    broker = Broker()
+    broker.fault = fault
+    reporter = Reporter(lambda: NOTHING, broker)
+    reporter.polled()
+
+    assert reporter.report() == seconds
+    assert not reporter._polled.is_set()
+
+
+def test_a_status_that_fails_does_not_end_the_reports() -> None:
+    failing = threading.Event()
+    failing.set()
+
+    def status() -> dict[str, Any]:
+        if failing.is_set():
+            failing.clear()
+            raise OSError("disk")
+        return NOTHING
+
+    broker = Broker()
+    reporter = Reporter(status, broker)
+    reporter.start()
+
+    def reported() -> list[dict[str, Any]]:
+        reporter.polled()
+        return broker.taken
+
+    until(reported, 5.0, "a report after a failure")
+    reporter.close()
