@@ -13,6 +13,7 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.rest import (
     description,
     events,
+    explaining,
     exports,
     imports,
     lists,
@@ -41,6 +42,7 @@ PARTS = (
     description.routes,
     lists.routes,
     events.routes,
+    explaining.routes,
     pe.routes,
     reports.routes,
     resources.routes,

@@ -1,0 +1,298 @@
+"""``…/explain``, ``…/lint`` and ``…/whatif``: questions about routes; none of them changes any.
+
+Explaining looks at every resource, so it is done in a thread, on a picture of the board:
+the broker answers others meanwhile. A what-if asks the board itself and is short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from aiohttp import web
+
+from streambroker_core.errors import ManifestError, StreambrokerError
+from streambroker_core.explain import (
+    Pair,
+    Ranking,
+    Survey,
+    explain_export,
+    explain_import,
+    explain_pair,
+    survey,
+    tell_export,
+    tell_import,
+    tell_pair,
+)
+from streambroker_core.model import (
+    MAX_PE,
+    Export,
+    Import,
+    Kind,
+    PortKey,
+    Resource,
+    Route,
+    is_label,
+    is_port_name,
+)
+from streambroker_core.whatif import Forecast, Problem, Proposal, forecast, tell_forecast
+from streambroker_core.wire.fields import Fields
+from streambroker_core.wire.manifest import read_manifest
+from streambroker_operator.errors import RequestError
+from streambroker_operator.rest.answers import json_answer, route_body
+from streambroker_operator.rest.asking import RUNTIME, json_body, namespace_of
+from streambroker_operator.rest.authentication import CALLER, not_yours
+from streambroker_operator.rest.lists import LISTS
+
+USUAL_PAIRS = 20
+MAX_PAIRS = 500
+"""Pairs that are explained in one answer."""
+MAX_PROPOSAL = 1024 * 1024
+"""Bytes of a what-if's body."""
+MAX_CHANGES = 1_000
+"""Resources and deletions of a what-if."""
+
+_KINDS: dict[str, Kind] = {"Export": "Export", "Import": "Import"}
+
+routes = web.RouteTableDef()
+
+
+# ---- explain -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What is to be explained; rivals for a port are asked about together."""
+
+    exports: Sequence[Export]
+    imports: Sequence[Import]
+    known: Survey
+    limit: int
+
+
+@routes.get(LISTS + "/explain")
+async def explain(request: web.Request) -> web.Response:
+    """Answer why two ports are connected or not, or who is how near to one of them."""
+    board = request.app[RUNTIME].board
+    export_key, import_key = _port(request, "export"), _port(request, "import")
+    if export_key is None and import_key is None:
+        raise RequestError(
+            400, "QueryInvalid", "Name an import, an export or both: ?import=default/job/0/port."
+        )
+    question = _Question(
+        exports=_held("export", export_key, board.exports_on(export_key) if export_key else []),
+        imports=_held("import", import_key, board.imports_on(import_key) if import_key else []),
+        known=_readable(request, survey(board)),
+        limit=_limit(request),
+    )
+    body = await asyncio.to_thread(_explained, question)
+    named = {"export": _text(export_key), "import": _text(import_key)}
+    return json_answer({**named, **body})
+
+
+def _port(request: web.Request, name: str) -> PortKey | None:
+    text = request.query.get(name)
+    if text is None:
+        return None
+    try:
+        return PortKey.parse(text)
+    except ManifestError as error:
+        raise RequestError(
+            400, "QueryInvalid", f"{name}={text!r} is no port: {error.reason}."
+        ) from error
+
+
+def _held(kind: str, key: PortKey | None, found: list[Any]) -> list[Any]:
+    if key is not None and not found:
+        raise RequestError(404, "UnknownPort", f"There is no {kind} {key}.")
+    return sorted(found, key=lambda resource: (resource.created, resource.uid))
+
+
+def _text(key: PortKey | None) -> str | None:
+    return None if key is None else str(key)
+
+
+def _limit(request: web.Request) -> int:
+    text = request.query.get("limit", str(USUAL_PAIRS))
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if not 0 < number <= MAX_PAIRS:
+        raise RequestError(
+            400, "QueryInvalid", f"limit={text!r} is no whole number from 1 to {MAX_PAIRS}."
+        )
+    return number
+
+
+def _readable(request: web.Request, known: Survey) -> Survey:
+    """Return what of all resources the caller may read."""
+    reads = request[CALLER].reads
+    if reads("*"):
+        return known
+    return replace(
+        known,
+        exports=tuple(export for export in known.exports if reads(export.key.namespace)),
+        imports=tuple(import_ for import_ in known.imports if reads(import_.key.namespace)),
+    )
+
+
+def _explained(question: _Question) -> dict[str, Any]:
+    if question.exports and question.imports:
+        pairs = _pairs(question)
+        matched = sum(pair.matched for pair in pairs)
+        ranking = Ranking(total=len(pairs), matched=matched, pairs=pairs[: question.limit])
+        told = [tell_pair(pair) for pair in ranking.pairs]
+    elif question.imports:
+        import_ = question.imports[0]
+        ranking = explain_import(question.known, import_, limit=question.limit)
+        told = [tell_import(import_.key, ranking)]
+    else:
+        export = question.exports[0]
+        ranking = explain_export(question.known, export, limit=question.limit)
+        told = [tell_export(export.key, ranking)]
+    return {
+        "total": ranking.total,
+        "matched": ranking.matched,
+        "pairs": [_pair_body(pair) for pair in ranking.pairs],
+        "lint": [],
+        "text": "\n".join(told),
+    }
+
+
+def _pairs(question: _Question) -> tuple[Pair, ...]:
+    known = question.known
+    found = (
+        explain_pair(
+            export,
+            import_,
+            export_taken=known.taken_exports.get(export.uid),
+            import_taken=known.taken_imports.get(import_.uid),
+        )
+        for export, import_ in product(question.exports, question.imports)
+    )
+    return tuple(sorted(found, key=lambda pair: pair.distance))
+
+
+def _pair_body(pair: Pair) -> dict[str, Any]:
+    return {
+        "export": str(pair.export),
+        "import": str(pair.import_),
+        "matched": pair.matched,
+        "reason": pair.reason,
+        "message": pair.message,
+        "distance": pair.distance,
+        "obstacles": [
+            {"reason": one.reason, "message": one.message, "changes": one.changes}
+            for one in pair.obstacles
+        ],
+        "predicates": [
+            {"text": finding.text, "value": finding.value, "why": finding.why}
+            for finding in pair.predicates
+        ],
+        "misses": [
+            [
+                {"text": finding.text, "wanted": wanted, "why": finding.why}
+                for finding, wanted in zip(miss.wrong, miss.wanted, strict=True)
+            ]
+            for miss in pair.nearest
+        ],
+    }
+
+
+# ---- what-if -----------------------------------------------------------------------------------
+
+
+@routes.post(LISTS + "/whatif")
+async def whatif(request: web.Request) -> web.Response:
+    """Answer what a set of changes would do to the routes."""
+    body = Fields(await json_body(request.clone(client_max_size=MAX_PROPOSAL)))
+    body.only(("resources", "delete"))
+    namespace = namespace_of(request)
+    documents = body.items("resources", most=MAX_CHANGES)
+    read = [_read(document, namespace) for document in documents]
+    deletes = [
+        _delete(Fields(item, f"delete[{place}]"), namespace)
+        for place, item in enumerate(body.items("delete", most=MAX_CHANGES))
+    ]
+    resources = [one for one in read if not isinstance(one, StreambrokerError)]
+    _check_namespaces(request, [*(one.key for one in resources), *(key for _, key in deletes)])
+    proposal = Proposal(puts=tuple(resources), deletes=tuple(deletes))
+    found = _numbered(forecast(request.app[RUNTIME].board, proposal), read)
+    return json_answer(_forecast_body(found))
+
+
+def _read(document: object, namespace: str) -> Resource | StreambrokerError:
+    """Return a proposed resource without identity, or what is wrong with it."""
+    try:
+        resource = read_manifest(document, namespace=namespace)
+    except StreambrokerError as error:
+        return error
+    return replace(resource, uid="", generation=1, created=0.0)
+
+
+def _delete(fields: Fields, namespace: str) -> tuple[Kind, PortKey]:
+    fields.only(("kind", "namespace", "job", "pe", "port"))
+    if not fields.has("kind"):
+        raise fields.bad("kind", "is required")
+    key = PortKey(
+        namespace=fields.text("namespace", namespace, check=is_label, wanted="a DNS label"),
+        job=fields.text("job", check=is_label, wanted="a DNS label"),
+        pe=fields.integer("pe", 0, high=MAX_PE),
+        port=fields.text("port", check=is_port_name, wanted="the name of a port"),
+    )
+    return fields.word("kind", _KINDS, "Export"), key
+
+
+def _check_namespaces(request: web.Request, keys: Iterable[PortKey]) -> None:
+    caller = request[CALLER]
+    for key in keys:
+        if not caller.reads(key.namespace):
+            raise not_yours(
+                f"The token {caller.name!r} does not read the namespace {key.namespace!r}, so it"
+                " cannot ask what a change there would do."
+            )
+
+
+def _numbered(found: Forecast, read: Sequence[Resource | StreambrokerError]) -> Forecast:
+    """Return a forecast whose problems name places in the request, with those of reading."""
+    places = [place for place, one in enumerate(read) if not isinstance(one, StreambrokerError)]
+    left_out = len(read) - len(places)
+    moved = [
+        replace(
+            problem,
+            index=places[problem.index]
+            if problem.index < len(places)
+            else problem.index + left_out,
+        )
+        for problem in found.problems
+    ]
+    unread = [
+        Problem(index=place, code=one.code, detail=str(one))
+        for place, one in enumerate(read)
+        if isinstance(one, StreambrokerError)
+    ]
+    problems = sorted([*moved, *unread], key=lambda problem: problem.index)
+    return replace(found, problems=tuple(problems))
+
+
+def _forecast_body(found: Forecast) -> dict[str, Any]:
+    return {
+        "added": [route_body(route) for route in found.added],
+        "cut": [{**route_body(cut.route), "reason": cut.reason} for cut in found.cut],
+        "changed": [
+            {**route_body(one.route), "was": _was(one.route, one.was)} for one in found.changed
+        ],
+        "kept": found.kept,
+        "problems": [
+            {"index": one.index, "code": one.code, "detail": one.detail, "refused": one.refused}
+            for one in found.problems
+        ],
+        "text": tell_forecast(found),
+    }
+
+
+def _was(now: Route, was: Route) -> dict[str, Any]:
+    """Return what is another now, as it was."""
+    old, new = route_body(was), route_body(now)
+    return {name: value for name, value in old.items() if value != new[name]}

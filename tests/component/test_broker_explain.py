@@ -1,0 +1,255 @@
+"""Explanations, findings and forecasts, from a real broker over a real socket."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.brokers import EXPORT, IMPORT, Rest, running_broker
+
+X = "/job/feed/pe/0/export/trades"
+I = "/job/alerts/pe/0/import/trades"  # noqa: E741
+EXPORT_KEY = "default/feed/0/trades"
+IMPORT_KEY = "default/alerts/0/trades"
+
+
+@pytest.fixture
+async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
+    async with running_broker(tmp_path / "broker.db") as (_, client):
+        yield client
+
+
+@pytest.fixture
+async def pair(rest: Rest) -> Rest:
+    """A broker with one export that one import matches, and one that it does not."""
+    assert (await rest("PUT", X, EXPORT)).status == 201
+    assert (await rest("PUT", I, IMPORT)).status == 201
+    other = {**EXPORT, "properties": {"kind": "quote"}}
+    assert (await rest("PUT", "/job/feed/pe/0/export/quotes", other)).status == 201
+    return rest
+
+
+def manifest(kind: str, job: str, port: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "streambroker.io/v1alpha1",
+        "kind": kind,
+        "metadata": {},
+        "spec": {"job": job, "port": port, **spec},
+    }
+
+
+# ---- explain -----------------------------------------------------------------------------------
+
+
+async def test_an_import_is_explained_against_all_exports_the_nearest_first(pair: Rest) -> None:
+    answer = await pair("GET", f"/explain?import={IMPORT_KEY}")
+
+    assert answer.status == 200
+    body = answer.body
+    assert (body["import"], body["export"]) == (IMPORT_KEY, None)
+    assert (body["total"], body["matched"]) == (2, 1)
+    assert [(p["export"], p["matched"], p["distance"]) for p in body["pairs"]] == [
+        (EXPORT_KEY, True, 0),
+        ("default/feed/0/quotes", False, 1),
+    ]
+    quotes = body["pairs"][1]
+    assert quotes["reason"] == "SubscriptionFalse"
+    assert quotes["message"] == "needs kind = trade, has quote"
+    assert quotes["predicates"] == [
+        {"text": 'kind == "trade"', "value": False, "why": '`kind` is "quote"'}
+    ]
+    assert quotes["misses"] == [
+        [{"text": 'kind == "trade"', "wanted": True, "why": '`kind` is "quote"'}]
+    ]
+    assert body["text"].splitlines()[2] == (
+        "  1 change    default/feed/0/quotes  needs kind = trade, has quote"
+    )
+
+
+async def test_an_export_is_explained_against_all_imports(pair: Rest) -> None:
+    answer = await pair("GET", f"/explain?export={EXPORT_KEY}&limit=1")
+
+    assert (answer.body["import"], answer.body["export"]) == (None, EXPORT_KEY)
+    assert [(p["import"], p["matched"]) for p in answer.body["pairs"]] == [(IMPORT_KEY, True)]
+
+
+async def test_a_pair_is_explained_with_all_that_stands_in_the_way(pair: Rest) -> None:
+    await pair("PUT", X, {**EXPORT, "application": {"scope": "Lab"}, "allowFilter": False})
+    answer = await pair("GET", f"/explain?export={EXPORT_KEY}&import={IMPORT_KEY}")
+
+    assert (answer.body["total"], answer.body["matched"]) == (1, 0)
+    (found,) = answer.body["pairs"]
+    assert [one["reason"] for one in found["obstacles"]] == ["ScopeDiffers", "FilterForbidden"]
+    assert (found["reason"], found["distance"]) == ("ScopeDiffers", 2)
+    assert answer.body["text"].splitlines()[:2] == [
+        f"{EXPORT_KEY} does not feed {IMPORT_KEY} (2 changes away)",
+        "  ScopeDiffers: needs the scope Default, has Lab",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ("", 400, "QueryInvalid"),
+        ("?import=alerts", 400, "QueryInvalid"),
+        (f"?import={IMPORT_KEY}&limit=501", 400, "QueryInvalid"),
+        (f"?import={IMPORT_KEY}&limit=0", 400, "QueryInvalid"),
+        ("?import=default/nobody/0/p", 404, "UnknownPort"),
+        (f"?import={IMPORT_KEY}&export=default/nobody/0/p", 404, "UnknownPort"),
+    ],
+)
+async def test_what_cannot_be_explained_is_a_problem(
+    pair: Rest, query: str, status: int, code: str
+) -> None:
+    answer = await pair("GET", f"/explain{query}")
+
+    assert (answer.status, answer.code) == (status, code)
+
+
+# ---- what-if -----------------------------------------------------------------------------------
+
+
+async def test_a_what_if_tells_what_a_change_would_cut_and_changes_nothing(pair: Rest) -> None:
+    before = (await pair("GET", "/routes")).body
+    answer = await pair(
+        "POST",
+        "/whatif",
+        {
+            "resources": [
+                {"kind": "Nonsense"},
+                manifest("Export", "feed", "trades", properties={"kind": "quote"}),
+                manifest("Import", "audit", "quotes", subscription='kind == "quote"'),
+            ],
+            "delete": [{"kind": "Import", "job": "nobody", "port": "p"}],
+        },
+    )
+
+    assert answer.status == 200
+    assert [(r["export"], r["import"]) for r in answer.body["added"]] == [
+        ("default/feed/0/quotes", "default/audit/0/quotes"),
+        (EXPORT_KEY, "default/audit/0/quotes"),
+    ]
+    assert [(r["import"], r["reason"]) for r in answer.body["cut"]] == [
+        (IMPORT_KEY, "SubscriptionFalse")
+    ]
+    assert [(p["index"], p["code"]) for p in answer.body["problems"]] == [
+        (0, "ManifestInvalid"),
+        (3, "UnknownPort"),
+    ]
+    assert answer.body["text"].splitlines()[-1] == "2 added, 1 cut, 0 changed, 0 kept"
+    assert (await pair("GET", "/routes")).body == before
+
+
+async def test_a_what_if_shows_what_a_changed_route_was(pair: Rest) -> None:
+    wants = {**IMPORT, "filter": "price>20.0", "onCongestion": "drop"}
+    answer = await pair(
+        "POST", "/whatif", {"resources": [manifest("Import", "alerts", "trades", **wants)]}
+    )
+
+    assert answer.body["kept"] == 0
+    assert answer.body["changed"] == [
+        {
+            "export": EXPORT_KEY,
+            "import": IMPORT_KEY,
+            "filter": "price > 20.0",
+            "policy": "drop",
+            "was": {"filter": "price > 10.0", "policy": "wait"},
+        }
+    ]
+
+
+async def test_a_what_if_may_be_larger_than_other_requests(rest: Rest) -> None:
+    many = [
+        manifest("Export", f"job-{number}", "p", properties={"text": "x" * 200})
+        for number in range(300)
+    ]
+    answer = await rest("POST", "/whatif", {"resources": many})
+
+    assert (answer.status, answer.body["problems"]) == (200, [])
+    assert (await rest("GET", "/exports")).body["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ([], 422, "ManifestInvalid"),
+        ({"resource": []}, 422, "ManifestInvalid"),
+        ({"resources": {}}, 422, "ManifestInvalid"),
+        ({"delete": [{"kind": "Import", "job": "NO", "port": "p"}]}, 422, "ManifestInvalid"),
+        ({"delete": [{"job": "a", "port": "p"}]}, 422, "ManifestInvalid"),
+        ({"delete": [{"kind": "Pod", "job": "a", "port": "p"}]}, 422, "ManifestInvalid"),
+        ({"resources": [{}] * 1001}, 422, "ManifestInvalid"),
+    ],
+)
+async def test_a_what_if_that_cannot_be_read_is_a_problem(
+    rest: Rest, body: Any, status: int, code: str
+) -> None:
+    answer = await rest("POST", "/whatif", body)
+
+    assert (answer.status, answer.code) == (status, code)
+
+
+EXPORTS: list[dict[str, Any]] = [
+    EXPORT,
+    {"properties": {"kind": "quote"}, "allowFilter": False},
+    {"streamId": "s"},
+    {"properties": {"kind": "trade"}, "congestionPolicy": "drop"},
+]
+IMPORTS: list[dict[str, Any]] = [
+    IMPORT,
+    {"subscription": 'kind == "quote" || level > 1'},
+    {"streams": [{"streamId": "s"}]},
+    {"subscription": 'kind == "trade"', "filter": "size > 1"},
+    {"subscription": "kind =="},
+]
+
+
+def drawn(dice: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return resources to put, and ports to delete."""
+    puts = []
+    for _ in range(dice.randint(0, 4)):
+        kind = dice.choice(("Export", "Import"))
+        spec = dice.choice(EXPORTS if kind == "Export" else IMPORTS)
+        puts.append(manifest(kind, dice.choice("ab"), dice.choice("pqr"), **spec))
+    deletes = [
+        {"kind": dice.choice(("Export", "Import")), "job": dice.choice("ab"), "port": port}
+        for port in dice.sample("pqr", dice.randint(0, 2))
+    ]
+    return puts, deletes
+
+
+async def routes_of(rest: Rest) -> dict[tuple[str, str], dict[str, Any]]:
+    items = (await rest("GET", "/routes")).body["items"]
+    return {(route["export"], route["import"]): route for route in items}
+
+
+def place(kind: str, spec: dict[str, Any]) -> str:
+    return f"/job/{spec['job']}/pe/0/{kind.lower()}/{spec['port']}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_what_if_is_what_applying_the_same_does(rest: Rest, seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(12):
+        puts, deletes = drawn(dice)
+        told = (await rest("POST", "/whatif", {"resources": puts, "delete": deletes})).body
+        before = await routes_of(rest)
+        asked = [("PUT", place(m["kind"], m["spec"]), m) for m in puts]
+        asked += [("DELETE", place(d["kind"], d), {}) for d in deletes]
+        answers = [await rest(*one) for one in asked]
+        after = await routes_of(rest)
+
+        refused = [n for n, answer in enumerate(answers) if answer.status >= 400]
+        assert [p["index"] for p in told["problems"] if p["refused"]] == refused
+        added = [route for pair, route in after.items() if pair not in before]
+        assert told["added"] == added
+        assert [(r["export"], r["import"]) for r in told["cut"]] == [
+            pair for pair in before if pair not in after
+        ]
+        kept = [pair for pair, route in after.items() if before.get(pair) == route]
+        assert told["kept"] == len(kept)
+        assert len(told["changed"]) == len(after) - len(added) - len(kept)
