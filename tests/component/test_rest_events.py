@@ -1,0 +1,335 @@
+"""Events: everything that changes, once, in order; resumed, or reset where that cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from streambroker_operator import changes
+from streambroker_operator.rest.limits import Limits
+from streambroker_operator.serving import Broker
+from support.brokers import EXPORT, IMPORT, Rest, running_broker
+
+X = "/job/feed/pe/0/export/trades"
+I = "/job/alerts/pe/0/import/trades"  # noqa: E741
+AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
+ROUTE = {"export": "default/feed/0/trades", "import": "default/alerts/0/trades"}
+
+
+class Stream:
+    """One reader's events.
+
+    Attributes:
+        last: id of the last event.
+        comments: how many comments came.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+        self.last = ""
+        self.comments = 0
+
+    async def block(self) -> dict[str, str]:
+        """Return the fields of the next block, comments left out; {} at the end."""
+        fields: dict[str, str] = {}
+        async for raw in self.response.content:
+            line = raw.decode().rstrip("\n")
+            if not line and fields:
+                break
+            name, _, value = line.partition(":")
+            if name:
+                fields[name] = value.strip()
+            elif line:
+                self.comments += 1
+        self.last = fields.get("id", self.last)
+        return fields
+
+    async def event(self) -> tuple[str, Any]:
+        """Return name and data of the next event."""
+        fields = await asyncio.wait_for(self.block(), 10.0)
+        return fields["event"], json.loads(fields["data"])
+
+    async def events(self, count: int) -> list[tuple[str, Any]]:
+        return [await self.event() for _ in range(count)]
+
+
+@asynccontextmanager
+async def following(
+    rest: Rest, namespace: str = "default", last: str | None = None
+) -> AsyncIterator[Stream]:
+    """Follow a broker; the greeting of one who has no id yet is read."""
+    headers = {} if last is None else {"Last-Event-ID": last}
+    url = f"{rest.url}/api/subscriptions/events?namespace={namespace}"
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        stream = Stream(response)
+        greeting = await stream.block()
+        assert greeting["retry"] == "1000"
+        yield stream
+
+
+@pytest.fixture
+async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
+    async with running_broker(tmp_path / "broker.db") as (_, client):
+        yield client
+
+
+def kinds(events: list[tuple[str, Any]]) -> list[tuple[str, str]]:
+    return [(name, data["type"]) for name, data in events]
+
+
+async def test_each_change_is_told_with_all_that_came_of_it(rest: Rest) -> None:
+    async with following(rest) as stream:
+        await rest("PUT", X, EXPORT)
+        exported = await stream.events(2)
+        await rest("PUT", I, IMPORT)
+        imported = await stream.events(4)
+        await rest("PUT", f"{I}/filter", "price > 20.0")
+        filtered = await stream.events(3)
+        await rest("PUT", f"{X}/properties", {"kind": "quote"})
+        cut = await stream.events(4)
+
+    assert kinds(exported) == [("export", "ADDED"), ("pe", "ADDED")]
+    assert exported[0][1]["object"]["spec"]["port"] == "trades"
+    assert kinds(imported)[0] == ("import", "ADDED")
+    assert imported[0][1]["object"]["status"]["matches"] == 1
+    ((_, added),) = [event for event in imported if event[0] == "route-added"]
+    assert {name: added["route"][name] for name in ROUTE} == ROUTE
+    assert sorted(kinds(filtered)) == [
+        ("import", "MODIFIED"),
+        ("pe", "MODIFIED"),
+        ("pe", "MODIFIED"),
+    ]
+    ((_, gone),) = [event for event in cut if event[0] == "route-cut"]
+    assert (gone["reason"], gone["route"]["import"]) == ("SubscriptionFalse", ROUTE["import"])
+    assert cut[0][1]["point"][0] == 4
+
+
+async def test_an_event_shows_the_object_as_the_list_does(rest: Rest) -> None:
+    async with following(rest) as stream:
+        await rest("PUT", X, EXPORT)
+        (_, exported), (_, pe) = await stream.events(2)
+
+    assert [exported["object"]] == (await rest("GET", "/exports")).body["items"]
+    assert [pe["object"]] == (await rest("GET", "/pes")).body["items"]
+
+
+async def test_withdrawing_is_told(rest: Rest) -> None:
+    await rest("PUT", X, EXPORT)
+    await rest("PUT", I, IMPORT)
+    async with following(rest) as stream:
+        await rest("DELETE", X)
+        cut = await stream.events(4)
+        await rest("DELETE", "/job/feed/pe/0")
+        gone = await stream.event()
+
+    assert kinds(cut)[0] == ("export", "DELETED")
+    assert [data["reason"] for name, data in cut if name == "route-cut"] == ["ExportRemoved"]
+    assert (gone[0], gone[1]["type"], gone[1]["object"]["job"]) == ("pe", "DELETED", "feed")
+
+
+async def test_an_agent_is_told_of_when_it_is_new_or_elsewhere_and_not_when_it_repeats(
+    rest: Rest,
+) -> None:
+    async with following(rest) as stream:
+        await rest("PUT", "/job/feed/pe/0", AGENT)
+        await rest("PUT", "/job/feed/pe/0", AGENT)
+        await rest("PUT", "/job/feed/pe/0", {**AGENT, "location": "grpc+tcp://127.0.0.1:1"})
+        await rest("PUT", X, EXPORT)
+        events = await stream.events(3)
+
+    assert kinds(events) == [("pe", "ADDED"), ("pe", "MODIFIED"), ("export", "ADDED")]
+    assert events[1][1]["object"]["location"] == "grpc+tcp://127.0.0.1:1"
+
+
+async def test_what_changes_nothing_is_not_told(rest: Rest) -> None:
+    await rest("PUT", X, EXPORT)
+    async with following(rest) as stream:
+        await rest("PUT", X, EXPORT)
+        await rest("PUT", X, {"streamId": "s", "properties": {}})
+        await rest("DELETE", X + "2")
+        await rest("PUT", X + "3", EXPORT)
+        (name, data) = await stream.event()
+
+    assert (name, data["object"]["spec"]["port"]) == ("export", "trades3")
+
+
+async def test_namespaces_are_told_of_apart(rest: Rest) -> None:
+    open_ = {**EXPORT, "allowedNamespaces": ["lab"]}
+    async with (
+        following(rest) as mine,
+        following(rest, "lab") as lab,
+        following(rest, "*") as all_,
+    ):
+        await rest("PUT", X, open_)
+        await rest("PUT", I + "?namespace=lab", IMPORT)
+        everything = await all_.events(6)
+        of_lab = [name for name, _ in await lab.events(3)]
+        of_mine = [name for name, _ in await mine.events(4)]
+
+    assert sorted(of_lab) == ["import", "pe", "route-added"]
+    assert sorted(of_mine) == ["export", "pe", "pe", "route-added"]
+    assert len(everything) == 6
+
+
+async def test_a_reader_goes_on_where_it_stopped(rest: Rest) -> None:
+    async with following(rest) as stream:
+        await rest("PUT", X, EXPORT)
+        await stream.event()
+        last = stream.last
+        missed = [await stream.event()]
+    await rest("PUT", I, IMPORT)
+    async with following(rest, last=last) as stream:
+        events = await stream.events(5)
+        ids = stream.last
+
+    assert events[:1] == missed
+    assert ("import", "ADDED") in kinds(events)
+    assert int(ids.rpartition(".")[2]) == int(last.rpartition(".")[2]) + 5
+
+
+async def test_the_greeting_is_enough_to_go_on_from(rest: Rest) -> None:
+    async with following(rest) as stream:
+        last = stream.last
+    await rest("PUT", X, EXPORT)
+    async with following(rest, last=last) as stream:
+        assert kinds([await stream.event()]) == [("export", "ADDED")]
+
+
+@pytest.mark.parametrize("last", ["nonsense", "0.1", "", "{session}.99", "{session}.-1", "é"])
+async def test_who_cannot_go_on_is_reset_and_gets_what_follows(rest: Rest, last: str) -> None:
+    async with following(rest) as stream:
+        session = stream.last.partition(".")[0]
+    await rest("PUT", X, EXPORT)
+    url = f"{rest.url}/api/subscriptions/events"
+    headers = {"Last-Event-ID": last.replace("{session}", session)}
+    async with aiohttp.ClientSession() as client, client.get(url, headers=headers) as response:
+        stream = Stream(response)
+        await stream.block()
+        name, data = await stream.event()
+        await rest("PUT", X + "2", EXPORT)
+        following_ = await stream.event()
+
+    assert (name, data["type"]) == ("reset", "RESET")
+    assert following_[1]["object"]["spec"]["port"] == "trades2"
+
+
+async def test_events_that_are_not_kept_any_more_reset_their_reader(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with following(rest) as stream:
+        last = stream.last
+    monkeypatch.setattr(changes, "KEPT_EVENTS", 3)
+    await rest("PUT", X, EXPORT)
+    async with following(rest, last=last) as stream:
+        assert kinds([await stream.event()]) == [("export", "ADDED")]
+    await rest("PUT", X + "2", EXPORT)
+    async with following(rest, last=last) as stream:
+        assert (await stream.event())[0] == "reset"
+
+
+async def test_a_restarted_broker_resets_its_readers(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "broker.db") as (_, client), following(client) as stream:
+        last = stream.last
+    async with (
+        running_broker(tmp_path / "broker.db") as (_, client),
+        following(client, last=last) as stream,
+    ):
+        assert (await stream.event())[0] == "reset"
+
+
+async def test_a_reader_without_news_gets_comments(tmp_path: Path) -> None:
+    limits = Limits(keepalive_s=0.02)
+    async with (
+        running_broker(tmp_path / "broker.db", limits) as (_, client),
+        following(client) as stream,
+    ):
+        waiting = asyncio.ensure_future(stream.event())
+        while stream.comments < 3:
+            await asyncio.wait([waiting], timeout=0.02)
+        await client("PUT", X, EXPORT)
+
+        assert (await waiting)[0] == "export"
+
+
+async def test_there_are_only_so_many_readers(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "broker.db", Limits(followers=1)) as (_, client):
+        async with following(client):
+            refused = await client("GET", "/events")
+
+        assert (refused.status, refused.code) == (429, "TooManyRequests")
+        assert int(refused.headers["Retry-After"]) >= 1
+
+
+async def test_a_reader_who_left_is_forgotten(tmp_path: Path) -> None:
+    limits = Limits(keepalive_s=0.01, followers=1)
+    async with running_broker(tmp_path / "broker.db", limits) as (broker, client):
+        async with following(client):
+            assert broker.runtime.changes.followers == 1
+
+        while broker.runtime.changes.followers:
+            assert (await client("GET", "/pes")).status == 200
+
+
+async def test_readers_are_let_go_at_once_when_the_broker_stops(tmp_path: Path) -> None:
+    broker = Broker(db=tmp_path / "broker.db", port=0)
+    await broker.start()
+    async with (
+        aiohttp.ClientSession() as session,
+        following(Rest(broker.url, session)) as stream,
+    ):
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        await broker.stop()
+        took = loop.time() - before
+
+        assert await stream.block() == {}
+    assert took < 0.4
+
+
+def deaf_reader(url: str) -> socket.socket:
+    """Follow a broker without ever reading what it says."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    found.connect((host, int(port)))
+    found.sendall(b"GET /api/subscriptions/events HTTP/1.1\r\nHost: broker\r\n\r\n")
+    return found
+
+
+async def rest_of(connection: socket.socket) -> bytes:
+    """Read a connection to its end."""
+    connection.setblocking(False)
+    loop, said = asyncio.get_running_loop(), bytearray()
+    while piece := await loop.sock_recv(connection, 1 << 20):
+        said += piece
+    connection.close()
+    return bytes(said)
+
+
+async def test_a_reader_that_is_too_slow_is_reset_and_closed_and_delays_nobody(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "BEHIND", 40)
+    deaf = deaf_reader(rest.url)
+    large = {"properties": {f"p{n}": "x" * 2_000 for n in range(25)}}
+    told: list[str] = []
+    async with following(rest) as stream:
+        for number in range(250):
+            answer = await rest("PUT", X, {**large, "allowFilter": number % 2 == 0})
+            assert answer.status < 300
+            told += [name for name, _ in await stream.events(2)]
+    said = await asyncio.wait_for(rest_of(deaf), 20.0)
+
+    assert set(told) == {"export", "pe"}
+    assert b"event: reset" in said
+    assert said.count(b"event: export") < 250

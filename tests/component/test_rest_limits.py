@@ -1,0 +1,135 @@
+"""How much one caller may ask for, and how it is told when that was too much."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from pathlib import Path
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streambroker_operator.rest.limits import MAX_BUCKETS, Buckets, Limits
+from support.brokers import EXPORT, running_broker
+
+X = "/job/feed/pe/0/export/trades"
+PE = "/job/feed/pe/0"
+AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
+FEW = Limits(writes_per_s=0.01, write_burst=3)
+
+
+async def test_one_change_too_many_is_refused_and_not_made(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "broker.db", FEW) as (_, client):
+        answers = [await client("PUT", f"{X}{n}", EXPORT) for n in range(4)]
+        made = (await client("GET", "/exports")).body["items"]
+
+    assert [answer.status for answer in answers] == [201, 201, 201, 429]
+    assert answers[3].code == "TooManyRequests"
+    assert 1 <= int(answers[3].headers["Retry-After"]) <= 100
+    assert len(made) == 3
+
+
+async def test_what_agents_repeat_and_what_is_read_is_not_counted_as_changes(
+    tmp_path: Path,
+) -> None:
+    async with running_broker(tmp_path / "broker.db", FEW) as (_, client):
+        for _ in range(10):
+            assert (await client("PUT", PE, AGENT)).status == 200
+            assert (await client("GET", PE)).status == 200
+
+
+async def test_reads_have_a_limit_of_their_own(tmp_path: Path) -> None:
+    limits = Limits(reads_per_s=0.01, read_burst=2)
+    async with running_broker(tmp_path / "broker.db", limits) as (_, client):
+        answers = [(await client("GET", "/pes")).status for _ in range(3)]
+        written = await client("PUT", X, EXPORT)
+
+    assert (answers, written.status) == ([200, 200, 429], 201)
+
+
+async def test_agents_ask_for_views_as_often_as_the_broker_can_answer(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "broker.db") as (_, client):
+        await client("PUT", PE, AGENT)
+        asked = await asyncio.gather(*(client("GET", PE) for _ in range(1_000)))
+
+    assert {answer.status for answer in asked} == {200}
+
+
+async def test_a_caller_is_refused_no_more_once_it_has_waited(tmp_path: Path) -> None:
+    limits = Limits(writes_per_s=20.0, write_burst=1)
+    async with running_broker(tmp_path / "broker.db", limits) as (_, client):
+        await client("PUT", X, EXPORT)
+        answers = [(await client("PUT", X, EXPORT)).status]
+        while answers[-1] == 429:
+            answers.append((await client("PUT", X, EXPORT)).status)
+
+    assert (answers[0], answers[-1]) == (429, 200)
+
+
+def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
+    bucket = Buckets(10.0, 2)
+
+    assert [bucket.take("a", 0.0) for _ in range(3)] == [0.0, 0.0, pytest.approx(0.1)]
+    assert bucket.take("b", 0.0) == 0.0
+    assert bucket.take("a", 0.05) == pytest.approx(0.05)
+    assert bucket.take("a", 0.11) == 0.0
+    assert [bucket.take("a", 100.0) for _ in range(3)][1:] == [0.0, pytest.approx(0.1)]
+
+
+@given(
+    steps=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=80),
+    per_s=st.floats(0.5, 50.0),
+    burst=st.integers(1, 20),
+)
+def test_nobody_gets_more_than_burst_and_rate_together(
+    steps: list[float], per_s: float, burst: int
+) -> None:
+    bucket, now, got = Buckets(per_s, burst), 0.0, 0
+    for step in steps:
+        now += step
+        wait = bucket.take("a", now)
+        got += wait == 0.0
+        assert 0.0 <= wait <= 1.0 / per_s
+
+    assert got <= burst + now * per_s + 1e-6
+
+
+def test_the_memory_for_callers_is_bounded() -> None:
+    buckets = Buckets(1.0, 1)
+    for number in range(MAX_BUCKETS + 100):
+        buckets.take(str(number), 0.0)
+
+    assert len(buckets._levels) == MAX_BUCKETS
+    assert buckets.take(str(MAX_BUCKETS + 99), 0.0) > 0.0
+
+
+@pytest.mark.parametrize("length", [64 * 1024 + 1, 1 << 20])
+async def test_a_body_above_the_limit_is_refused(tmp_path: Path, length: int) -> None:
+    async with running_broker(tmp_path / "broker.db") as (_, client):
+        for more in ({}, {"Request_Id": "a"}):
+            refused = await client("PUT", X, data=b" " * length, **more)
+            assert (refused.status, refused.code) == (413, "BodyTooLarge")
+
+
+async def test_the_limit_of_a_body_holds_for_what_is_unpacked(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "broker.db") as (_, client):
+        packed = gzip.compress(b" " * (8 << 20))
+        refused = await client("PUT", X, data=packed, Content_Encoding="gzip")
+
+    assert len(packed) < 64 * 1024
+    assert (refused.status, refused.code) == (413, "BodyTooLarge")
+
+
+async def test_a_body_that_cannot_be_unpacked_is_refused(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "broker.db") as (broker, _):
+        url = f"{broker.url}/api/subscriptions{X}"
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.put(url, data=b"not packed", headers=headers) as answer,
+        ):
+            problem = await answer.json(content_type="application/problem+json")
+
+    assert (answer.status, problem["code"]) == (400, "NotJson")
