@@ -249,23 +249,34 @@ def _foretell(
     elif output == "yaml":
         say(as_yaml([answer]))
     else:
-        say(foretold(answer, resources))
-    if answer["problems"]:
+        changes = [f"{kind_of(resource).lower()} {resource.key}" for resource in resources]
+        changes += [f"delete {kind.lower()} {key}" for kind, key in deleted]
+        say(foretold(answer, changes))
+    if any(problem.get("refused", True) for problem in answer["problems"]):
         return REFUSED
     return OK if len(answer["cut"]) <= options.max_removed else WOULD_CUT
 
 
-def foretold(answer: dict[str, Any], resources: Sequence[Resource]) -> str:
-    """Return what a what-if says: routes with + and -, changed ones with ~, then the counts."""
+def foretold(answer: dict[str, Any], changes: Sequence[str]) -> str:
+    """Return what a what-if says: routes with their signs, then the counts.
+
+    Args:
+        answer: of the broker.
+        changes: what was asked about, as problems count it.
+
+    Returns:
+        Lines with ``+`` added, ``-`` cut, ``~`` changed; with ``!`` what would be refused
+        and with ``?`` what would be accepted and lead to nothing.
+    """
     lines = _signed(answer["added"], answer["cut"])
     for route in answer["changed"]:
-        was = ", ".join(f"{name} was {value}" for name, value in route.get("was", {}).items())
+        was = ", ".join(f"{k} {v} => {route[k]}" for k, v in route["was"].items())
         lines.append(paint(f"  ~ {route['export']} -> {route['import']}: {was}", "yellow"))
     for problem in answer["problems"]:
-        index = problem.get("index")
-        known = isinstance(index, int) and 0 <= index < len(resources)
-        who = f"{kind_of(resources[index]).lower()} {resources[index].key}: " if known else ""
-        lines.append(paint(f"  ! {who}{problem['code']}: {problem['detail']}", "red"))
+        index, refused = problem["index"], problem.get("refused", True)
+        who = changes[index] if 0 <= index < len(changes) else f"change {index + 1}"
+        text = f"  {'!' if refused else '?'} {who}: {problem['code']}: {problem['detail']}"
+        lines.append(paint(text, "red" if refused else "yellow"))
     counts = (
         f"{len(answer['added'])} added, {len(answer['cut'])} cut, {answer['kept']} kept, "
         f"{len(answer['changed'])} changed; nothing was applied"

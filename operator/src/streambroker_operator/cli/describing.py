@@ -25,6 +25,8 @@ from streambroker_operator.errors import RequestError
 
 NEAREST = 5
 """Refused pairs that are shown."""
+MOST_EXPLAINED = 500
+"""Pairs that a broker explains in one answer."""
 
 REMEDIES = {
     "NamespaceNotAllowed": "Name the importing namespace in the Export's allowedNamespaces.",
@@ -102,14 +104,20 @@ def _status(status: Item) -> list[str]:
 
 
 def _refused(caller: Caller, kind: str, key: str, status: Item) -> tuple[list[Item], list[str]]:
-    """Return the nearest pairs that do not match, and what the linter says."""
+    """Return the nearest pairs that do not match, and what the linter says.
+
+    Matching pairs come first in an explanation; where they fill it, the status has to do.
+    """
+    told = [{"import": key, **pair} for pair in status.get("refused", [])][:NEAREST]
+    limit = NEAREST + int(status.get("matches", 0))
+    if limit > MOST_EXPLAINED:
+        return told, []
     try:
-        answer = explained(caller, {SINGULAR[kind]: key}, NEAREST + int(status.get("matches", 0)))
+        answer = explained(caller, {SINGULAR[kind]: key}, limit)
     except RequestError as error:
-        if error.status not in (0, 404, 405, 422, 503) or error.code == "BrokerUnavailable":
+        if error.status != 404:
             raise
-        found = [{"import": key, **pair} for pair in status.get("refused", [])]
-        return found[:NEAREST], []
+        return told, []
     pairs = [pair for pair in answer["pairs"] if not pair["matched"]]
     return pairs[:NEAREST], [str(finding["message"]) for finding in answer["lint"]]
 
