@@ -9,7 +9,7 @@ import pytest
 
 from streambroker_core.errors import HintError
 from streambroker_core.wire.capability import verify
-from streambroker_core.wire.hints import Hint, HintGate, decode
+from streambroker_core.wire.hints import Hint, HintGate, decode, read_point
 from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Rest, received, running_broker, udp_ear
 from support.resources import export_of
@@ -154,3 +154,16 @@ async def test_an_address_that_does_not_exist_is_noted_and_forgotten(
 
     assert answer.status == 201
     assert broker.runtime.sender.failed == 1
+
+
+async def test_a_view_that_is_not_sent_again_comes_with_the_point_it_is_still_right_at(
+    running: tuple[Broker, Rest],
+) -> None:
+    _, rest = running
+    await rest("PUT", X, EXPORT)
+    known = (await rest("GET", "/job/feed/pe/0")).headers["ETag"]
+    written = await rest("PUT", "/job/else/pe/0/import/p", {"subscription": 'kind == "none"'})
+    same = await rest("GET", "/job/feed/pe/0", If_None_Match=known)
+
+    assert same.status == 304
+    assert read_point(same.headers["Point"]) == (1, written.body["version"])

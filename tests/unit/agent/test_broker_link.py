@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pe_agent.agent import broker_link
 from pe_agent.agent.broker_link import BrokerLink
 from pe_agent.agent.hosts import Hosts
+from pe_agent.broker_client import BrokerAnswer
 from streambroker_core.model import PeKey
+from streambroker_core.wire.hints import STALE_S
+from streambroker_core.wire.view import View, encode, seal
 from support.waiting import until
 
 
@@ -45,3 +51,26 @@ def test_a_round_that_fails_for_whatever_reason_is_followed_by_another(
     until(lambda: len(rounds) >= 3, 10, "a third round")
 
     assert "no space left on device" in caplog.text
+
+
+def test_after_a_restore_the_first_change_is_taken_although_all_polls_before_brought_nothing(
+    link: BrokerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pe = PeKey.parse("default/feed/0")
+    before, changed = seal(View(pe=pe, point=(9, 9))), View(pe=pe, version="else", point=(4, 3))
+    same = BrokerAnswer(304, {"point": "3,3"}, None)
+    answers = [BrokerAnswer(200, {}, encode(before)), same, same]
+    answers.append(BrokerAnswer(200, {}, encode(changed)))
+    clock = iter((0.0, 30.0, 30.0 + STALE_S, 31.0 + STALE_S))
+    monkeypatch.setattr(broker_link, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def request(*_: Any, **__: Any) -> BrokerAnswer:
+        return answers.pop(0)
+
+    monkeypatch.setattr(link._client, "request", request)
+    for _ in range(4):
+        link._poll()
+
+    view = link._hosts.routes.view
+    assert view is not None
+    assert (view.version, view.point) == ("else", (4, 3))

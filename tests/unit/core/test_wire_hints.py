@@ -15,6 +15,8 @@ from streambroker_core.wire.hints import (
     decode,
     encode,
     is_older,
+    point_text,
+    read_point,
 )
 
 KEY = b"k" * 32
@@ -129,6 +131,29 @@ def test_the_same_view_at_an_older_point_is_no_news() -> None:
 
     assert gate.take("a", (1, 1), 0.0)
     assert not gate.take("b", (4, 4), 0.0)
+
+
+def test_after_a_restore_the_same_view_at_its_older_point_makes_way_for_the_next_change() -> None:
+    gate = HintGate("a", (5, 5))
+    for polled in (0.0, STALE_S / 2, STALE_S):
+        assert gate.take("a", (3, 3), polled)
+
+    assert gate.offer(hint("b", 4, 3), STALE_S + 1.0)
+    assert gate.take("b", (4, 3), STALE_S + 1.0)
+
+
+def test_the_same_view_at_its_point_ends_the_suspicion_of_a_restore() -> None:
+    gate = HintGate("a", (5, 5))
+    gate.offer(hint("b", 4, 5), 100.0)
+
+    assert gate.take("a", (5, 5), 130.0)
+    assert not gate.take("b", (4, 5), 100.0 + STALE_S)
+
+
+def test_a_point_is_read_as_it_is_shown() -> None:
+    assert read_point(point_text((12, 2**64 - 1))) == (12, 2**64 - 1)
+    for text in ("", "1", "1,", ",1", "-1,2", "1,2,3", "1.0,2", "\u0661,2", "1," + "9" * 21):
+        assert read_point(text) is None
 
 
 def test_points_are_ordered_component_by_component() -> None:

@@ -140,15 +140,17 @@ class HintGate:
     def take(self, version: str, point: Point, now: float) -> bool:
         """Say whether to take a view that the broker answered, and remember it.
 
+        Of a view that the agent has, the broker tells the point alone; that goes
+        here, too, so that a restore is noticed before the view changes.
+
         Returns:
             False where the view's point is older than that of the view the
             agent has, until such points have been seen for `STALE_S` seconds.
         """
-        if version != self._version and not self._believed(point, now):
-            return False
-        if version != self._version or not is_older(point, self._point):
-            self._point = point
+        if not self._believed(point, now):
+            return version == self._version
         self._version = version
+        self._point = point
         self._stale_since = None
         return True
 
@@ -158,6 +160,21 @@ class HintGate:
         if self._stale_since is None:
             self._stale_since = now
         return now - self._stale_since >= STALE_S
+
+
+def point_text(point: Point) -> str:
+    """Return a point as a header shows it: ``exports,imports``."""
+    return f"{point[0]},{point[1]}"
+
+
+def read_point(text: str) -> Point | None:
+    """Read a point as a header shows it; None where it is something else."""
+    exports, _, imports = text.partition(",")
+    if not all(
+        part.isascii() and part.isdigit() and len(part) <= 20 for part in (exports, imports)
+    ):
+        return None
+    return int(exports), int(imports)
 
 
 def is_older(point: Point, than: Point) -> bool:

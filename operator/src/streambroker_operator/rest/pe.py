@@ -6,6 +6,7 @@ from aiohttp import web
 
 from streambroker_core.model import PeKey
 from streambroker_core.wire import registration, view
+from streambroker_core.wire.hints import point_text
 from streambroker_operator.rest.answers import json_answer
 from streambroker_operator.rest.asking import (
     RUNTIME,
@@ -33,7 +34,11 @@ async def get_view(request: web.Request) -> web.Response:
     found = seen_by(request, runtime.view(known_pe(request)))
     if found is None:
         raise LookupError("a known PE has a view")
-    headers = {"ETag": f'"{found.version}"', "Cache-Control": "no-cache"}
+    headers = {
+        "ETag": f'"{found.version}"',
+        "Cache-Control": "no-cache",
+        "Point": point_text(found.point),
+    }
     if found.version in known or "*" in known:
         return web.Response(status=304, headers=headers)
     return json_answer(view.encode(found), headers=headers)

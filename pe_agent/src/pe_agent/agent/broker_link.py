@@ -168,6 +168,9 @@ class BrokerLink:
         self._polls += 1
         answer = self._client.request("GET", self._path, headers=headers)
         if answer.status == 304:
+            point = hints.read_point(answer.headers.get("point", ""))
+            if view is not None and point is not None:
+                self._gate.take(view.version, point, time.monotonic())
             return
         taken = decode(answer.body)
         if self._gate.take(taken.version, taken.point, time.monotonic()):
