@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -171,8 +172,12 @@ class _Sheet:
 
 def _watch(options: argparse.Namespace) -> int:
     targets, caller = read_targets(options.words), caller_of(options)
+    begun = False
     for event in follow(caller, namespace_of(options)):
         if event.name == RESET:
+            if begun:
+                sys.stderr.write("streambroker: events were missed; `streambroker get` lists all\n")
+            begun = True
             continue
         if not _wanted(event, targets):
             continue
