@@ -1,0 +1,112 @@
+"""Requests made of the description, good and bad ones, against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from streambroker_operator.rest.description import description
+from streambroker_operator.rest.limits import Limits
+from streambroker_operator.serving import Broker
+from support.brokers import EXPORT, IMPORT
+
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+EXAMPLES = 300 if LONG else 12
+ENDLESS = "getEvents"
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+KNOWN = {"job": "feed", "pe": 0, "port": "trades", "name": "kind"}
+UNLIMITED = Limits(writes_per_s=1e6, write_burst=10**9, reads_per_s=1e6, read_burst=10**9)
+SCHEMA = schemathesis.openapi.from_dict(description())
+OPERATIONS = {
+    found.ok().definition.raw["operationId"]: found.ok() for found in SCHEMA.get_all_operations()
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A broker in a thread of its own, with an export and an import."""
+    broker = Broker(db=tmp_path_factory.mktemp("fuzz") / "broker.db", port=0, limits=UNLIMITED)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(broker.start(), loop).result(10.0)
+    yield broker.url
+    asyncio.run_coroutine_threadsafe(broker.stop(), loop).result(10.0)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10.0)
+    loop.close()
+
+
+def populate(session: requests.Session, url: str) -> None:
+    """Make the known ports what they were, whatever the examples before did to them."""
+    pe = f"{url}/api/subscriptions/job/feed/pe/0"
+    assert session.put(f"{pe}/export/trades", json=EXPORT).status_code < 300
+    assert session.put(f"{pe}/import/trades", json=IMPORT).status_code < 300
+
+
+def cases(operation: Any) -> st.SearchStrategy[Case]:
+    """Return requests of one operation: good and bad ones, of known ports and of any."""
+    known = {one.name: KNOWN[one.name] for one in operation.path_parameters if one.name in KNOWN}
+    return st.one_of(
+        operation.as_strategy(mode, **aim)
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+        for aim in ({}, {"path_parameters": known})
+    )
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {ENDLESS}))
+def test_no_request_gets_an_answer_that_is_not_described(name: str, url: str) -> None:
+    with requests.Session() as session:
+        session.trust_env = False
+        populate(session, url)
+
+        @settings(
+            max_examples=EXAMPLES,
+            derandomize=not LONG,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=cases(OPERATIONS[name]))
+        def holds(case: Case) -> None:
+            case.call_and_validate(base_url=url, session=session, checks=CHECKS, timeout=10.0)
+
+        holds()
+
+
+def test_every_operation_but_the_endless_one_is_tried() -> None:
+    assert ENDLESS in OPERATIONS
+    assert len(OPERATIONS) > 20
+
+
+def test_no_request_has_left_the_broker_unable_to_go_on(url: str, tmp_path: Path) -> None:
+    with requests.Session() as session:
+        session.trust_env = False
+        populate(session, url)
+        for what in ("exports", "imports", "pes", "routes"):
+            listed = session.get(f"{url}/api/subscriptions/{what}?namespace=*")
+            assert listed.status_code == 200, what
