@@ -37,7 +37,7 @@ from streambroker_core.board.views import (
     route_of,
     view_of,
 )
-from streambroker_core.matching import Match, Matcher, Outcome, ScanMatcher
+from streambroker_core.matching import IndexMatcher, Match, Matcher, Outcome
 from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Resource, Route
 from streambroker_core.wire.hints import Point
 from streambroker_core.wire.registration import Registration
@@ -57,14 +57,16 @@ class Board:
     """The state machine between resources and views.
 
     Args:
-        matcher: decides pairs; a full scan by default.
+        matcher: decides pairs; an index by default.
     """
 
     def __init__(self, matcher: Matcher | None = None) -> None:
-        self._matcher: Matcher = ScanMatcher() if matcher is None else matcher
+        self._matcher: Matcher = IndexMatcher() if matcher is None else matcher
         self._exports: Half[Export] = Half(stream_of)
         self._imports: Half[Import] = Half(lambda _: None)
         self._agents: dict[PeKey, AgentRegistered] = {}
+        # Of PEs that were withdrawn, too: their agents' late registrations bring nothing back.
+        self._agent_versions: dict[PeKey, int] = {}
         self._known: set[PeKey] = set()
         self._views: dict[PeKey, View] = {}
         self._statuses: dict[tuple[Kind, str], Status] = {}
@@ -109,9 +111,9 @@ class Board:
             self._known.add(pe)
             self._dirty.add(pe)
             return
-        known = self._agents.get(pe)
-        if known is not None and event.version < known.version:
+        if event.version < self._agent_versions.get(pe, 0):
             return
+        self._agent_versions[pe] = event.version
         if isinstance(event, AgentRegistered):
             self._agents[pe] = event
             self._known.add(pe)

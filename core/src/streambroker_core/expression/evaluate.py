@@ -4,6 +4,10 @@ This evaluator defines the language; masks over record batches and the matching
 index have to agree with it. A tree becomes nested functions once, which then
 take a mapping from name to value and return True, False or None for unknown.
 
+The functions take the literals from a tuple beside the row, so expressions that
+differ in literals alone share them: a million subscriptions have a handful of
+forms.
+
 Values are ``bool``, ``int``, ``float``, ``str`` and lists of them. Anything
 else, a missing name and None are unknown to every predicate but ``has``, which
 is true of all that is not None.
@@ -22,53 +26,158 @@ Row: TypeAlias = Mapping[str, Any]
 Truth: TypeAlias = "bool | None"
 Test: TypeAlias = Callable[[Row], "bool | None"]
 Fetch: TypeAlias = Callable[[Row], Any]
+Literals: TypeAlias = "tuple[Any, ...]"
+Code: TypeAlias = Callable[[Row, Literals], "bool | None"]
+Value: TypeAlias = Callable[[Row, Literals], Any]
 
 _NUMBER, _TEXT, _BOOLEAN = "number", "text", "boolean"
 _KINDS: dict[type, str] = {int: _NUMBER, float: _NUMBER, str: _TEXT, bool: _BOOLEAN}
 _EQUALITIES = ("==", "!=")
+_MOST_FORMS = 4096
+_FORMS: dict[tuple[Any, ...], Code] = {}
 
 
 def test_of(node: tree.Predicate) -> Test:
     """Return the function that decides a predicate."""
-    match node:
-        case tree.And():
-            return _all([test_of(item) for item in node.items])
-        case tree.Or():
-            return _any([test_of(item) for item in node.items])
-        case tree.Not():
-            return _not(test_of(node.operand))
-        case tree.Comparison():
-            return _comparison(node)
-        case tree.Membership():
-            return _membership(node)
-        case tree.Has():
-            name = node.name
-            return lambda row: row.get(name) is not None
-        case tree.Match():
-            return _match(node)
-        case tree.Topic():
-            return _topic(node.filter)
-        case _:
-            return _truth(fetch_of(node))
+    code, literals = code_of(node)
+    return lambda row: code(row, literals)
 
 
 def fetch_of(node: tree.Operand) -> Fetch:
     """Return the function that computes an operand; its None is unknown."""
+    literals: list[Any] = []
+    value = _Compiler(literals).value(node)
+    taken = tuple(literals)
+    return lambda row: value(row, taken)
+
+
+def code_of(node: tree.Predicate) -> tuple[Code, Literals]:
+    """Return the function of a predicate's form, and the literals to call it with.
+
+    Predicates of one form get the same function; the last few thousand forms are kept.
+    """
+    form: list[Any] = []
+    literals: list[Any] = []
+    _describe(node, form, literals)
+    key = tuple(form)
+    code = _FORMS.get(key)
+    if code is None:
+        if len(_FORMS) >= _MOST_FORMS:
+            _FORMS.clear()
+        code = _FORMS[key] = _Compiler([]).predicate(node)
+    return code, tuple(literals)
+
+
+def kind_of_value(value: Any) -> str | None:
+    """Return ``number``, ``text`` or ``boolean``; None for what cannot be compared."""
+    return _KINDS.get(type(value))
+
+
+def _describe(node: tree.Node, form: list[Any], literals: list[Any]) -> None:
+    """Take a tree apart into what it is and which literals it holds, both in one order."""
     match node:
-        case tree.Name():
-            name = node.name
-            return lambda row: row.get(name)
-        case tree.Subscript():
-            return _element(node.name, node.index)
-        case tree.Negate():
-            return _negate(fetch_of(node.operand))
-        case tree.Invert():
-            return _invert(fetch_of(node.operand))
-        case tree.Arithmetic():
-            return _arithmetic(node)
+        case tree.Integer() | tree.Float() | tree.Text() | tree.Boolean():
+            form.append(_KINDS[type(node.value)])
+            literals.append(node.value)
+        case tree.ListLiteral():
+            form.append(tree.ListLiteral)
+            literals.append(tuple(element.value for element in node.items))
+        case tree.Match():
+            form += (tree.Match, node.function)
+            literals.append(node.text)
+            _describe(node.subject, form, literals)
+        case tree.Topic():
+            form.append(tree.Topic)
+            literals.append(node.filter)
         case _:
-            value = node.value
-            return lambda row: value
+            form += (type(node), *_marks(node))
+            for child in tree.children(node):
+                _describe(child, form, literals)
+
+
+def _marks(node: tree.Node) -> tuple[Any, ...]:
+    match node:
+        case tree.And() | tree.Or():
+            return (len(node.items),)
+        case tree.Comparison() | tree.Arithmetic():
+            return (node.op,)
+        case tree.Name() | tree.Has():
+            return (node.name,)
+        case tree.Subscript():
+            return (node.name, node.index)
+        case _:
+            return ()
+
+
+class _Compiler:
+    """Makes the functions of one form; literals are counted in the order of `_describe`.
+
+    Args:
+        literals: gets the literals that are passed.
+    """
+
+    def __init__(self, literals: list[Any]) -> None:
+        self._literals = literals
+
+    def _take(self, literal: Any) -> int:
+        self._literals.append(literal)
+        return len(self._literals) - 1
+
+    def predicate(self, node: tree.Predicate) -> Code:
+        """Return the function that decides a predicate."""
+        match node:
+            case tree.And():
+                return _all([self.predicate(item) for item in node.items])
+            case tree.Or():
+                return _any([self.predicate(item) for item in node.items])
+            case tree.Not():
+                return _not(self.predicate(node.operand))
+            case tree.Comparison():
+                return self._comparison(node)
+            case tree.Membership():
+                return _membership(self.value(node.item), self._container(node.container))
+            case tree.Has():
+                name = node.name
+                return lambda row, literals: row.get(name) is not None
+            case tree.Match():
+                place = self._take(node.text)
+                return _match(node.function, self.value(node.subject), place)
+            case tree.Topic():
+                return _topic(self._take(node.filter))
+            case _:
+                return _truth(self.value(node))
+
+    def value(self, node: tree.Operand) -> Value:
+        """Return the function that computes an operand."""
+        match node:
+            case tree.Name():
+                name = node.name
+                return lambda row, literals: row.get(name)
+            case tree.Subscript():
+                return _element(node.name, node.index)
+            case tree.Negate():
+                return _negate(self.value(node.operand))
+            case tree.Invert():
+                return _invert(self.value(node.operand))
+            case tree.Arithmetic():
+                return _arithmetic(node.op, self.value(node.left), self.value(node.right))
+            case _:
+                place = self._take(node.value)
+                return lambda row, literals: literals[place]
+
+    def _container(self, node: tree.Name | tree.ListLiteral) -> Value:
+        if isinstance(node, tree.Name):
+            return self.value(node)
+        place = self._take(tuple(element.value for element in node.items))
+        return lambda row, literals: literals[place]
+
+    def _comparison(self, node: tree.Comparison) -> Code:
+        op = node.op
+        if isinstance(node.left, tree.Name) and isinstance(node.right, tree.LITERALS):
+            kind = _KINDS[type(node.right.value)]
+            return _column_and_literal(op, node.left.name, kind, self._take(node.right.value))
+        left, right = self.value(node.left), self.value(node.right)
+        return lambda row, literals: compare(op, left(row, literals), right(row, literals))
 
 
 def compare(op: str, left: Any, right: Any) -> Truth:
@@ -100,11 +209,11 @@ def member(item: Any, container: Any) -> Truth:
     return None if unsure else False
 
 
-def _all(tests: list[Test]) -> Test:
-    def test(row: Row) -> Truth:
+def _all(tests: list[Code]) -> Code:
+    def test(row: Row, literals: Literals) -> Truth:
         answer: Truth = True
         for part in tests:
-            value = part(row)
+            value = part(row, literals)
             if value is False:
                 return False
             if value is None:
@@ -114,11 +223,11 @@ def _all(tests: list[Test]) -> Test:
     return test
 
 
-def _any(tests: list[Test]) -> Test:
-    def test(row: Row) -> Truth:
+def _any(tests: list[Code]) -> Code:
+    def test(row: Row, literals: Literals) -> Truth:
         answer: Truth = False
         for part in tests:
-            value = part(row)
+            value = part(row, literals)
             if value is True:
                 return True
             if value is None:
@@ -128,79 +237,65 @@ def _any(tests: list[Test]) -> Test:
     return test
 
 
-def _not(inner: Test) -> Test:
-    def test(row: Row) -> Truth:
-        value = inner(row)
+def _not(inner: Code) -> Code:
+    def test(row: Row, literals: Literals) -> Truth:
+        value = inner(row, literals)
         return None if value is None else not value
 
     return test
 
 
-def _truth(fetch: Fetch) -> Test:
-    def test(row: Row) -> Truth:
-        value = fetch(row)
+def _truth(fetch: Value) -> Code:
+    def test(row: Row, literals: Literals) -> Truth:
+        value = fetch(row, literals)
         return value if type(value) is bool else None
 
     return test
 
 
-def _comparison(node: tree.Comparison) -> Test:
-    op = node.op
-    left, right = fetch_of(node.left), fetch_of(node.right)
-    if isinstance(node.left, tree.Name) and isinstance(node.right, tree.LITERALS):
-        return _column_and_literal(op, node.left.name, node.right.value)
-    return lambda row: compare(op, left(row), right(row))
-
-
-def _column_and_literal(op: str, name: str, value: Any) -> Test:
+def _column_and_literal(op: str, name: str, kind: str, place: int) -> Code:
     """Return the common comparison, without the calls the general one makes."""
-    types = tuple(kind for kind, word in _KINDS.items() if word == _KINDS[type(value)])
-    if types == (bool,) and op not in _EQUALITIES:
-        return lambda row: None
+    types = tuple(type_ for type_, word in _KINDS.items() if word == kind)
+    if kind == _BOOLEAN and op not in _EQUALITIES:
+        return lambda row, literals: None
     operation = COMPARE[op]
 
-    def test(row: Row) -> Truth:
+    def test(row: Row, literals: Literals) -> Truth:
         found = row.get(name)
-        return operation(found, value) if type(found) in types else None
+        return operation(found, literals[place]) if type(found) in types else None
 
     return test
 
 
-def _membership(node: tree.Membership) -> Test:
-    item = fetch_of(node.item)
-    if isinstance(node.container, tree.ListLiteral):
-        values = [element.value for element in node.container.items]
-        return lambda row: member(item(row), values)
-    name = node.container.name
-    return lambda row: member(item(row), row.get(name))
+def _membership(item: Value, container: Value) -> Code:
+    return lambda row, literals: member(item(row, literals), container(row, literals))
 
 
-def _match(node: tree.Match) -> Test:
-    subject, text = fetch_of(node.subject), node.text
-    calls: dict[str, Callable[[str], bool]] = {
-        "startsWith": lambda value: value.startswith(text),
-        "endsWith": lambda value: value.endswith(text),
-        "contains": lambda value: text in value,
+def _match(function: str, subject: Value, place: int) -> Code:
+    calls: dict[str, Callable[[str, str], bool]] = {
+        "startsWith": lambda value, text: value.startswith(text),
+        "endsWith": lambda value, text: value.endswith(text),
+        "contains": lambda value, text: text in value,
     }
-    call = calls[node.function]
+    call = calls[function]
 
-    def test(row: Row) -> Truth:
-        value = subject(row)
-        return call(value) if type(value) is str else None
+    def test(row: Row, literals: Literals) -> Truth:
+        value = subject(row, literals)
+        return call(value, literals[place]) if type(value) is str else None
 
     return test
 
 
-def _topic(topic_filter: str) -> Test:
-    def test(row: Row) -> Truth:
+def _topic(place: int) -> Code:
+    def test(row: Row, literals: Literals) -> Truth:
         value = row.get(tree.TOPIC_PROPERTY)
-        return topic_matches(topic_filter, value) if type(value) is str else None
+        return topic_matches(literals[place], value) if type(value) is str else None
 
     return test
 
 
-def _element(name: str, index: int) -> Fetch:
-    def fetch(row: Row) -> Any:
+def _element(name: str, index: int) -> Value:
+    def fetch(row: Row, literals: Literals) -> Any:
         values = row.get(name)
         if isinstance(values, list | tuple) and 0 <= index < len(values):
             return values[index]
@@ -209,9 +304,9 @@ def _element(name: str, index: int) -> Fetch:
     return fetch
 
 
-def _negate(inner: Fetch) -> Fetch:
-    def fetch(row: Row) -> Any:
-        value = inner(row)
+def _negate(inner: Value) -> Value:
+    def fetch(row: Row, literals: Literals) -> Any:
+        value = inner(row, literals)
         if type(value) is int:
             return within(-value)
         return -value if type(value) is float else None
@@ -219,20 +314,19 @@ def _negate(inner: Fetch) -> Fetch:
     return fetch
 
 
-def _invert(inner: Fetch) -> Fetch:
-    def fetch(row: Row) -> Any:
-        value = inner(row)
+def _invert(inner: Value) -> Value:
+    def fetch(row: Row, literals: Literals) -> Any:
+        value = inner(row, literals)
         return ~value if type(value) is int else None
 
     return fetch
 
 
-def _arithmetic(node: tree.Arithmetic) -> Fetch:
-    left, right = fetch_of(node.left), fetch_of(node.right)
-    whole, real = INTEGER[node.op], FLOAT.get(node.op)
+def _arithmetic(op: str, left: Value, right: Value) -> Value:
+    whole, real = INTEGER[op], FLOAT.get(op)
 
-    def fetch(row: Row) -> Any:
-        a, b = left(row), right(row)
+    def fetch(row: Row, literals: Literals) -> Any:
+        a, b = left(row, literals), right(row, literals)
         if type(a) is int and type(b) is int:
             return whole(a, b)
         if real is None or type(a) not in (int, float) or type(b) not in (int, float):

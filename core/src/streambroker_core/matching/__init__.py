@@ -17,12 +17,16 @@ from streambroker_core.matching.decide import (
     import_filter_problem,
     is_near,
     match,
+    parsed,
     policy_of,
 )
+from streambroker_core.matching.index import Figures, IndexMatcher
 from streambroker_core.matching.scan import Matcher, ScanMatcher
 
 __all__ = [
     "NEAR",
+    "Figures",
+    "IndexMatcher",
     "Match",
     "Matcher",
     "Outcome",
@@ -35,5 +39,6 @@ __all__ = [
     "import_filter_problem",
     "is_near",
     "match",
+    "parsed",
     "policy_of",
 ]

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import Expression, check_filter, parse
+from streambroker_core.expression.evaluate import Test
 from streambroker_core.model import Export, Import, Policy, Properties
 from streambroker_core.schema import Schema, covers
 
@@ -34,7 +35,9 @@ Reason: TypeAlias = Literal[
 NEAR: frozenset[Reason] = frozenset({"FilterForbidden", "FilterInvalid", "SchemaMismatch"})
 """Refusals of pairs that want each other; users get to see these unasked."""
 
-_CACHED = 65_536
+_TREES = 2_048
+_ANSWERS = 16_384
+"""A text's tree takes kilobytes and is soon made again; what was found out about it, little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +64,48 @@ class Refusal:
 Outcome: TypeAlias = Match | Refusal
 
 
-def match(export: Export, import_: Import) -> Outcome:
+_PLAIN = {policy: Match(policy=policy) for policy in get_args(Policy)}
+
+
+def match(export: Export, import_: Import, test: Test | None = None) -> Outcome:
     """Decide one pair; the first rule that fails gives the reason.
 
     The order of the rules is part of the answer: who may see it (namespace,
     scope), who wants it (names or subscription), how it is sent (filter, schema).
+
+    Args:
+        export: the one side.
+        import_: the other.
+        test: the decision of the Import's subscription, from who has it already;
+            otherwise the text is read.
     """
     return (
         _audience(export, import_)
-        or _interest(export, import_)
+        or _interest(export, import_, test)
         or _filter(export, import_)
         or _columns(export, import_)
-        or Match(policy=policy_of(export, import_), filter=canonical_filter(import_.filter))
+        or _connected(export, import_)
     )
+
+
+def in_reach(export: Export, import_: Import) -> bool:
+    """Say whether namespace and scope let an Import see an Export."""
+    return export.application.scope == import_.application_scope and _allowed(
+        export, import_.key.namespace
+    )
+
+
+def _allowed(export: Export, guest: str) -> bool:
+    if guest == export.key.namespace:
+        return True
+    return guest in export.allowed_namespaces or "*" in export.allowed_namespaces
+
+
+def _connected(export: Export, import_: Import) -> Match:
+    policy = policy_of(export, import_)
+    if import_.filter is None:
+        return _PLAIN[policy]
+    return Match(policy=policy, filter=canonical_filter(import_.filter))
 
 
 def policy_of(export: Export, import_: Import) -> Policy:
@@ -84,7 +116,12 @@ def policy_of(export: Export, import_: Import) -> Policy:
 
 def canonical_filter(text: str | None) -> str | None:
     """Return the canonical text of a filter; None for none, the text itself if it is invalid."""
-    if text is None or not text.strip():
+    return None if text is None else _canonical(text)
+
+
+@lru_cache(maxsize=_ANSWERS)
+def _canonical(text: str) -> str | None:
+    if not text.strip():
         return None
     found = parsed(text, "filter")
     return text if isinstance(found, StreambrokerError) else str(found)
@@ -94,7 +131,12 @@ def expression_problem(
     text: str | None, kind: Literal["subscription", "filter"]
 ) -> StreambrokerError | None:
     """Return what is wrong with an expression's syntax, or None."""
-    if text is None or not text.strip():
+    return None if text is None else _problem(text, kind)
+
+
+@lru_cache(maxsize=_ANSWERS)
+def _problem(text: str, kind: Literal["subscription", "filter"]) -> StreambrokerError | None:
+    if not text.strip():
         return None
     found = parsed(text, kind)
     return found if isinstance(found, StreambrokerError) else None
@@ -128,23 +170,22 @@ def import_filter_problem(import_: Import, exports: Iterable[Export]) -> Streamb
 
 
 def _audience(export: Export, import_: Import) -> Refusal | None:
-    home, guest = export.key.namespace, import_.key.namespace
-    allowed = export.allowed_namespaces
-    if guest != home and guest not in allowed and "*" not in allowed:
+    if in_reach(export, import_):
+        return None
+    guest = import_.key.namespace
+    if not _allowed(export, guest):
         return Refusal(
             reason="NamespaceNotAllowed",
             message=f"{export.key} does not allow the namespace {guest}",
         )
-    if export.application.scope != import_.application_scope:
-        return Refusal(
-            reason="ScopeDiffers",
-            message=f"{export.key} is in the scope {export.application.scope!r}, "
-            f"the import looks in {import_.application_scope!r}",
-        )
-    return None
+    return Refusal(
+        reason="ScopeDiffers",
+        message=f"{export.key} is in the scope {export.application.scope!r}, "
+        f"the import looks in {import_.application_scope!r}",
+    )
 
 
-def _interest(export: Export, import_: Import) -> Refusal | None:
+def _interest(export: Export, import_: Import, test: Test | None) -> Refusal | None:
     if import_.streams:
         return _by_name(export, import_)
     text = import_.subscription
@@ -157,7 +198,7 @@ def _interest(export: Export, import_: Import) -> Refusal | None:
             reason="ExportedByName",
             message=f"{export.key} is exported by name, the import has a subscription",
         )
-    return _by_properties(export, export.properties, text)
+    return _by_properties(export, export.properties, text, test)
 
 
 def _by_name(export: Export, import_: Import) -> Refusal | None:
@@ -182,11 +223,15 @@ def _by_name(export: Export, import_: Import) -> Refusal | None:
     )
 
 
-def _by_properties(export: Export, properties: Properties, text: str) -> Refusal | None:
-    expression = parsed(text, "subscription")
-    if isinstance(expression, StreambrokerError):
-        return Refusal(reason="SubscriptionInvalid", message=str(expression))
-    value = expression.test(properties)
+def _by_properties(
+    export: Export, properties: Properties, text: str, test: Test | None
+) -> Refusal | None:
+    if test is None:
+        expression = parsed(text, "subscription")
+        if isinstance(expression, StreambrokerError):
+            return Refusal(reason="SubscriptionInvalid", message=str(expression))
+        test = expression.test
+    value = test(properties)
     if value is True:
         return None
     if value is False:
@@ -222,7 +267,7 @@ def _columns(export: Export, import_: Import) -> Refusal | None:
     return Refusal(reason="SchemaMismatch", message=f"{export.key}: {difference}")
 
 
-@lru_cache(maxsize=_CACHED)
+@lru_cache(maxsize=_TREES)
 def parsed(text: str, kind: Literal["subscription", "filter"]) -> Expression | StreambrokerError:
     """Return the expression of a text, or what is wrong with it; remembered by the text."""
     try:
@@ -231,7 +276,7 @@ def parsed(text: str, kind: Literal["subscription", "filter"]) -> Expression | S
         return error.with_traceback(None)
 
 
-@lru_cache(maxsize=_CACHED)
+@lru_cache(maxsize=_ANSWERS)
 def _typed(text: str, schema: Schema | None) -> StreambrokerError | None:
     expression = parsed(text, "filter")
     if isinstance(expression, StreambrokerError):

@@ -1,0 +1,156 @@
+"""The `Matcher` that looks candidates up and lets `match` decide them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.expression import Expression
+from streambroker_core.expression.evaluate import code_of
+from streambroker_core.matching.conditions import Alternatives, alternatives_of, facts_of
+from streambroker_core.matching.decide import Outcome, in_reach, is_near, match, parsed
+from streambroker_core.matching.offers import Offers
+from streambroker_core.matching.wants import Want, Wants
+from streambroker_core.model import Export, Import, Resource
+
+MANY_OTHERS = 1000
+"""Subscriptions without access; with more of them each new Export is felt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """How an `IndexMatcher` is filled.
+
+    Attributes:
+        exports: how many there are.
+        imports: how many there are.
+        places: entries under which subscriptions are filed.
+        others: subscriptions that every Export has to try, because nothing in
+            them can be looked up: only ``!=``, one-sided ranges and the like.
+        cut: subscriptions of more than 64 alternatives, filed by a part of them.
+    """
+
+    exports: int
+    imports: int
+    places: int
+    others: int
+    cut: int
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many subscriptions cannot be looked up that somebody should know."""
+        return self.others > MANY_OTHERS
+
+
+class IndexMatcher:
+    """The `Matcher` for many of both: it answers what `ScanMatcher` answers.
+
+    It finds the pairs whose subscription is true, or whose stream ids are equal;
+    all others are refused for reasons that are not `NEAR`. Each pair it finds is
+    decided by `match`.
+    """
+
+    def __init__(self) -> None:
+        self._offers = Offers()
+        self._wants = Wants(self._offers.share)
+        self._imports: dict[str, Want] = {}
+        self._cut = 0
+
+    def put_export(self, export: Export) -> None:
+        """Add or replace an Export."""
+        self._offers.put(export)
+
+    def remove_export(self, uid: str) -> None:
+        """Take an Export away; an unknown one changes nothing."""
+        self._offers.remove(uid)
+
+    def put_import(self, import_: Import) -> None:
+        """Add or replace an Import."""
+        self.remove_import(import_.uid)
+        expression = _subscription(import_)
+        if expression is None or expression.tree is None:
+            want = Want(import_, None, ())
+            self._wants.file_by_name(want)
+        else:
+            want = Want(import_, *code_of(expression.tree))
+            alternatives = alternatives_of(expression.tree)
+            want.cut = alternatives.cut
+            self._wants.file(want, alternatives.each)
+        self._cut += want.cut
+        self._imports[import_.uid] = want
+
+    def remove_import(self, uid: str) -> None:
+        """Take an Import away; an unknown one changes nothing."""
+        want = self._imports.pop(uid, None)
+        if want is not None:
+            self._cut -= want.cut
+            self._wants.remove(want)
+
+    def matches_of_export(self, uid: str) -> Mapping[str, Outcome]:
+        """Return the outcome per Import's uid; empty for an unknown Export."""
+        export = self._offers.exports.get(uid)
+        return {} if export is None else self._of_export(export)
+
+    def matches_of_import(self, uid: str) -> Mapping[str, Outcome]:
+        """Return the outcome per Export's uid; empty for an unknown Import."""
+        want = self._imports.get(uid)
+        return {} if want is None else self._of_import(want.import_)
+
+    def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
+        """Return the outcomes that a resource would have, put or not."""
+        if isinstance(resource, Export):
+            return self._of_export(resource)
+        return self._of_import(resource)
+
+    def figures(self) -> Figures:
+        """Return how the index is filled."""
+        return Figures(
+            exports=len(self._offers.exports),
+            imports=len(self._imports),
+            places=self._wants.places,
+            others=len(self._wants.others),
+            cut=self._cut,
+        )
+
+    def _of_export(self, export: Export) -> dict[str, Outcome]:
+        found: dict[str, Outcome] = {}
+        properties = export.properties
+        if properties is not None:
+            for want in self._wants.fitting(facts_of(properties)):
+                # What this leaves out, `match` refuses, and not as a near miss.
+                if want.test(properties) is True and in_reach(export, want.import_):
+                    _keep(found, want.import_.uid, match(export, want.import_, want.test))
+        for want in self._wants.named(export.stream_id):
+            _keep(found, want.import_.uid, match(export, want.import_))
+        return found
+
+    def _of_import(self, import_: Import) -> dict[str, Outcome]:
+        exports = self._offers.exports
+        found: dict[str, Outcome] = {}
+        for uid in self._offers.named(import_.streams):
+            _keep(found, uid, match(exports[uid], import_))
+        expression = _subscription(import_)
+        if expression is None or expression.tree is None:
+            return found
+        code, literals = code_of(expression.tree)
+        alternatives: Alternatives = alternatives_of(expression.tree)
+        for uid in self._offers.fitting(alternatives.each):
+            export = exports[uid]
+            properties = export.properties
+            if properties is not None and code(properties, literals) is True:
+                _keep(found, uid, match(export, import_, expression.test))
+        return found
+
+
+def _keep(found: dict[str, Outcome], uid: str, outcome: Outcome) -> None:
+    if is_near(outcome):
+        found[uid] = outcome
+
+
+def _subscription(import_: Import) -> Expression | None:
+    """Return what an Import subscribes to; None if it names streams, wants nothing or is wrong."""
+    if import_.streams or import_.subscription is None:
+        return None
+    expression = parsed(import_.subscription, "subscription")
+    return None if isinstance(expression, StreambrokerError) else expression

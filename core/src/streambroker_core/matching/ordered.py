@@ -1,0 +1,78 @@
+"""Distinct numbers in order, with cheap additions, removals and counts."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+
+_BLOCK = 1024
+
+
+class Ordered:
+    """Distinct numbers, in blocks of a bounded length, so that a change moves one block only.
+
+    Attributes:
+        uses: how many Exports have one of the numbers; kept by the owner.
+    """
+
+    __slots__ = ("_blocks", "_tops", "size", "uses")
+
+    def __init__(self) -> None:
+        self._blocks: list[list[float]] = []
+        self._tops: list[float] = []
+        self.size = 0
+        self.uses = 0
+
+    def add(self, number: float) -> None:
+        """Add a number that is not there."""
+        self.size += 1
+        if not self._blocks:
+            self._blocks.append([number])
+            self._tops.append(number)
+            return
+        place = min(bisect_left(self._tops, number), len(self._tops) - 1)
+        block = self._blocks[place]
+        insort(block, number)
+        if len(block) > 2 * _BLOCK:
+            self._blocks.insert(place + 1, block[_BLOCK:])
+            self._tops.insert(place + 1, block[-1])
+            del block[_BLOCK:]
+        self._tops[place] = block[-1]
+
+    def remove(self, number: float) -> None:
+        """Take away a number that is there."""
+        self.size -= 1
+        place = bisect_left(self._tops, number)
+        block = self._blocks[place]
+        del block[bisect_left(block, number)]
+        if block:
+            self._tops[place] = block[-1]
+        else:
+            del self._blocks[place], self._tops[place]
+
+    def count(self, low: float | None, high: float | None) -> int:
+        """Return how many numbers lie between two others, they included; None is open."""
+        first, start = (0, 0) if low is None else self._place(low)
+        last, end = (len(self._blocks), 0) if high is None else self._place(high, behind=True)
+        if first >= last:
+            return max(0, end - start) if first == last else 0
+        whole = sum(len(block) for block in self._blocks[first:last])
+        return whole - start + end
+
+    def between(self, low: float | None, high: float | None) -> Iterator[float]:
+        """Yield the numbers between two others, they included, in order; None is open."""
+        first, start = (0, 0) if low is None else self._place(low)
+        for place in range(first, len(self._blocks)):
+            for number in self._blocks[place][start:]:
+                if high is not None and number > high:
+                    return
+                yield number
+            start = 0
+
+    def _place(self, number: float, *, behind: bool = False) -> tuple[int, int]:
+        """Return block and place of the first number not below one, or above it."""
+        bisect = bisect_right if behind else bisect_left
+        block = bisect(self._tops, number)
+        if block == len(self._blocks):
+            return block, 0
+        return block, bisect(self._blocks[block], number)
