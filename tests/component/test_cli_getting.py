@@ -7,10 +7,12 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 import yaml
 
 from streambroker_operator.cli import calling
+from streambroker_operator.rest.limits import Limits
 from streambroker_operator.serving import Broker
 from support.brokers import Rest, running_broker
 from support.commands import Cli, CliProcess
@@ -258,3 +260,24 @@ async def _ended(process: CliProcess, rest: Rest) -> tuple[int, str]:
         await rest("PUT", "/job/feed/pe/0/export/trades/property/level", level)
         await asyncio.wait([ended], timeout=0.05)
     return await ended
+
+
+async def test_a_broker_that_says_later_is_asked_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker = Broker(db=tmp_path / "slow.db", port=0, limits=Limits(writes_per_s=2.0, write_burst=1))
+    await broker.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            cli = Cli(Rest(broker.url, session), capsys, tmp_path)
+            applied = await cli("apply", "-f", str(cli.file))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(calling, "PATIENCE_S", 0.0)
+                refused = await cli("apply", "-f", str(cli.file))
+    finally:
+        await broker.stop()
+
+    assert applied[0] == 0
+    assert applied[1].count("created") == 2
+    assert refused[0] == 1
+    assert "TooManyRequests" in refused[2]

@@ -131,12 +131,11 @@ def screen(
     lines = [paint(head[:columns], "bold")]
     if note:
         lines.append(paint(note[:columns], "yellow"))
-    room = max(1, rows - len(lines) - 2)
+    room = max(1, rows - 1 - len(lines))
     body = lines_of(routes, columns)
-    lines += body[: room + 1]
-    if len(body) > room + 1:
-        lines.append(f"… {len(body) - room - 1} more")
-    return "\n".join(lines[: max(1, rows - 1)])
+    if len(body) > room:
+        body = [*body[: room - 1], f"… {len(body) - room + 1} more"]
+    return "\n".join([*lines, *body][: max(1, rows - 1)])
 
 
 def lines_of(routes: Sequence[Item], columns: int | None = None) -> list[str]:

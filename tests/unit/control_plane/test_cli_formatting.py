@@ -1,0 +1,415 @@
+"""What the command line reads, and how it shows figures, events, forecasts and failures."""
+
+from __future__ import annotations
+
+import io
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from streambroker_core.errors import StreambrokerError
+from streambroker_operator.cli import failing, following, options, terminal, top
+from streambroker_operator.cli.addresses import Target, names_of, read_targets
+from streambroker_operator.cli.applying import foretold
+from streambroker_operator.cli.explaining import read_pair
+from streambroker_operator.cli.following import Event, differences, follow, read_events
+from streambroker_operator.cli.tables import shown, table
+from streambroker_operator.errors import RequestError
+
+NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=timezone.utc)
+ROUTE = {
+    "export": "default/feed/0/trades",
+    "import": "default/alerts/0/trades",
+    "policy": "wait",
+    "rowsPerSecond": None,
+    "lagEpochs": None,
+    "lagBytes": None,
+    "waiting": False,
+    "alive": False,
+    "droppedRows": None,
+    "age": None,
+}
+QUIET = {
+    **ROUTE,
+    "rowsPerSecond": 0,
+    "lagEpochs": 0,
+    "lagBytes": 0,
+    "alive": True,
+    "droppedRows": 0,
+    "age": 1,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+# ---- words -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "targets"),
+    [
+        ([], [Target(kinds=("exports", "imports", "pes", "routes"))]),
+        (["EX"], [Target(kinds=("exports",))]),
+        (["im,ex,im"], [Target(kinds=("imports", "exports"))]),
+        (["pe", "feed/0"], [Target(kinds=("pes",), name="feed/0")]),
+        (["ex", "a", "b"], [Target(kinds=("exports",), name=n) for n in ("a", "b")]),
+        (["ex", "export/a"], [Target(kinds=("exports",), name="a")]),
+        (["import/0/trades"], [Target(kinds=("exports", "imports"), name="import/0/trades")]),
+        (["export", "import/0/trades"], [Target(kinds=("exports",), name="import/0/trades")]),
+        (["export/import/0/trades"], [Target(kinds=("exports",), name="import/0/trades")]),
+        (["lab/feed/0/p"], [Target(kinds=("exports", "imports"), name="lab/feed/0/p")]),
+        (["im", "feed", "0", "p"], [Target(kinds=("imports",), name="feed/0/p")]),
+    ],
+)
+def test_words_name_resources(words: list[str], targets: list[Target]) -> None:
+    assert read_targets(words) == targets
+
+
+@pytest.mark.parametrize("words", [["export", "feed", "0"], ["nonsense"], ["a/b"], ["x/y/z/w/v"]])
+def test_words_that_name_nothing_are_wrong_usage(words: list[str]) -> None:
+    with pytest.raises(failing.UsageError):
+        read_targets(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "pair"),
+    [
+        (["a"], {"imports": "a"}),
+        (["a", "b"], {"imports": "a", "exports": "b"}),
+        (["export", "b"], {"exports": "b"}),
+        (["export", "b", "a"], {"exports": "b", "imports": "a"}),
+        (["ex/b", "im/a"], {"exports": "ex/b", "imports": "im/a"}),
+        (["import"], {"imports": "import"}),
+        (["export/0/p"], {"imports": "export/0/p"}),
+    ],
+)
+def test_words_name_what_is_explained(words: list[str], pair: dict[str, str]) -> None:
+    assert read_pair(words) == pair
+
+
+def test_a_route_is_named_by_its_ends_with_and_without_namespace() -> None:
+    assert names_of("routes", ROUTE) == [
+        "default/feed/0/trades->default/alerts/0/trades",
+        "default/feed/0/trades",
+        "default/alerts/0/trades",
+        "feed/0/trades",
+        "alerts/0/trades",
+    ]
+
+
+# ---- failures --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("Usage", 2),
+        ("UrlInvalid", 2),
+        ("BrokerUnavailable", 4),
+        ("NotSynced", 4),
+        ("UnknownPort", 1),
+        ("NotYours", 1),
+    ],
+)
+def test_a_failure_has_the_exit_code_of_its_kind(code: str, exit_code: int) -> None:
+    assert failing.exit_code(RequestError(0, code, "x")) == exit_code
+
+
+def test_a_failure_is_one_line_whatever_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    failing.tell(RequestError(422, "Bad", "two\nlines and \x1b[31mcolour."))
+
+    assert capsys.readouterr().err == "streambroker: Bad: two lines and �[31mcolour.\n"
+
+
+def test_a_failure_that_users_can_mend_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    failing.tell(RequestError(401, "TokenMissing", "This broker wants a token."))
+
+    assert "--token-file, or set STREAMBROKER_TOKEN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "lines"),
+    [
+        ("a = 1", {"line": 1, "column": 3}, ["  a = 1", "    ^"]),
+        ("a &&\n\tb = 1", {"line": 2, "column": 4}, ["   b = 1", "     ^"]),
+        ("a ==", {"line": 1, "column": 5}, ["  a ==", "      ^"]),
+        ("a", {"line": 2, "column": 1}, []),
+        ("a", {"line": "1", "column": 1}, []),
+        ("a", None, []),
+        (None, {"line": 1, "column": 1}, []),
+    ],
+)
+def test_a_caret_stands_under_the_place(text: Any, position: Any, lines: list[str]) -> None:
+    assert failing.pointed(text, position) == lines
+
+
+def test_only_the_expression_that_a_refusal_is_about_is_shown() -> None:
+    error = RequestError(422, "FilterInvalid", "x", facts={"position": {"line": 1, "column": 1}})
+    about = failing.with_text(error, {"subscription": "s", "filter": "f"})
+    other = failing.with_text(RequestError(409, "PortTaken", "x"), {"filter": "f"})
+
+    assert about.facts["text"] == "f"
+    assert "text" not in other.facts
+
+
+def test_what_is_far_from_everything_is_not_guessed() -> None:
+    assert failing.meant("exprots", ["exports", "imports"]) == " Did you mean 'exports'?"
+    assert failing.meant("zebra", ["exports", "imports"]) == ""
+
+
+@pytest.mark.parametrize("text", ["two words", "new\nline", "naïve"])
+def test_a_token_that_cannot_be_sent_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMBROKER_TOKEN", text)
+    with pytest.raises(failing.UsageError, match="STREAMBROKER_TOKEN"):
+        options._token(None)
+
+
+# ---- text ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0s"), (59.9, "59s"), (60, "1m"), (7_199, "1h"), (86_400 * 3, "3d")],
+)
+def test_a_time_is_shown_in_its_largest_unit(seconds: float, text: str) -> None:
+    assert terminal.lasted(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("moment", "text"),
+    [("2026-01-02T11:58:00.123456Z", "1m"), ("yesterday", "-"), (None, "-"), ("", "-")],
+)
+def test_an_age_is_counted_from_a_moment(moment: str | None, text: str) -> None:
+    assert terminal.age(moment, NOON) == text
+
+
+def test_colour_is_for_terminals_and_only_without_no_color(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    seen = terminal.paint("x", "red", Terminal())
+    piped = terminal.paint("x", "red", io.StringIO())
+    monkeypatch.setenv("TERM", "dumb")
+    dumb = terminal.paint("x", "red", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    unwanted = terminal.paint("x", "red", Terminal())
+
+    assert seen == "\x1b[31mx\x1b[0m"
+    assert [piped, dumb, unwanted] == ["x", "x", "x"]
+
+
+def test_what_others_wrote_cannot_steer_the_terminal() -> None:
+    item = {
+        "metadata": {"name": "n", "namespace": "default"},
+        "spec": {"job": "j", "pe": 0, "port": "p", "subscription": 'a == "\x1b]0;title\x07"'},
+    }
+
+    assert "\x1b" not in shown("imports", [item], "table")
+
+
+def test_a_table_keeps_at_least_the_widths_it_is_given() -> None:
+    assert table([["A", "B"]], [4, 1]) == "A     B\n"
+
+
+def test_names_are_addresses() -> None:
+    item = {"namespace": "lab", "job": "feed", "pe": 3, "location": None}
+
+    assert shown("pes", [item], "name") == "pe/feed/3\n"
+    assert shown("exports", [], "name") == ""
+
+
+# ---- forecasts -------------------------------------------------------------------------------
+
+
+def test_a_forecast_shows_routes_with_signs_and_problems_by_what_they_are_about() -> None:
+    ends = {"export": "default/a/0/p", "import": "default/b/0/q"}
+    answer = {
+        "added": [ends],
+        "cut": [{**ends, "reason": "ScopeDiffers"}],
+        "changed": [{**ends, "filter": None, "policy": "drop", "was": {"policy": "wait"}}],
+        "kept": 7,
+        "problems": [
+            {"index": 0, "code": "FilterInvalid", "detail": "Bad."},
+            {"index": 1, "code": "PortTaken", "detail": "Taken.", "refused": False},
+            {"index": 9, "code": "Odd", "detail": "Who?"},
+        ],
+    }
+
+    assert foretold(answer, ["import x", "export y"]).splitlines() == [
+        "  + default/a/0/p -> default/b/0/q",
+        "  - default/a/0/p -> default/b/0/q: ScopeDiffers",
+        "  ~ default/a/0/p -> default/b/0/q: policy wait => drop",
+        "  ! import x: FilterInvalid: Bad.",
+        "  ? export y: PortTaken: Taken.",
+        "  ! change 10: Odd: Who?",
+        "1 added, 1 cut, 7 kept, 1 changed; nothing was applied",
+    ]
+
+
+# ---- figures ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("figures", "state"),
+    [
+        ({"age": None}, "unknown"),
+        ({"age": 91, "waiting": True}, "stale"),
+        ({"waiting": True, "alive": False}, "waits"),
+        ({"alive": False, "rowsPerSecond": 5}, "away"),
+        ({"rowsPerSecond": 5}, "flows"),
+        ({"lagEpochs": 1}, "flows"),
+        ({"rowsPerSecond": None}, "idle"),
+        ({}, "idle"),
+    ],
+)
+def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
+    assert top.state_of({**QUIET, **figures}) == state
+
+
+@pytest.mark.parametrize(
+    ("figures", "cells"),
+    [
+        ({}, ["0", "0", "0", "idle", "0", "1s"]),
+        (
+            {"rowsPerSecond": 1.26, "lagEpochs": 12_345, "lagBytes": 1_536, "droppedRows": 10**6},
+            ["1.3", "12,345", "1.5Ki", "flows", "1,000,000", "1s"],
+        ),
+        (
+            {"rowsPerSecond": 1234.5, "lagBytes": 5 << 30, "age": 75.0},
+            ["1,234", "0", "5.0Gi", "flows", "0", "1m"],
+        ),
+    ],
+)
+def test_figures_are_shown_short(figures: dict[str, Any], cells: list[str]) -> None:
+    assert top.row_of({**QUIET, **figures})[3:] == cells
+    assert top.row_of(ROUTE)[3:] == ["-", "-", "-", "unknown", "-", "-"]
+
+
+def test_routes_that_somebody_waits_for_come_first() -> None:
+    states: list[dict[str, Any]] = [
+        {**QUIET, "import": "idle"},
+        {**QUIET, "import": "slow", "waiting": True, "lagBytes": 5},
+        {**ROUTE, "import": "unknown"},
+        {**QUIET, "import": "slower", "waiting": True, "lagBytes": 50},
+        {**QUIET, "import": "away", "alive": False},
+    ]
+    ordered = sorted(states, key=top._SORTS["state"])
+    by_lag = sorted(states, key=top._SORTS["lag"])
+
+    assert [r["import"] for r in ordered] == ["slower", "slow", "away", "idle", "unknown"]
+    assert [r["import"] for r in by_lag][:2] == ["slower", "slow"]
+
+
+def test_a_picture_is_no_larger_than_the_terminal() -> None:
+    routes = [{**QUIET, "import": f"default/alerts/0/p{n}"} for n in range(50)]
+    picture = top.screen(routes, "http://b", "note " * 30, 60, 12, NOON).split("\n")
+    small = top.screen(routes, "http://b", "", 10, 2, NOON).split("\n")
+
+    assert len(picture) == 11
+    assert max(map(len, picture)) == 60
+    assert picture[-1] == "… 43 more"
+    assert len(small) == 1
+    assert top.screen([], "http://b", "", 80, 24, NOON).endswith("\nno routes")
+
+
+# ---- events ----------------------------------------------------------------------------------
+
+
+def test_an_event_stream_is_read_as_the_standard_says() -> None:
+    lines = [
+        b"id: s.4\n",
+        b"retry: 1000\n",
+        b"\n",
+        b": still here\n",
+        b"\n",
+        b"id: s.5\r\n",
+        b"event: export\r\n",
+        b'data: {"type":"ADDED",\r\n',
+        b'data: "object":{"a":1}}\r\n',
+        b"\r\n",
+        b"event: pe\n",
+        b"data: not json\n",
+        b"\n",
+        b"event: cut off\n",
+    ]
+
+    assert list(read_events(lines)) == [
+        Event(name="", id="s.4"),
+        Event(name="export", data={"type": "ADDED", "object": {"a": 1}}, id="s.5"),
+        Event(name="pe"),
+    ]
+
+
+def resource(uid: str, level: int = 0) -> dict[str, Any]:
+    return {"metadata": {"uid": uid}, "spec": {"level": level}}
+
+
+def test_two_lists_give_the_events_that_lead_from_one_to_the_other() -> None:
+    route = {"export": "x", "import": "i", "policy": "wait"}
+    before = {
+        ("exports", "1"): resource("1"),
+        ("exports", "2"): resource("2"),
+        ("imports", "3"): resource("3"),
+        ("routes", "x i"): route,
+        ("routes", "y i"): {**route, "export": "y"},
+    }
+    after = {
+        ("exports", "1"): resource("1"),
+        ("exports", "2"): resource("2", 5),
+        ("exports", "4"): resource("4"),
+        ("routes", "x i"): {**route, "policy": "drop"},
+        ("routes", "z i"): {**route, "export": "z"},
+    }
+    found = [(e.name, e.change, e.item) for e in differences(before, after)]
+
+    assert found == [
+        ("import", "DELETED", resource("3")),
+        ("route-cut", "DELETED", {**route, "export": "y"}),
+        ("export", "MODIFIED", resource("2", 5)),
+        ("export", "ADDED", resource("4")),
+        ("route-added", "ADDED", {**route, "export": "z"}),
+    ]
+
+
+class Lists:
+    """A broker of a release without events: it has lists only."""
+
+    def __init__(self) -> None:
+        self.exports: list[dict[str, Any]] = []
+
+    def open(self, *_: object, **__: object) -> Any:
+        raise RequestError(404, "NotFound", "There is nothing at /events.")
+
+    def items(self, path: str, **_: str) -> list[dict[str, Any]]:
+        return self.exports if path == "/exports" else []
+
+
+def test_a_broker_without_events_is_asked_for_its_lists_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "POLL_S", 0.0)
+    lists = Lists()
+    caller: Any = lists
+    events = follow(caller, "default")
+    first = next(events)
+    lists.exports = [resource("1")]
+    second = next(events)
+
+    assert first.name == "reset"
+    assert (second.name, second.change) == ("export", "ADDED")
+
+
+def test_a_broker_that_refuses_to_be_followed_is_not_asked_again() -> None:
+    class Refusing(Lists):
+        def open(self, *_: object, **__: object) -> Any:
+            raise RequestError(403, "NotYours", "Not yours.")
+
+    caller: Any = Refusing()
+    with pytest.raises(StreambrokerError):
+        next(follow(caller, "lab"))
