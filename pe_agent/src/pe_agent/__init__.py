@@ -16,6 +16,10 @@ __all__ = ["PE", "start"]
 
 def __getattr__(name: str) -> Any:
     """Import the API when it is used: agents and Spark's workers import only what they need."""
+    if name == "functions":
+        import importlib
+
+        return importlib.import_module("pe_agent.functions")
     if name in __all__:
         from pe_agent import pe
 

@@ -35,6 +35,35 @@ class BrokerRefusedError(StreambrokerError):
         super().__init__(str(problem.get("detail") or problem.get("title") or self.code))
 
 
+class UnknownPortError(BrokerRefusedError):
+    """The broker knows no such port, or no such PE."""
+
+
+class WrongKindError(BrokerRefusedError):
+    """The port is there, and of the other kind: by name, not by properties or subscription."""
+
+
+class ChangeRefusedError(BrokerRefusedError):
+    """The broker cannot do with what the request says; nothing was changed."""
+
+
+class NotAllowedError(BrokerRefusedError):
+    """The broker does not know the token, or it may not do that."""
+
+
+def _refusal(status: int, problem: dict[str, Any]) -> BrokerRefusedError:
+    code = problem.get("code")
+    if code in ("UnknownPort", "UnknownPE"):
+        return UnknownPortError(status, problem)
+    if code == "WrongKind":
+        return WrongKindError(status, problem)
+    if status in (401, 403):
+        return NotAllowedError(status, problem)
+    if status in (400, 413, 415, 422) and code not in ("RequestIdReused", None):
+        return ChangeRefusedError(status, problem)
+    return BrokerRefusedError(status, problem)
+
+
 class BrokerAnswer:
     """Status, headers (lower case) and JSON body of an answer."""
 
@@ -122,7 +151,7 @@ class BrokerClient:
             told = parsed.get("detail") if isinstance(parsed, dict) else None
             raise BrokerUnavailableError(f"the broker at {self.url} asks to wait: {told or parsed}")
         if response.status >= 400:
-            raise BrokerRefusedError(response.status, parsed if isinstance(parsed, dict) else {})
+            raise _refusal(response.status, parsed if isinstance(parsed, dict) else {})
         headers = {k.lower(): v for k, v in response.getheaders()}
         return BrokerAnswer(response.status, headers, parsed)
 

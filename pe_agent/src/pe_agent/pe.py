@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_agent import tokens
+from pe_agent import functions, tokens
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import SOURCE_FIELD, ddl_of, schema_of
 from pe_agent.launcher import AgentProcess, default_home
+from pe_agent.memory import LastKnown
 from pe_agent.ports import ExportPort, ImportPort
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
@@ -99,6 +100,7 @@ class PE:
     Attributes:
         imports: the ports subscribed so far, by name.
         exports: the ports published so far, by name.
+        known: what was last known of its ports.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class PE:
         self._process = process
         self._broker = BrokerClient(broker, key.namespace, token) if broker else None
         self._application = application
+        self.known = LastKnown(lambda: self.agent.call("view", timeout=2.0)["view"])
         self._queries: list[_Running] = []
         self.stopped = threading.Event()
         process.beat.append(self._beat)
@@ -302,6 +305,17 @@ class PE:
         query = writer.start()
         self._queries.append(_Running(port, query, query.id, hurried))
         return query
+
+    # -- the original's functions: codes instead of errors -------------------------------------
+
+    set_import_subscription = functions.set_import_subscription
+    set_import_filter = functions.set_import_filter
+    set_import_streams = functions.set_import_streams
+    set_export_properties = functions.set_export_properties
+    get_import_subscription = functions.get_import_subscription
+    get_import_filter = functions.get_import_filter
+    get_import_streams = functions.get_import_streams
+    get_export_properties = functions.get_export_properties
 
     # -- common ------------------------------------------------------------------------------
 

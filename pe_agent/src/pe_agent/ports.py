@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pe_agent.broker_client import BrokerAnswer, BrokerRefusedError, pe_path
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.asking import PortLink
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
+from streambroker_core.matching import canonical_filter
 from streambroker_core.properties import normalise
 
 if TYPE_CHECKING:
     from pe_agent.pe import PE
 
 log = logging.getLogger("pe_agent")
-
-DECLARED_SECONDS = 5.0
 
 
 class NotAppliedError(StreambrokerError):
@@ -41,6 +39,18 @@ class Change:
     version: int
     routes: Mapping[str, Any]
     _wait: Callable[[int, float], Mapping[str, Any]]
+    _programmed: Callable[[int], bool]
+
+    def programmed(self) -> bool:
+        """Say whether it holds: the agent follows it, and every living reader has pinned it.
+
+        A reader that has pinned a change of its import has told the exporters. Without a reader
+        there is nothing to tell.
+
+        Raises:
+            AgentUnreachableError: the agent does not answer.
+        """
+        return self._programmed(self.version)
 
     def wait_applied(self, timeout: float = 30.0) -> Mapping[str, Any]:
         """Wait until the change holds and say where.
@@ -60,18 +70,28 @@ class _Port:
 
     def __init__(self, pe: PE, name: str) -> None:
         self._pe, self.name = pe, name
-        self._path = f"{pe_path(pe.key.job, pe.key.pe)}/{self.kind}/{name}"
-
-    def _known(self) -> dict[str, Any] | None:
-        view = self._pe.view()
-        port: dict[str, Any] | None = None if view is None else view[f"{self.kind}s"].get(self.name)
-        return port
+        self._link = PortLink(pe, self.kind, name)
 
     @property
     def routes(self) -> list[dict[str, Any]]:
-        """The port's routes as the agent knows them now."""
-        known = self._known()
+        """The port's routes as the agent knows them; last known while it does not answer."""
+        known = self._link.in_view()
         return [] if known is None else list(known["routes"])
+
+    @property
+    def stale(self) -> bool:
+        """Whether the broker does not confirm now what the getters say; never raises.
+
+        True while the broker is away, while nothing is known, and for the moment in which the
+        change of somebody else has not reached the agent. Asks the broker.
+        """
+        known = self._link.last()
+        try:
+            metadata = self._link.ask("GET", patient=False).body["metadata"]
+            now = (metadata["uid"], metadata["generation"])
+        except Exception:
+            return True
+        return known is None or now != (known["uid"], known["generation"])
 
     def on_routes(self, callback: Callable[[list[dict[str, Any]]], None]) -> Callable[[], None]:
         """Call ``callback`` with the routes now and after each change, in a thread of its own.
@@ -102,28 +122,24 @@ class _Port:
         threading.Thread(target=follow, daemon=True, name=f"routes of {self.name}").start()
         return ended.set
 
-    def _ask(self, method: str, path: str, body: Any = None, **more: Any) -> BrokerAnswer:
-        """Ask the broker about the port; what the job declared may be on its way to it still."""
-        deadline = time.monotonic() + DECLARED_SECONDS
-        while True:
-            try:
-                return self._pe.broker().request(method, path, body, **more)
-            except BrokerRefusedError as error:
-                told = self._pe.status()["declarations"].get(f"{self.kind}/{self.name}")
-                if error.status != 404 or told is None or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.05)
-
-    def _put(self, what: str, body: Any, method: str = "PUT") -> Change:
-        answer = self._ask(method, f"{self._path}/{what}", body).body
-        return Change(int(answer["generation"]), answer.get("routes", {}), self._applied)
+    def _put(
+        self,
+        part: str,
+        body: Any,
+        fields: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+    ) -> Change:
+        answer = self._link.put(part, body, fields, headers=headers)
+        return Change(
+            int(answer["generation"]), answer.get("routes", {}), self._applied, self._programmed
+        )
 
     def _applied(self, version: int, timeout: float) -> Mapping[str, Any]:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             try:
                 held = self._holds(version)
-            except AgentUnreachableError:
+            except StreambrokerError:
                 held = None
             if held is not None:
                 return held
@@ -136,6 +152,9 @@ class _Port:
     def _holds(self, version: int) -> Mapping[str, Any] | None:
         raise AssertionError(version)
 
+    def _programmed(self, version: int) -> bool:
+        raise AssertionError(version)
+
 
 class ImportPort(_Port):
     """One import of the PE, while its queries run."""
@@ -144,49 +163,79 @@ class ImportPort(_Port):
 
     @property
     def filter(self) -> str | None:
-        """The filter the agent knows; last known while the broker is away."""
-        known = self._known()
-        return None if known is None else known["filter"]
+        """The filter, None for none; last known while nobody answers (see ``stale``)."""
+        known = self._link.last()
+        return None if known is None else known.get("filter")
 
     @property
     def subscription(self) -> str | None:
-        """The subscription the agent knows; last known while the broker is away."""
-        known = self._known()
-        return None if known is None else known["subscription"]
+        """The subscription, None for none; last known while nobody answers (see ``stale``)."""
+        known = self._link.last()
+        return None if known is None else known.get("subscription")
 
-    def set_subscription(self, subscription: str) -> Change:
+    @property
+    def streams(self) -> list[dict[str, str]]:
+        """The streams imported by name; last known while nobody answers (see ``stale``)."""
+        known = self._link.last()
+        return [] if known is None else names(known.get("streams"))
+
+    def set_subscription(self, subscription: str, *, keep_kind: bool = False) -> Change:
         """Replace the subscription; filter and scope stay.
+
+        Args:
+            subscription: an expression over properties.
+            keep_kind: refuse an import by name, instead of making it one by subscription.
 
         Raises:
             SubscriptionError: it cannot be read; nothing was changed.
+            WrongKindError: it is an import by name, and ``keep_kind`` is set.
+            UnknownPortError, ChangeRefusedError: the broker says no.
             BrokerUnavailableError: the broker does not answer.
         """
         parse(subscription, "subscription")
-        return self._put("streams", {"subscription": subscription})
+        fields = {"subscription": subscription, "streams": []}
+        part = "subscription" if keep_kind else "streams"
+        return self._put(part, {"subscription": subscription}, fields)
 
     def set_streams(self, streams: Sequence[Mapping[str, str]]) -> Change:
-        """Import by these names instead; filter and scope stay."""
-        return self._put("streams", {"streams": [dict(s) for s in streams]})
+        """Import by these names instead; filter and scope stay.
+
+        Raises:
+            UnknownPortError, ChangeRefusedError: the broker says no.
+            BrokerUnavailableError: the broker does not answer.
+        """
+        wanted = [dict(s) for s in streams]
+        return self._put("streams", {"streams": wanted}, {"subscription": None, "streams": wanted})
 
     def set_filter(self, filter: str | None) -> Change:  # noqa: A002 - the word of the API
         """Replace the filter; None or empty text lets every row through.
 
         Raises:
             FilterError: it cannot be read; nothing was changed.
-            BrokerRefusedError: code FilterInvalid, it fits no connected export.
+            ChangeRefusedError: code FilterInvalid, it fits no connected export.
+            UnknownPortError: there is no such import.
             BrokerUnavailableError: the broker does not answer.
         """
         parse(filter or "", "filter")
-        return self._put("filter", {"filter": filter or ""})
+        return self._put("filter", {"filter": filter or ""}, {"filter": canonical_filter(filter)})
 
-    def _holds(self, version: int) -> Mapping[str, Any] | None:
-        """Return what each living reader has pinned once all have the version."""
+    def _programmed(self, version: int) -> bool:
+        known = self._link.in_view()
+        if known is None or known["generation"] < version:
+            return False
+        return all(p.get("generation", 0) >= version for p in self._pinned().values())
+
+    def _pinned(self) -> dict[str, Any]:
         readers = self._pe.status()["imports"]["readers"]
-        mine = {
+        return {
             id_: r["pinned"]
             for id_, r in readers.items()
             if r["import"].endswith(f"/{self.name}") and r["alive"]
         }
+
+    def _holds(self, version: int) -> Mapping[str, Any] | None:
+        """Return what each living reader has pinned once all have the version."""
+        mine = self._pinned()
         if mine and all(p.get("generation", 0) >= version for p in mine.values()):
             return mine
         return None
@@ -199,8 +248,8 @@ class ExportPort(_Port):
 
     @property
     def properties(self) -> dict[str, Any] | None:
-        """The properties the agent knows; last known while the broker is away."""
-        known = self._known()
+        """The properties, None of an export by name; last known while nobody answers."""
+        known = self._link.last()
         return None if known is None else known.get("properties")
 
     def set_properties(self, properties: Mapping[str, Any]) -> Change:
@@ -208,21 +257,31 @@ class ExportPort(_Port):
 
         Raises:
             PropertyError: a value cannot be kept; nothing was changed.
+            WrongKindError: it is an export by name.
+            UnknownPortError, ChangeRefusedError: the broker says no.
             BrokerUnavailableError: the broker does not answer.
         """
-        return self._put("properties", normalise(properties))
+        kept = normalise(properties)
+        return self._put("properties", kept, {"properties": kept})
 
     def set_congestion_policy(self, policy: str) -> Change:
         """Change ``wait`` to ``drop`` or back; a waiting writer hears of it by hint."""
-        found = self._ask("GET", self._path)
+        found = self._link.ask("GET")
         spec = {k: v for k, v in found.body["spec"].items() if k not in ("job", "pe", "port")}
         spec["congestionPolicy"] = policy
         match = {"If-Match": found.headers["etag"]}
-        answer = self._ask("PUT", self._path, spec, headers=match).body
-        return Change(int(answer["generation"]), answer.get("routes", {}), self._applied)
+        return self._put("", spec, {"congestionPolicy": policy}, match)
+
+    def _programmed(self, version: int) -> bool:
+        return self._holds(version) is not None
 
     def _holds(self, version: int) -> Mapping[str, Any] | None:
-        known = self._known()
+        known = self._link.in_view()
         if known is not None and known["generation"] >= version:
             return {"routes": known["routes"]}
         return None
+
+
+def names(streams: Sequence[Mapping[str, str | None]] | None) -> list[dict[str, str]]:
+    """Return streams by name without what they do not say."""
+    return [{k: v for k, v in stream.items() if v is not None} for stream in streams or ()]

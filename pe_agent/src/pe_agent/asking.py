@@ -1,0 +1,168 @@
+"""Ask the broker about one port of the PE, and make each change of it once."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pe_agent.broker_client import (
+    BrokerAnswer,
+    BrokerRefusedError,
+    BrokerUnavailableError,
+    UnknownPortError,
+    pe_path,
+)
+from streambroker_core.errors import StreambrokerError
+
+if TYPE_CHECKING:
+    from pe_agent.pe import PE
+
+DECLARED_SECONDS = 5.0
+"""How long a port is waited for that the job has declared, until the broker has it."""
+LOST_SECONDS = 10.0
+"""How long a change is asked for again whose answer was lost."""
+AGAIN_SECONDS = 0.1
+CHANGE_SECONDS = 5.0
+READ_SECONDS = 2.0
+
+
+class PortLink:
+    """One port, as the broker, the agent and this program know it.
+
+    Args:
+        pe: whose port it is.
+        kind: ``export`` or ``import``.
+        name: of the port.
+    """
+
+    def __init__(self, pe: PE, kind: str, name: str) -> None:
+        self._pe, self.kind, self.name = pe, kind, name
+        self._path = f"{pe_path(pe.key.job, pe.key.pe)}/{kind}/{name}"
+
+    def last(self) -> dict[str, Any] | None:
+        """Return the port as it is known here; never raises."""
+        return self._pe.known.port(self.kind, self.name)
+
+    def in_view(self) -> dict[str, Any] | None:
+        """Return the port as the agent has it; never raises."""
+        return self._pe.known.in_view(self.kind, self.name)
+
+    def get(self, part: str, read: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return a part of the port as the broker has it now.
+
+        Args:
+            part: of its address.
+            read: makes the fields of a view out of the answer.
+
+        Raises:
+            BrokerUnavailableError, BrokerRefusedError: as :meth:`ask`.
+        """
+        answer = self.ask("GET", part)
+        fields = read(answer.body)
+        uid, _, generation = answer.headers.get("etag", "").strip('"').rpartition(".")
+        if generation.isdigit():
+            self._remember(uid, int(generation), fields)
+        return fields
+
+    def put(
+        self,
+        part: str,
+        body: Any,
+        fields: Mapping[str, Any],
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> Mapping[str, Any]:
+        """Change a part of the port and return the broker's answer.
+
+        Args:
+            part: of its address; empty for the whole.
+            body: what to send.
+            fields: what a view has afterwards.
+            headers: conditions.
+
+        Raises:
+            BrokerUnavailableError, BrokerRefusedError: as :meth:`ask`.
+        """
+        answer: Mapping[str, Any] = self.ask("PUT", part, body, headers=headers).body
+        self._remember(answer["uid"], int(answer["generation"]), fields)
+        return answer
+
+    def _remember(self, uid: str, generation: int, fields: Mapping[str, Any]) -> None:
+        self._pe.known.remember(self.kind, self.name, uid=uid, generation=generation, fields=fields)
+
+    def ask(
+        self,
+        method: str,
+        part: str = "",
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        patient: bool = True,
+    ) -> BrokerAnswer:
+        """Ask the broker.
+
+        Args:
+            method: GET, or that of a change.
+            part: of the port's address; empty for the whole.
+            body: what to send.
+            headers: conditions.
+            patient: wait for a port that the job has declared and the broker does not have yet.
+
+        Raises:
+            BrokerUnavailableError: no answer; ``sent`` says whether a change may have been made.
+            BrokerRefusedError: the broker says no, and why.
+        """
+        path = f"{self._path}/{part}" if part else self._path
+        deadline = time.monotonic() + DECLARED_SECONDS
+        while True:
+            try:
+                if method == "GET":
+                    return self._pe.broker().request(method, path, timeout=READ_SECONDS)
+                return self._change(method, path, body, headers or {})
+            except UnknownPortError:
+                if not patient or time.monotonic() > deadline or not self._on_its_way():
+                    raise
+            time.sleep(0.05)
+
+    def _on_its_way(self) -> bool:
+        try:
+            return f"{self.kind}/{self.name}" in self._pe.status()["declarations"]
+        except StreambrokerError:
+            return False
+
+    def _change(
+        self, method: str, path: str, body: Any, headers: Mapping[str, str]
+    ) -> BrokerAnswer:
+        """Make a change, and ask for it again if the answer was lost.
+
+        It goes under a name of its own: the broker makes it once, however often it comes, and
+        answers as the first time. One that never reached the broker is not repeated.
+        """
+        sent = {**headers, "Request-Id": secrets.token_hex(16)}
+        deadline, perhaps_made = time.monotonic() + LOST_SECONDS, False
+        while True:
+            try:
+                return self._pe.broker().request(
+                    method, path, body, headers=sent, timeout=CHANGE_SECONDS
+                )
+            except BrokerUnavailableError as error:
+                perhaps_made = perhaps_made or error.sent
+                if not perhaps_made:
+                    raise
+                if time.monotonic() > deadline:
+                    raise self._lost(error) from error
+            except BrokerRefusedError as error:
+                if not (perhaps_made and error.status >= 500):
+                    raise
+                if time.monotonic() > deadline:
+                    raise self._lost(error) from error
+            time.sleep(AGAIN_SECONDS)
+
+    def _lost(self, error: Exception) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"the answer to the change of {self.kind} {self.name} was lost, and the broker did not"
+            f" answer again: whether it was made is not known. {error}",
+            sent=True,
+        )

@@ -1,0 +1,630 @@
+"""The original's functions: each code of each, over a real broker and a real agent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pe_agent import asking, functions
+from pe_agent.broker_client import (
+    BrokerAnswer,
+    BrokerClient,
+    BrokerUnavailableError,
+    ChangeRefusedError,
+    UnknownPortError,
+    WrongKindError,
+    pe_path,
+)
+from pe_agent.functions import Known, Outcome
+from pe_agent.launcher import AgentProcess
+from pe_agent.pe import PE
+from pe_agent.ports import ExportPort, ImportPort
+from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
+from streambroker_core.model import PeKey
+from support.agents import Publishing, Reading, free_port, rows
+from support.cutting import Cutter
+from support.jobs import Broker
+from support.waiting import until
+
+SECONDS = 30.0
+HERE = pe_path("alerts", 0)
+NAMES = [{"applicationName": "market.Feed", "streamId": "nyse"}]
+PROPERTIES = {"kind": "alert", "level": 2}
+
+
+class World:
+    """A broker, an agent, and the PE object of a job's program without its Spark session."""
+
+    def __init__(self, folder: Path, broker: Broker, job: str = "alerts") -> None:
+        self.folder, self.broker = folder, broker
+        self.key = PeKey.parse(f"default/{job}/0")
+        self.process = self.agent_of(job, broker.url)
+        self.pe = self.pe_of(broker.url)
+        self.direct = BrokerClient(broker.url, "default")
+        self.count = 0
+
+    def agent_of(self, job: str, url: str | None) -> AgentProcess:
+        return AgentProcess(
+            PeKey.parse(f"default/{job}/0"),
+            self.folder / job,
+            broker=url,
+            linger=20,
+            host="127.0.0.1",
+            port=0,
+        )
+
+    def pe_of(self, url: str | None) -> PE:
+        return PE(cast(Any, None), self.key, self.process, url, {"name": "market.Alerts"})
+
+    def ask(self, method: str, path: str, body: Any = None) -> BrokerAnswer:
+        return self.direct.request(method, f"{HERE}/{path}", body)
+
+    def generation(self, port: str) -> int:
+        return int(self.ask("GET", port).body["metadata"]["generation"])
+
+    def declare(self, kind: str, **spec: Any) -> str:
+        """Declare a port of a new name by REST, and return the name."""
+        self.count += 1
+        name = f"{kind}{self.count}"
+        self.ask("PUT", f"{kind}/{name}", spec)
+        return name
+
+    def followed(self, kind: str, port: str) -> str:
+        """Wait until the agent has a port, and return its name."""
+        seen = lambda: self.pe.known.in_view(kind, port)  # noqa: E731
+        until(seen, SECONDS, f"{kind} {port} at the agent")
+        return port
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with made(tmp_path_factory.mktemp("world")) as found:
+        yield found
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[World]:
+    """A world of the test's own, to be broken."""
+    with made(tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[World]:
+    broker = Broker(folder)
+    world = World(folder, broker)
+    try:
+        yield world
+    finally:
+        world.process.stop(end_agent=True)
+        world.broker.end()
+
+
+@dataclass(frozen=True)
+class Setter:
+    """One setting function with what it needs.
+
+    Attributes:
+        spec: of a port that it suits.
+        good: a value it takes, and how the getter shows that.
+        bad: values that it refuses before anybody is asked.
+        part: of the port's address, where the value is.
+    """
+
+    kind: str
+    call: Callable[..., Outcome]
+    get: Callable[..., Known[Any]]
+    spec: dict[str, Any]
+    good: tuple[Any, Any]
+    other: Any
+    bad: tuple[Any, ...]
+    part: str
+    body: Callable[[Any], Any]
+
+
+SETTERS = {
+    "subscription": Setter(
+        "import",
+        functions.set_import_subscription,
+        functions.get_import_subscription,
+        {"subscription": 'kind == "trade"', "filter": "price > 1.0"},
+        ('kind == "quote"', 'kind == "quote"'),
+        'kind == "other"',
+        ("kind ==", "a = 5", 5, None),
+        "subscription",
+        lambda value: {"subscription": value},
+    ),
+    "filter": Setter(
+        "import",
+        functions.set_import_filter,
+        functions.get_import_filter,
+        {"subscription": 'kind == "trade"', "filter": "price > 1.0"},
+        ("price>20.0", "price > 20.0"),
+        "price > 30.0",
+        ("price >", "price > 1 &&", 5, object()),
+        "filter",
+        lambda value: {"filter": value},
+    ),
+    "streams": Setter(
+        "import",
+        functions.set_import_streams,
+        functions.get_import_streams,
+        {"streams": [{"streamId": "old"}], "filter": "price > 1.0"},
+        (NAMES, NAMES),
+        [{"streamId": "other"}],
+        ([{"streamId": 5}], [{}], [{"streamId": "x", "more": "y"}], 5, None, [5]),
+        "streams",
+        lambda value: {"streams": value},
+    ),
+    "properties": Setter(
+        "export",
+        functions.set_export_properties,
+        functions.get_export_properties,
+        {"properties": {"kind": "old"}},
+        ([("kind", "alert", "rstring"), ("level", "2", "int64")], PROPERTIES),
+        {"kind": "other"},
+        ([("a", "x", "int64")], {"a b": 1}, {"a": [1, "x"]}, 5, None),
+        "properties",
+        lambda value: value,
+    ),
+}
+every_setter = pytest.mark.parametrize("setter", SETTERS.values(), ids=SETTERS)
+
+
+def shown(known: Known[Any]) -> tuple[Any, int, bool]:
+    return known.value, known.code, known.stale
+
+
+# ---- setters: 0, 1, 2 --------------------------------------------------------------------------
+
+
+@every_setter
+def test_0_the_change_is_accepted_durable_and_shown(world: World, setter: Setter) -> None:
+    port = world.declare(setter.kind, **setter.spec)
+    outcome = setter.call(world.pe, port, setter.good[0])
+
+    assert outcome == 0, outcome.message
+    assert (outcome.accepted, outcome.version, outcome.reason) == (True, 2, "")
+    assert set(outcome.routes) == {"kept", "added", "cut"}
+    assert world.generation(f"{setter.kind}/{port}") == 2
+    assert shown(setter.get(world.pe, port)) == (setter.good[1], 0, False)
+
+
+@every_setter
+def test_0_a_change_to_what_is_already_so_changes_nothing(world: World, setter: Setter) -> None:
+    port = world.declare(setter.kind, **setter.spec)
+    versions = [setter.call(world.pe, port, setter.good[0]).version for _ in range(2)]
+    assert versions == [2, 2]
+
+
+@every_setter
+def test_1_no_such_port(world: World, setter: Setter) -> None:
+    begun = time.monotonic()
+    for port in ("nobody", "", "a/b", "../x", "x?y", cast(Any, None), cast(Any, 5)):
+        outcome = setter.call(world.pe, port, setter.good[0])
+        assert (outcome, outcome.accepted, outcome.version) == (1, False, None), port
+        assert outcome.message
+        assert shown(setter.get(world.pe, port)) == (None, 1, False)
+    assert time.monotonic() - begun < 5.0
+
+
+@every_setter
+def test_1_a_port_of_the_other_direction(world: World, setter: Setter) -> None:
+    other = "export" if setter.kind == "import" else "import"
+    spec: dict[str, Any] = {"properties": {}} if other == "export" else {"subscription": "a == 1"}
+    port = world.declare(other, **spec)
+
+    assert setter.call(world.pe, port, setter.good[0]) == 1
+    assert shown(setter.get(world.pe, port)) == (None, 1, False)
+    assert world.generation(f"{other}/{port}") == 1
+
+
+def test_1_an_import_by_name_has_no_subscription_and_one_by_subscription_no_names(
+    world: World,
+) -> None:
+    by_name = world.declare("import", streams=NAMES)
+    by_subscription = world.declare("import", subscription="a == 1")
+    outcome = functions.set_import_subscription(world.pe, by_name, "a == 2")
+
+    assert (outcome, outcome.reason) == (1, "WrongKind")
+    assert shown(functions.get_import_subscription(world.pe, by_name)) == (None, 1, False)
+    assert shown(functions.get_import_streams(world.pe, by_subscription)) == (None, 1, False)
+    assert shown(functions.get_import_streams(world.pe, by_name)) == (NAMES, 0, False)
+
+
+def test_1_an_export_by_name_has_no_properties(world: World) -> None:
+    port = world.declare("export", streamId="nyse-trades")
+    outcome = functions.set_export_properties(world.pe, port, PROPERTIES)
+
+    assert (outcome, outcome.reason) == (1, "WrongKind")
+    assert shown(functions.get_export_properties(world.pe, port)) == (None, 1, False)
+
+
+@every_setter
+def test_2_what_cannot_be_read_changes_nothing(world: World, setter: Setter) -> None:
+    port = world.declare(setter.kind, **setter.spec)
+    for value in setter.bad:
+        outcome = setter.call(world.pe, port, value)
+        assert (outcome, outcome.accepted) == (2, False), (value, outcome.message)
+        assert outcome.message, value
+    assert setter.call(world.pe, port, setter.good[0], wait="yes") == 2
+
+    assert world.generation(f"{setter.kind}/{port}") == 1
+
+
+def test_2_a_filter_that_fits_no_connected_export(world: World) -> None:
+    world.declare("export", properties={"only": 1}, schema=[{"name": "n", "type": "bigint"}])
+    port = world.declare("import", subscription="only == 1")
+    outcome = functions.set_import_filter(world.pe, port, "nobody > 1")
+
+    assert (outcome, outcome.reason) == (2, "FilterInvalid")
+    assert "nobody" in outcome.message
+    assert shown(functions.get_import_filter(world.pe, port)) == ("", 0, False)
+
+
+def test_2_more_properties_than_an_export_may_have(world: World) -> None:
+    port = world.declare("export", properties={"kind": "old"})
+    many = {f"p{n}": n for n in range(2000)}
+    outcome = functions.set_export_properties(world.pe, port, many)
+
+    assert (outcome, outcome.reason) == (2, "PropertyInvalid")
+    assert shown(functions.get_export_properties(world.pe, port)) == ({"kind": "old"}, 0, False)
+
+
+def test_nothing_is_shown_as_empty(world: World) -> None:
+    port = world.declare("import", onCongestion="drop")
+    assert shown(functions.get_import_subscription(world.pe, port)) == ("", 0, False)
+    assert shown(functions.get_import_filter(world.pe, port)) == ("", 0, False)
+    assert shown(functions.get_import_streams(world.pe, port)) == ([], 0, False)
+    export = world.declare("export", properties={})
+    assert shown(functions.get_export_properties(world.pe, export)) == ({}, 0, False)
+
+
+def test_setting_a_subscription_keeps_the_filter_and_the_scope(world: World) -> None:
+    port = world.declare("import", **SETTERS["filter"].spec, applicationScope="Own")
+    assert functions.set_import_subscription(world.pe, port, "a == 1") == 0
+    spec = world.ask("GET", f"import/{port}").body["spec"]
+
+    assert (spec["filter"], spec["applicationScope"]) == ("price > 1.0", "Own")
+
+
+def test_the_answer_lists_routes_kept_added_and_cut_with_the_reason(world: World) -> None:
+    first = world.declare("export", properties={"route": 1, "all": 1})
+    second = world.declare("export", properties={"route": 2, "all": 1})
+    port = world.declare("import", subscription="route == 1")
+    to_other = functions.set_import_subscription(world.pe, port, "route == 2")
+    to_both = functions.set_import_subscription(world.pe, port, "all == 1")
+
+    def ends(outcome: Outcome, word: str) -> list[str]:
+        return sorted(r["export"].rpartition("/")[2] for r in outcome.routes[word])
+
+    assert [ends(to_other, w) for w in ("kept", "added", "cut")] == [[], [second], [first]]
+    assert to_other.routes["cut"][0]["reason"] == "SubscriptionFalse"
+    assert [ends(to_both, w) for w in ("kept", "added", "cut")] == [[second], [first], []]
+
+
+def test_the_functions_are_methods_of_the_pe_too(world: World) -> None:
+    port = world.declare("import", subscription="a == 1")
+    assert world.pe.set_import_filter(port, "price > 1.0") == 0
+    assert world.pe.get_import_filter(port).value == "price > 1.0"
+
+
+# ---- setters: 3 --------------------------------------------------------------------------------
+
+
+@every_setter
+def test_3_the_broker_is_away_and_the_last_known_value_is_stale(own: World, setter: Setter) -> None:
+    port = own.followed(setter.kind, own.declare(setter.kind, **setter.spec))
+    assert setter.call(own.pe, port, setter.good[0]) == 0
+    own.broker.kill()
+    begun = time.monotonic()
+    outcome = setter.call(own.pe, port, setter.other)
+
+    assert (outcome, outcome.accepted, outcome.reason) == (3, False, "BrokerUnavailable")
+    assert shown(setter.get(own.pe, port)) == (setter.good[1], 3, True)
+    assert time.monotonic() - begun < 5.0
+
+    own.broker = own.broker.restart()
+    assert shown(setter.get(own.pe, port)) == (setter.good[1], 0, False)
+    assert own.generation(f"{setter.kind}/{port}") == 2
+
+
+@every_setter
+def test_3_neither_broker_nor_agent_answers_and_the_job_goes_on(own: World, setter: Setter) -> None:
+    port = own.followed(setter.kind, own.declare(setter.kind, **setter.spec))
+    first = setter.get(own.pe, port)
+    own.broker.kill()
+    own.process.stop(end_agent=True)
+
+    assert setter.call(own.pe, port, setter.good[0]) == 3
+    assert shown(setter.get(own.pe, port)) == (first.value, 3, True)
+    unknown = setter.get(own.pe, "never-heard-of")
+    assert shown(unknown) == (None, 3, True)
+    assert unknown.message
+
+
+@every_setter
+def test_3_a_broker_that_never_was_there(world: World, setter: Setter) -> None:
+    for url in (f"http://127.0.0.1:{free_port()}", None):
+        pe = world.pe_of(url)
+        outcome = setter.call(pe, "never-declared", setter.good[0])
+        assert (outcome, outcome.accepted) == (3, False)
+        known = setter.get(pe, "never-declared")
+        assert shown(known) == (None, 3, True)
+        assert known.message
+
+
+@every_setter
+def test_3_a_broker_that_hangs_does_not_hold_a_getter_for_long(
+    world: World, setter: Setter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "READ_SECONDS", 0.3)
+    port = world.followed(setter.kind, world.declare(setter.kind, **setter.spec))
+    value = setter.get(world.pe, port).value
+    hung = Cutter(world.broker.url)
+    hung.hung = True
+    begun = time.monotonic()
+    known = setter.get(world.pe_of(hung.url), port)
+    took = time.monotonic() - begun
+    hung.close()
+
+    assert shown(known) == (value, 3, True)
+    assert took < 2.0
+
+
+@every_setter
+def test_3_a_change_whose_answer_never_comes_is_not_known_to_be_done(
+    world: World, setter: Setter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "LOST_SECONDS", 0.5)
+    port = world.declare(setter.kind, **setter.spec)
+    cutter = Cutter(world.broker.url)
+    cutter.cuts = 1000
+    outcome = setter.call(world.pe_of(cutter.url), port, setter.good[0])
+    cutter.close()
+
+    assert (outcome, outcome.accepted) == (3, False)
+    assert "whether it was made is not known" in outcome.message
+    assert cutter.lost >= 2
+    assert shown(setter.get(world.pe, port)) == (setter.good[1], 0, False)
+    assert world.generation(f"{setter.kind}/{port}") == 2
+
+
+# ---- the answer is lost, the change is made ----------------------------------------------------
+
+
+@every_setter
+def test_a_change_counts_once_although_its_answer_was_lost(world: World, setter: Setter) -> None:
+    port = world.declare(setter.kind, **setter.spec)
+    cutter = Cutter(world.broker.url)
+    cutter.cuts = 2
+    outcome = setter.call(world.pe_of(cutter.url), port, setter.good[0])
+    cutter.close()
+
+    assert (outcome, outcome.version, outcome.accepted) == (0, 2, True)
+    assert cutter.lost == 2
+    assert world.generation(f"{setter.kind}/{port}") == 2
+    assert shown(setter.get(world.pe, port)) == (setter.good[1], 0, False)
+
+
+@every_setter
+def test_the_repetition_of_a_lost_change_does_not_undo_what_somebody_did_meanwhile(
+    world: World, setter: Setter
+) -> None:
+    port = world.declare(setter.kind, **setter.spec)
+    cutter = Cutter(world.broker.url)
+    cutter.cuts = 1
+    cutter.on_cut = lambda: world.ask(
+        "PUT", f"{setter.kind}/{port}/{setter.part}", setter.body(setter.other)
+    )
+    outcome = setter.call(world.pe_of(cutter.url), port, setter.good[0])
+    cutter.close()
+
+    assert (outcome, outcome.version) == (0, 2)
+    assert world.generation(f"{setter.kind}/{port}") == 3
+    assert setter.get(world.pe, port).value == setter.other
+
+
+def test_a_lost_answer_is_given_again_by_a_broker_that_was_killed(own: World) -> None:
+    port = own.declare("import", subscription="a == 1")
+    cutter = Cutter(own.broker.url)
+    cutter.cuts = 1
+
+    def kill_and_restart() -> None:
+        own.broker.kill()
+        own.broker = own.broker.restart()
+
+    cutter.on_cut = kill_and_restart
+    outcome = functions.set_import_filter(own.pe_of(cutter.url), port, "price > 5.0")
+    cutter.close()
+
+    assert (outcome, outcome.version) == (0, 2)
+    assert own.generation(f"import/{port}") == 2
+
+
+def test_each_change_has_a_name_of_its_own_which_its_repetitions_share(world: World) -> None:
+    port = world.declare("import", subscription="a == 1")
+    cutter = Cutter(world.broker.url)
+    pe = world.pe_of(cutter.url)
+    cutter.cuts = 1
+    functions.set_import_filter(pe, port, "price > 1.0")
+    functions.set_import_filter(pe, port, "price > 1.0")
+    functions.get_import_filter(pe, port)
+    cutter.close()
+    ids = [
+        next((x for x in r.split(b"\r\n") if x.lower().startswith(b"request-id:")), None)
+        for r in cutter.requests
+    ]
+
+    assert ids[0] == ids[1]
+    assert ids[0] is not None
+    assert ids[2] not in (None, ids[0])
+    assert ids[3] is None
+
+
+def test_a_change_that_never_reached_the_broker_is_not_tried_for_long(world: World) -> None:
+    begun = time.monotonic()
+    outcome = functions.set_import_filter(
+        world.pe_of(f"http://127.0.0.1:{free_port()}"), "any", "price > 1.0"
+    )
+    assert outcome == 3
+    assert time.monotonic() - begun < 2.0
+
+
+def test_what_the_job_declared_is_waited_for(own: World) -> None:
+    own.broker.kill()
+    spec = {"subscription": "a == 1"}
+    own.process.client.call("declare", kind="import", port="late", spec=spec, redeclare=False)
+    own.broker = own.broker.restart()
+    outcome = functions.set_import_filter(own.pe, "late", "price > 1.0")
+
+    assert (outcome, outcome.version) == (0, 2), outcome.message
+
+
+# ---- wait=programmed ---------------------------------------------------------------------------
+
+
+@every_setter
+def test_programmed_is_when_the_agent_follows(world: World, setter: Setter) -> None:
+    port = world.followed(setter.kind, world.declare(setter.kind, **setter.spec))
+    outcome = setter.call(world.pe, port, setter.good[0], wait="programmed", timeout=SECONDS)
+    known = world.pe.known.in_view(setter.kind, port)
+
+    assert outcome == 0
+    assert known is not None
+    assert known["generation"] == outcome.version == 2
+
+
+@every_setter
+def test_3_accepted_but_not_programmed_in_time(own: World, setter: Setter) -> None:
+    port = own.followed(setter.kind, own.declare(setter.kind, **setter.spec))
+    own.process.stop(end_agent=True)
+    outcome = setter.call(own.pe, port, setter.good[0], wait="programmed", timeout=0.1)
+
+    assert (outcome, outcome.accepted, outcome.version) == (3, True, 2)
+    assert outcome.reason == "NotApplied"
+    assert own.generation(f"{setter.kind}/{port}") == 2
+
+
+def test_a_filter_is_programmed_once_every_living_reader_has_told_the_exporters(
+    own: World,
+) -> None:
+    feed = own.agent_of("feed", own.broker.url)
+    try:
+        path = f"{pe_path('feed', 0)}/export/trades"
+        schema = [{"name": "n", "type": "bigint"}, {"name": "name", "type": "string"}]
+        own.direct.request("PUT", path, {"properties": {"kind": "trade"}, "schema": schema})
+        own.ask("PUT", "import/trades", {"subscription": 'kind == "trade"', "start": "earliest"})
+        until(lambda: own.pe.known.in_view("import", "trades"), SECONDS, "the import")
+        until(lambda: _exported(feed), SECONDS, "the export")
+        Publishing(cast(Any, feed)).publish(0, rows(0, 5))
+        reading = Reading(cast(Any, own.process))
+        end = reading.end(None, SECONDS)
+
+        def change(timeout: float) -> Outcome:
+            return functions.set_import_filter(
+                own.pe, "trades", "n > 2", wait="programmed", timeout=timeout
+            )
+
+        early = change(0.5)
+        assert (early, early.accepted, early.reason) == (3, True, "NotApplied")
+
+        def pinned() -> bool:
+            nonlocal end
+            end = reading.next(end, wait=0.1).get("offset") or end
+            return end["filter"] == "n > 2"
+
+        until(pinned, SECONDS, "the filter in the reader's offset")
+        assert change(SECONDS) == 0
+    finally:
+        feed.stop(end_agent=True)
+
+
+def _exported(process: AgentProcess) -> bool:
+    view: dict[str, Any] | None = process.client.call("view")["view"]
+    return view is not None and "trades" in view["exports"]
+
+
+# ---- the ports' own getters and setters --------------------------------------------------------
+
+
+def test_the_ports_getters_never_raise_and_say_when_they_are_stale(own: World) -> None:
+    name = own.followed("import", own.declare("import", **SETTERS["filter"].spec))
+    by_name = own.followed("import", own.declare("import", streams=NAMES))
+    export = own.followed("export", own.declare("export", properties=PROPERTIES))
+    port, named = ImportPort(own.pe, name), ImportPort(own.pe, by_name)
+    exported = ExportPort(own.pe, export)
+
+    def values() -> tuple[Any, ...]:
+        return port.filter, port.subscription, named.streams, exported.properties, port.routes
+
+    held: tuple[Any, ...] = ("price > 1.0", 'kind == "trade"', NAMES, PROPERTIES, [])
+    assert (values(), port.stale, exported.stale) == (held, False, False)
+    own.broker.kill()
+    assert (values(), port.stale, exported.stale) == (held, True, True)
+    own.process.stop(end_agent=True)
+    assert (values(), port.stale, exported.stale) == (held, True, True)
+    own.broker = own.broker.restart()
+    assert (values(), port.stale) == (held, False)
+    own.ask("PUT", f"import/{name}/filter", {"filter": "price > 2.0"})
+    assert port.stale
+
+
+def test_a_port_of_which_nothing_is_known_has_no_values(world: World) -> None:
+    port, export = ImportPort(world.pe, "nobody"), ExportPort(world.pe, "nobody")
+    assert (port.filter, port.subscription, port.streams, port.routes) == (None, None, [], [])
+    assert (export.properties, export.routes) == (None, [])
+    assert port.stale
+    assert export.stale
+
+
+def test_a_change_is_known_to_the_port_before_the_agent_has_it(own: World) -> None:
+    name = own.followed("import", own.declare("import", **SETTERS["filter"].spec))
+    port = ImportPort(own.pe, name)
+    own.process.stop(end_agent=True)
+    port.set_filter("price > 7.0")
+
+    assert port.filter == "price > 7.0"
+    assert port.subscription == 'kind == "trade"'
+    assert not port.stale
+
+
+def test_the_ports_setters_raise_typed_errors(world: World) -> None:
+    port = ImportPort(world.pe, world.declare("import", streams=NAMES))
+    nobody = ImportPort(world.pe, "nobody")
+    export = ExportPort(world.pe, world.declare("export", streamId="by-name"))
+    away = ImportPort(world.pe_of(f"http://127.0.0.1:{free_port()}"), "any")
+    world.declare("export", properties={"typed": 1}, schema=[{"name": "n", "type": "bigint"}])
+    unfit = ImportPort(world.pe, world.declare("import", subscription="typed == 1"))
+    cases: list[tuple[type[Exception], Callable[[], object]]] = [
+        (SubscriptionError, lambda: port.set_subscription("a ==")),
+        (FilterError, lambda: port.set_filter("a ==")),
+        (PropertyError, lambda: export.set_properties({"a b": 1})),
+        (UnknownPortError, lambda: nobody.set_filter("a == 1")),
+        (UnknownPortError, lambda: nobody.set_streams(NAMES)),
+        (WrongKindError, lambda: export.set_properties({"a": 1})),
+        (WrongKindError, lambda: port.set_subscription("a == 1", keep_kind=True)),
+        (ChangeRefusedError, lambda: unfit.set_filter("nobody == 1")),
+        (ChangeRefusedError, lambda: port.set_streams([{"stream": "x"}])),
+        (BrokerUnavailableError, lambda: away.set_filter("a == 1")),
+    ]
+    for error, call in cases:
+        with pytest.raises(error):
+            call()
+
+
+def test_a_policy_counts_once_although_its_answer_was_lost(world: World) -> None:
+    name = world.declare("export", properties=PROPERTIES)
+    cutter = Cutter(world.broker.url)
+    cutter.cuts = 1
+    change = ExportPort(world.pe_of(cutter.url), name).set_congestion_policy("drop")
+    cutter.close()
+
+    assert change.version == 2
+    assert world.ask("GET", f"export/{name}").body["spec"]["congestionPolicy"] == "drop"
