@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from lark import Lark, Token, UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from streambroker_core.expression.build import BUILDER
+from streambroker_core.expression.driver import END, Driver
 from streambroker_core.expression.grammar import GRAMMAR
 from streambroker_core.expression.refusal import Refusal
 from streambroker_core.expression.tokens import tokens, unknown_function
@@ -17,8 +19,12 @@ from streambroker_core.expression.tree import Predicate
 MAX_BYTES = 2048
 
 # Made once: building the tables takes a hundred times as long as using them. The
-# lexer named here is never called, the parser is fed token by token.
+# lexer named here is never called, the parser is fed token by token. Lark itself
+# is asked only what could have stood where something else does.
 _PARSER = Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=BUILDER, keep_all_tokens=True)
+_DRIVER = Driver(_PARSER)
+
+_BLANKS = " \t\r\n\f\v"
 
 _VALUE_START = frozenset({"INTEGER", "FLOAT", "STRING", "TRUE", "FALSE", "NAME", "LPAR"})
 _OPERATORS = frozenset({"COMPARE", "IN", "TIMES", "AND"})
@@ -51,23 +57,25 @@ def parse_tree(text: str, *, division: bool) -> Predicate | None:
         Refusal: the text is not an expression.
     """
     _check_size(text)
-    parser = _PARSER.parse_interactive()
-    token: Token | None = None
+    if not text.strip(_BLANKS):
+        return None
     try:
-        for token in tokens(text):
-            if token.type == "DIVIDE" and not division:
-                raise Refusal(
-                    token.start_pos or 0,
-                    "`/`",
-                    "an operator of subscriptions",
-                    "division is for filters; multiply the other side instead",
-                )
-            parser.feed_token(token)
-        if token is None:
-            return None
-        return parser.feed_eof()  # type: ignore[no-any-return, no-untyped-call]  # the tree
+        return _DRIVER.run(_ended(text, division=division))  # type: ignore[no-any-return]  # the tree
     except UnexpectedToken as error:
         raise _unexpected(text, error.token) from None
+
+
+def _ended(text: str, *, division: bool) -> Iterator[Token]:
+    for token in tokens(text):
+        if token.type == "DIVIDE" and not division:
+            raise Refusal(
+                token.start_pos or 0,
+                "`/`",
+                "an operator of subscriptions",
+                "division is for filters; multiply the other side instead",
+            )
+        yield token
+    yield Token(END, "")
 
 
 def _check_size(text: str) -> None:
@@ -92,7 +100,7 @@ def _unexpected(text: str, token: Token) -> Refusal:
     accepted: set[str] = parser.accepts()  # type: ignore[no-untyped-call]
     expected = _expected(accepted)
     if token.type == "$END":
-        end = len(text.rstrip(" \t\r\n\f\v"))
+        end = len(text.rstrip(_BLANKS))
         return Refusal(end, "the end of the text", expected)
     start = token.start_pos or 0
     shown = "a string" if token.type == "STRING" else f"`{_source(text, token)}`"
