@@ -110,6 +110,39 @@ async def test_what_cannot_be_explained_is_a_problem(
     assert (answer.status, answer.code) == (status, code)
 
 
+async def test_an_explanation_carries_what_looks_wrong_with_the_import(pair: Rest) -> None:
+    await pair("PUT", I, {**IMPORT, "subscription": 'knid == "trade"'})
+    answer = await pair("GET", f"/explain?import={IMPORT_KEY}")
+
+    assert answer.body["matched"] == 0
+    assert answer.body["lint"] == [
+        {
+            "code": "PropertyNeverOffered",
+            "message": '`knid == "trade"` is true of no export: no export offers `knid`; '
+            "did you mean `kind`?",
+        }
+    ]
+    assert answer.body["text"].splitlines()[-1].startswith("! PropertyNeverOffered: ")
+
+
+# ---- lint --------------------------------------------------------------------------------------
+
+
+async def test_findings_are_those_of_a_namespace_or_of_all(pair: Rest) -> None:
+    await pair("PUT", X + "?namespace=lab", {"properties": {"kind": 5}})
+    mine = await pair("GET", "/lint")
+    all_ = await pair("GET", "/lint?namespace=*")
+    first = await pair("GET", "/lint?namespace=*&limit=1")
+
+    assert [(one["code"], one["resource"]) for one in mine.body["findings"]] == [
+        ("PropertyTypesDiffer", None),
+        ("NobodyImports", "export default/feed/0/quotes"),
+    ]
+    assert [one["resource"] for one in all_.body["findings"]][2:] == ["export lab/feed/0/trades"]
+    assert (first.body["total"], len(first.body["findings"])) == (3, 1)
+    assert first.body["text"].splitlines()[-1] == "3 findings, 1 of them shown"
+
+
 # ---- what-if -----------------------------------------------------------------------------------
 
 

@@ -27,6 +27,15 @@ from streambroker_core.explain import (
     tell_import,
     tell_pair,
 )
+from streambroker_core.lint import (
+    Finding,
+    lint,
+    lint_export,
+    lint_import,
+    offers_of,
+    scene,
+    tell_findings,
+)
 from streambroker_core.model import (
     MAX_PE,
     Export,
@@ -45,11 +54,13 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.answers import json_answer, route_body
 from streambroker_operator.rest.asking import RUNTIME, json_body, namespace_of
 from streambroker_operator.rest.authentication import CALLER, not_yours
-from streambroker_operator.rest.lists import LISTS
+from streambroker_operator.rest.lists import LISTS, chosen_namespace
 
 USUAL_PAIRS = 20
 MAX_PAIRS = 500
 """Pairs that are explained in one answer."""
+USUAL_FINDINGS = 1_000
+MAX_FINDINGS = 100_000
 MAX_PROPOSAL = 1024 * 1024
 """Bytes of a what-if's body."""
 MAX_CHANGES = 1_000
@@ -86,7 +97,7 @@ async def explain(request: web.Request) -> web.Response:
         exports=_held("export", export_key, board.exports_on(export_key) if export_key else []),
         imports=_held("import", import_key, board.imports_on(import_key) if import_key else []),
         known=_readable(request, survey(board)),
-        limit=_limit(request),
+        limit=_limit(request, usual=USUAL_PAIRS, most=MAX_PAIRS),
     )
     body = await asyncio.to_thread(_explained, question)
     named = {"export": _text(export_key), "import": _text(import_key)}
@@ -115,12 +126,12 @@ def _text(key: PortKey | None) -> str | None:
     return None if key is None else str(key)
 
 
-def _limit(request: web.Request) -> int:
-    text = request.query.get("limit", str(USUAL_PAIRS))
+def _limit(request: web.Request, *, usual: int, most: int) -> int:
+    text = request.query.get("limit", str(usual))
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    if not 0 < number <= MAX_PAIRS:
+    if not 0 < number <= most:
         raise RequestError(
-            400, "QueryInvalid", f"limit={text!r} is no whole number from 1 to {MAX_PAIRS}."
+            400, "QueryInvalid", f"limit={text!r} is no whole number from 1 to {most}."
         )
     return number
 
@@ -138,6 +149,7 @@ def _readable(request: web.Request, known: Survey) -> Survey:
 
 
 def _explained(question: _Question) -> dict[str, Any]:
+    findings: list[Finding] = []
     if question.exports and question.imports:
         pairs = _pairs(question)
         matched = sum(pair.matched for pair in pairs)
@@ -151,11 +163,15 @@ def _explained(question: _Question) -> dict[str, Any]:
         export = question.exports[0]
         ranking = explain_export(question.known, export, limit=question.limit)
         told = [tell_export(export.key, ranking)]
+        findings = lint_export(export, imported=bool(ranking.matched))
+    if question.imports:
+        findings = lint_import(question.imports[0], offers_of(question.known))
+    told += [f"! {finding.code}: {finding.message}" for finding in findings]
     return {
         "total": ranking.total,
         "matched": ranking.matched,
         "pairs": [_pair_body(pair) for pair in ranking.pairs],
-        "lint": [],
+        "lint": [{"code": finding.code, "message": finding.message} for finding in findings],
         "text": "\n".join(told),
     }
 
@@ -198,6 +214,33 @@ def _pair_body(pair: Pair) -> dict[str, Any]:
             for miss in pair.nearest
         ],
     }
+
+
+# ---- lint --------------------------------------------------------------------------------------
+
+
+@routes.get(LISTS + "/lint")
+async def get_lint(request: web.Request) -> web.Response:
+    """Answer what looks wrong in a namespace, or in all with ``?namespace=*``."""
+    namespace = chosen_namespace(request)
+    limit = _limit(request, usual=USUAL_FINDINGS, most=MAX_FINDINGS)
+    board = request.app[RUNTIME].board
+    seen = scene(board, _readable(request, survey(board)))
+    found = [
+        finding
+        for finding in await asyncio.to_thread(lint, seen)
+        if finding.about is None or namespace in ("*", finding.about.key.namespace)
+    ]
+    return json_answer(
+        {
+            "findings": [
+                {"code": one.code, "resource": one.resource, "message": one.message}
+                for one in found[:limit]
+            ],
+            "total": len(found),
+            "text": tell_findings(found[:limit], len(found)),
+        }
+    )
 
 
 # ---- what-if -----------------------------------------------------------------------------------

@@ -1,0 +1,309 @@
+"""Expressions that are true of nothing at all: ``a == 1 && a == 2``, ``a > 5 && a < 3``.
+
+Every way to make the whole true is a set of predicates with the values they
+need. A way is barred if two of them exclude each other; if all ways are barred,
+nothing can make the whole true. What cannot be told is taken to be possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeAlias
+
+from streambroker_core.expression import tree
+from streambroker_core.expression.evaluate import test_of
+from streambroker_core.expression.printer import print_tree
+
+_Needed: TypeAlias = "tuple[tree.Atom, bool]"
+_Way: TypeAlias = "frozenset[_Needed]"
+
+MAX_WAYS = 128
+"""An expression with more ways to be true than these is not looked at."""
+
+_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+_KINDS = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+
+
+def contradiction(node: tree.Predicate, *, integers: frozenset[str] = frozenset()) -> str | None:
+    """Return why nothing can make a tree true; None if something may.
+
+    Args:
+        node: the tree.
+        integers: names that only have integral values, as integer columns do.
+    """
+    ways = _ways(node, wanted=True)
+    if ways is None:
+        return None
+    reasons: dict[str, None] = {}
+    for way in ways:
+        reason = _barred(way, integers)
+        if reason is None:
+            return None
+        reasons.setdefault(reason)
+    return "; ".join(list(reasons)[:3]) or "it is false whatever the values are"
+
+
+def _ways(node: tree.Predicate, *, wanted: bool) -> list[_Way] | None:
+    """Return all ways to give a tree a value; None if they are too many."""
+    match node:
+        case tree.Not():
+            return _ways(node.operand, wanted=not wanted)
+        case tree.And() | tree.Or():
+            parts = [_ways(item, wanted=wanted) for item in node.items]
+            known = [part for part in parts if part is not None]
+            if len(known) < len(parts):
+                return None
+            return _joined(known) if isinstance(node, tree.And) is wanted else _either(known)
+        case tree.Boolean():
+            return [frozenset()] if node.value is wanted else []
+        case _:
+            return [frozenset({(node, wanted)})]
+
+
+def _either(parts: list[list[_Way]]) -> list[_Way] | None:
+    ways = [way for part in parts for way in part]
+    return ways if len(ways) <= MAX_WAYS else None
+
+
+def _joined(parts: list[list[_Way]]) -> list[_Way] | None:
+    ways: list[_Way] = [frozenset()]
+    for part in parts:
+        if len(ways) * len(part) > MAX_WAYS:
+            return None
+        ways = [left | right for left, right in product(ways, part)]
+    return ways
+
+
+# ---- one way -----------------------------------------------------------------------------------
+
+
+def _barred(way: _Way, integers: frozenset[str]) -> str | None:
+    """Return why the predicates of a way cannot all have their values, or None."""
+    needed = sorted(way, key=lambda one: one[0].at)
+    return (
+        _never(needed)
+        or _both(needed)
+        or _absent(needed)
+        or _kinds(needed)
+        or _candidates(needed)
+        or _ranges(needed, integers)
+    )
+
+
+def _never(needed: list[_Needed]) -> str | None:
+    """Look for predicates that no value gives the value they need."""
+    for atom, wanted in needed:
+        if not tree.names(atom) and test_of(atom)({}) is not wanted:
+            return f"`{_said(atom, wanted)}` is never true"
+        asked = _comparison(atom, wanted)
+        if asked is not None and isinstance(asked.value, bool) and asked.op not in ("==", "!="):
+            return f"`{_said(atom, wanted)}` is never true: booleans have no order"
+    return None
+
+
+def _both(needed: list[_Needed]) -> str | None:
+    for atom, wanted in needed:
+        if wanted and (atom, False) in needed:
+            return _exclude((atom, True), (atom, False))
+    return None
+
+
+def _absent(needed: list[_Needed]) -> str | None:
+    """Look for names that must be missing and are asked something."""
+    for atom, wanted in needed:
+        if isinstance(atom, tree.Has) and not wanted:
+            for other in needed:
+                if other != (atom, wanted) and atom.name in tree.names(other[0]):
+                    return _exclude((atom, wanted), other)
+    return None
+
+
+def _kinds(needed: list[_Needed]) -> str | None:
+    """Look for names that would have to be of two kinds."""
+    seen: dict[str, tuple[str, _Needed]] = {}
+    for one in needed:
+        for name, kind in _kinds_in(one[0]):
+            known = seen.setdefault(name, (kind, one))
+            if known[0] != kind:
+                return f"{_exclude(known[1], one)}: `{name}` would be {known[0]} and {kind}"
+    return None
+
+
+def _kinds_in(atom: tree.Atom) -> Iterator[tuple[str, str]]:
+    """Yield what a predicate has to find at the names it asks for, or it is unknown."""
+    for part in tree.walk(atom):
+        match part:
+            case tree.Subscript():
+                yield part.name, "a list"
+            case tree.Arithmetic() | tree.Negate() | tree.Invert():
+                yield from ((n.name, "a number") for n in _names_below(part))
+            case tree.Match(subject=tree.Name(name=name)):
+                yield name, "a string"
+            case tree.Topic():
+                yield tree.TOPIC_PROPERTY, "a string"
+            case tree.Comparison():
+                yield from _compared(part)
+            case tree.Membership():
+                yield from _kinds_of_membership(part)
+    if isinstance(atom, tree.Name):
+        yield atom.name, "a boolean"
+
+
+def _names_below(node: tree.Node) -> Iterator[tree.Name]:
+    return (child for child in tree.children(node) if isinstance(child, tree.Name))
+
+
+def _compared(node: tree.Comparison) -> Iterator[tuple[str, str]]:
+    for side, other in ((node.left, node.right), (node.right, node.left)):
+        if isinstance(side, tree.Name) and isinstance(other, tree.LITERALS):
+            yield side.name, _KINDS[type(other.value)]
+
+
+def _kinds_of_membership(node: tree.Membership) -> Iterator[tuple[str, str]]:
+    if isinstance(node.container, tree.Name):
+        yield node.container.name, "a list"
+    elif isinstance(node.item, tree.Name):
+        yield node.item.name, _KINDS[type(node.container.items[0].value)]
+
+
+def _candidates(needed: list[_Needed]) -> str | None:
+    """Try the only values that a predicate leaves to a name on all others that ask for it alone."""
+    for one in needed:
+        name, values = _left_to(*one)
+        others = [other for other in needed if other != one and tree.names(other[0]) == {name}]
+        if not values or any(_fit(others, {name: value}) for value in values):
+            continue
+        for other in others:
+            if not any(_fit([other], {name: value}) for value in values):
+                return _exclude(one, other)
+        return f"`{_said(*one)}` leaves no value to `{name}` that fits the rest"
+    return None
+
+
+def _fit(needed: list[_Needed], values: Mapping[str, Any]) -> bool:
+    return all(test_of(atom)(values) is wanted for atom, wanted in needed)
+
+
+def _left_to(atom: tree.Atom, wanted: bool) -> tuple[str, list[Any]]:
+    """Return a name and the only values a predicate leaves to it; no values for many."""
+    if isinstance(atom, tree.Name):
+        return atom.name, [wanted]
+    if isinstance(atom, tree.Membership):
+        item, container = atom.item, atom.container
+        if wanted and isinstance(item, tree.Name) and isinstance(container, tree.ListLiteral):
+            return item.name, [v for literal in container.items for v in _forms(literal.value)]
+        return "", []
+    asked = _comparison(atom, wanted)
+    if asked is not None and asked.op == "==" and isinstance(asked.subject, tree.Name):
+        return asked.subject.name, _forms(asked.value)
+    return "", []
+
+
+def _forms(value: Any) -> list[Any]:
+    """Return a number as int64 and as double: a column may hold it as either."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return [value]
+    if isinstance(value, int):
+        return [value, float(value)] if float(value) == value else [value]
+    return [value, int(value)] if value.is_integer() else [value]
+
+
+# ---- ranges ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A comparison with a literal on its right, negation resolved."""
+
+    subject: tree.Operand
+    op: str
+    value: Any
+
+
+def _comparison(atom: tree.Atom, wanted: bool) -> _Asked | None:
+    if not isinstance(atom, tree.Comparison):
+        return None
+    left, right, op = atom.left, atom.right, str(atom.op)
+    if isinstance(left, tree.LITERALS):
+        left, right, op = right, left, _MIRRORED.get(op, op)
+    if isinstance(left, tree.LITERALS) or not isinstance(right, tree.LITERALS):
+        return None
+    return _Asked(subject=left, op=op if wanted else _OPPOSITE[op], value=right.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bound:
+    """One end of a range, and the predicate that sets it."""
+
+    value: Any
+    strict: bool
+    by: _Needed
+
+
+def _ranges(needed: list[_Needed], integers: frozenset[str]) -> str | None:
+    """Look for values that would have to be above one number or text and below a lower one."""
+    lows: dict[str, _Bound] = {}
+    highs: dict[str, _Bound] = {}
+    banned: dict[str, list[tuple[Any, _Needed]]] = {}
+    for one in needed:
+        asked = _comparison(*one)
+        if asked is None or isinstance(asked.value, bool):
+            continue
+        subject = print_tree(asked.subject)
+        bound = _Bound(value=asked.value, strict=asked.op in ("<", ">"), by=one)
+        if asked.op in (">", ">=", "=="):
+            lows[subject] = _tighter(lows.get(subject), bound, 1)
+        if asked.op in ("<", "<=", "=="):
+            highs[subject] = _tighter(highs.get(subject), bound, -1)
+        if asked.op == "!=":
+            banned.setdefault(subject, []).append((asked.value, one))
+    for subject in lows.keys() & highs.keys():
+        low, high = lows[subject], highs[subject]
+        if _comparable(low.value, high.value) and _empty(low, high, subject in integers):
+            return _exclude(low.by, high.by)
+        for value, one in banned.get(subject, ()):
+            if low.value == high.value == value:
+                return _exclude(low.by, one)
+    return None
+
+
+def _comparable(one: Any, other: Any) -> bool:
+    return isinstance(one, str) == isinstance(other, str)
+
+
+def _tighter(known: _Bound | None, new: _Bound, sign: int) -> _Bound:
+    """Return the bound that leaves less; ``sign`` is 1 for the lower ends, -1 for the upper."""
+    if known is None or not _comparable(known.value, new.value):
+        return new
+    if known.value == new.value:
+        return new if new.strict else known
+    higher = new.value > known.value
+    return new if higher is (sign == 1) else known
+
+
+def _empty(low: _Bound, high: _Bound, integral: bool) -> bool:
+    if low.value == high.value:
+        return low.strict or high.strict
+    if low.value > high.value:
+        return True
+    whole = isinstance(low.value, int) and isinstance(high.value, int)
+    return integral and whole and low.strict and high.strict and high.value - low.value == 1
+
+
+# ---- words -------------------------------------------------------------------------------------
+
+
+def _said(atom: tree.Atom, wanted: bool) -> str:
+    text = print_tree(atom)
+    if wanted:
+        return text
+    plain = isinstance(atom, tree.Name | tree.Subscript | tree.Has | tree.Match | tree.Topic)
+    return f"!{text}" if plain else f"!({text})"
+
+
+def _exclude(one: _Needed, other: _Needed) -> str:
+    first, second = sorted((one, other), key=lambda needed: (needed[0].at, not needed[1]))
+    return f"`{_said(*first)}` and `{_said(*second)}` exclude each other"
