@@ -213,3 +213,29 @@ async def test_a_dry_run_of_the_client_asks_no_broker(cli: Cli) -> None:
         "export default/feed/0/trades can be read (dry run)",
         "import default/alerts/0/trades can be read (dry run)",
     ]
+
+
+async def test_apply_and_delete_with_a_guard_change_nothing_that_cuts_more(cli: Cli) -> None:
+    cli.file.write_text(OTHER)
+    kept, told, _ = await cli("apply", "-f", str(cli.file), "--max-removed", "0")
+    export = (await cli.rest("GET", "/job/feed/pe/0/export/trades")).body
+    undeleted, _, _ = await cli("delete", "export/feed-trades", "--max-removed", "0")
+    done, out, _ = await cli("apply", "-f", str(cli.file), "--max-removed", "1")
+    gone, _, _ = await cli("delete", "export/feed-trades", "--max-removed", "1")
+
+    assert (kept, undeleted, done, gone) == (3, 3, 0, 0)
+    assert "1 added, 1 cut, 0 kept, 0 changed; nothing was applied" in told
+    assert export["spec"]["properties"]["kind"] == "trade"
+    assert "configured (routes: 0 kept, 1 added, 1 cut)" in out
+    assert (await cli.rest("GET", "/exports")).body["items"] == []
+
+
+async def test_with_a_guard_a_file_is_applied_as_a_whole_or_not_at_all(cli: Cli) -> None:
+    cli.file.write_text(DOCUMENTS.replace("GOOG", "SAP").replace("price > 10.0", "price >"))
+    guarded, out, _ = await cli("apply", "-f", str(cli.file), "--max-removed", "5")
+    after = (await cli.rest("GET", "/job/feed/pe/0/export/trades")).body
+    fine, _, _ = await cli("delete", "ex/no/0/port", "--ignore-not-found", "--max-removed", "0")
+
+    assert (guarded, fine) == (1, 0)
+    assert "FilterInvalid" in out
+    assert after["spec"]["properties"]["tickers"] == ["IBM", "GOOG"]

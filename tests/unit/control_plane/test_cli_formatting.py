@@ -11,9 +11,9 @@ import pytest
 from streambroker_core.errors import StreambrokerError
 from streambroker_operator.cli import failing, following, options, terminal, top
 from streambroker_operator.cli.addresses import Target, names_of, read_targets
-from streambroker_operator.cli.applying import foretold
 from streambroker_operator.cli.explaining import read_pair
 from streambroker_operator.cli.following import Event, differences, follow, read_events
+from streambroker_operator.cli.forecasting import foretold
 from streambroker_operator.cli.tables import shown, table
 from streambroker_operator.errors import RequestError
 

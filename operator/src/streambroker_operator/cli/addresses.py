@@ -8,7 +8,7 @@ from typing import Any
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PortKey
-from streambroker_operator.cli.calling import Caller
+from streambroker_operator.cli.calling import Caller, port_path
 from streambroker_operator.cli.failing import UsageError, meant
 from streambroker_operator.errors import RequestError
 
@@ -143,6 +143,9 @@ def find(caller: Caller, target: Target, namespace: str) -> list[tuple[str, list
     where = namespace
     if target.name is not None and target.name.count("/") == 3:
         where = target.name.partition("/")[0]
+    at_port = _at_port(caller, target, where)
+    if at_port:
+        return at_port
     lists = {kind: caller.items(f"/{kind}", namespace=where) for kind in target.kinds}
     found = [(kind, chosen(kind, items, target.name)) for kind, items in lists.items()]
     if target.name is None or any(items for _, items in found):
@@ -151,6 +154,28 @@ def find(caller: Caller, target: Target, namespace: str) -> list[tuple[str, list
         name for kind, items in lists.items() for item in items for name in names_of(kind, item)
     ]
     raise missing(target, where, known)
+
+
+def _at_port(caller: Caller, target: Target, namespace: str) -> list[tuple[str, list[Item]]]:
+    """Return the Exports and Imports of a port without listing all; empty if that is not it."""
+    if target.name is None or namespace == "*" or not set(target.kinds) <= set(PORT_KINDS):
+        return []
+    try:
+        key = read_port(target.name, namespace)
+    except ManifestError:
+        return []
+    found = []
+    if key is None:
+        return []
+    for kind in target.kinds:
+        try:
+            item = caller.call("GET", port_path(SINGULAR[kind], key), namespace=key.namespace)
+        except RequestError as error:
+            if error.status != 404:
+                raise
+        else:
+            found.append((kind, [item]))
+    return found
 
 
 def missing(target: Target, namespace: str, known: Sequence[str]) -> RequestError:

@@ -17,10 +17,10 @@ from streambroker_operator.cli.addresses import (
 )
 from streambroker_operator.cli.calling import Caller, pe_path, port_path
 from streambroker_operator.cli.documents import read_resources
-from streambroker_operator.cli.failing import OK, REFUSED, WOULD_CUT, UsageError, with_text
+from streambroker_operator.cli.failing import OK, UsageError, with_text
+from streambroker_operator.cli.forecasting import barred, foretell, routes_text
 from streambroker_operator.cli.options import add_output, caller_of, one_of, remote
-from streambroker_operator.cli.tables import as_json, as_yaml
-from streambroker_operator.cli.terminal import paint, plain, say
+from streambroker_operator.cli.terminal import say
 from streambroker_operator.errors import RequestError
 
 RESOURCE = "KIND/NAME | KIND NAME… | KIND JOB PE PORT"
@@ -74,9 +74,8 @@ def _add_guard(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--max-removed",
         type=_count,
-        default=0,
         metavar="N",
-        help="so many routes may be cut before a what-if ends with 3; default 0",
+        help="cut so many routes at most, else change nothing and end with 3",
     )
 
 
@@ -97,7 +96,9 @@ def _apply(options: argparse.Namespace) -> int:
         return OK
     caller = caller_of(options)
     if options.dry_run == "server":
-        return _foretell(caller, options, resources, [])
+        return foretell(caller, options, resources, [])
+    if verdict := barred(caller, options, resources, []):
+        return verdict
     for resource in resources:
         say(f"{kind_of(resource).lower()} {resource.key} {_put(caller, resource)}\n")
     return OK
@@ -121,23 +122,6 @@ def _put(caller: Caller, resource: Resource) -> str:
     return ("created" if answer["created"] else done) + routes_text(answer)
 
 
-def routes_text(answer: dict[str, Any]) -> str:
-    """Return what a change did to routes: counts, and a line for each added and each cut."""
-    routes = answer["routes"]
-    counts = f" (routes: {len(routes['kept'])} kept, {len(routes['added'])} added"
-    head = f"{counts}, {len(routes['cut'])} cut)"
-    return "\n".join([head, *_signed(routes["added"], routes["cut"])])
-
-
-def _signed(added: Sequence[dict[str, Any]], cut: Sequence[dict[str, Any]]) -> list[str]:
-    plus = [paint(f"  + {route['export']} -> {route['import']}", "green") for route in added]
-    minus = [
-        paint(f"  - {route['export']} -> {route['import']}: {route['reason']}", "red")
-        for route in cut
-    ]
-    return plus + minus
-
-
 # ---- delete ----------------------------------------------------------------------------------
 
 
@@ -155,7 +139,9 @@ def _delete(options: argparse.Namespace) -> int:
             for port in _ports(caller, target, options.namespace)
         ]
     if options.dry_run == "server":
-        return _foretell(caller, options, [], [port for port in ports if port[0] != "pe"])
+        return foretell(caller, options, [], ports)
+    if options.dry_run == "none" and (verdict := barred(caller, options, [], ports)):
+        return verdict
     for kind, key in ports:
         _delete_one(caller, kind, key, options)
     return OK
@@ -219,71 +205,4 @@ def _whatif(options: argparse.Namespace) -> int:
         for target in _named([word])
         for port in _ports(caller, target, options.namespace)
     ]
-    return _foretell(caller, options, resources, ports)
-
-
-def _foretell(
-    caller: Caller,
-    options: argparse.Namespace,
-    resources: Sequence[Resource],
-    deleted: Sequence[tuple[str, PortKey | PeKey]],
-) -> int:
-    body = {
-        "resources": [write_manifest(resource) for resource in resources],
-        "delete": [
-            {
-                "kind": kind,
-                "namespace": key.namespace,
-                "job": key.job,
-                "pe": key.pe,
-                "port": key.port,
-            }
-            for kind, key in deleted
-            if isinstance(key, PortKey)
-        ],
-    }
-    answer = caller.call("POST", "/whatif", body, namespace=options.namespace)
-    output = getattr(options, "output", "table")
-    if output == "json":
-        say(as_json(answer))
-    elif output == "yaml":
-        say(as_yaml([answer]))
-    else:
-        changes = [f"{kind_of(resource).lower()} {resource.key}" for resource in resources]
-        changes += [f"delete {kind.lower()} {key}" for kind, key in deleted]
-        say(foretold(answer, changes))
-    if any(problem.get("refused", True) for problem in answer["problems"]):
-        return REFUSED
-    return OK if len(answer["cut"]) <= options.max_removed else WOULD_CUT
-
-
-def foretold(answer: dict[str, Any], changes: Sequence[str]) -> str:
-    """Return what a what-if says: routes with their signs, then the counts.
-
-    Args:
-        answer: of the broker.
-        changes: what was asked about, as problems count it.
-
-    Returns:
-        Lines with ``+`` added, ``-`` cut, ``~`` changed; with ``!`` what would be refused
-        and with ``?`` what would be accepted and lead to nothing.
-    """
-    lines = _signed(answer["added"], answer["cut"])
-    for route in answer["changed"]:
-        was = ", ".join(f"{k} {v} => {route[k]}" for k, v in route["was"].items())
-        lines.append(paint(f"  ~ {route['export']} -> {route['import']}: {was}", "yellow"))
-    for problem in answer["problems"]:
-        index, refused = problem["index"], problem.get("refused", True)
-        who = changes[index] if 0 <= index < len(changes) else f"change {index + 1}"
-        text = f"  {'!' if refused else '?'} {who}: {problem['code']}: {problem['detail']}"
-        lines.append(paint(text, "red" if refused else "yellow"))
-    counts = (
-        f"{len(answer['added'])} added, {len(answer['cut'])} cut, {answer['kept']} kept, "
-        f"{len(answer['changed'])} changed; nothing was applied"
-    )
-    return plain_lines([*lines, counts])
-
-
-def plain_lines(lines: Sequence[str]) -> str:
-    """Return lines as text; what a broker quotes cannot steer the terminal, our colours can."""
-    return "".join("\x1b".join(plain(part) for part in line.split("\x1b")) + "\n" for line in lines)
+    return foretell(caller, options, resources, ports)

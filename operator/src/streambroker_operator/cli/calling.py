@@ -90,7 +90,7 @@ class Caller:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
             address, data=data, method=method, headers=headers
         )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay)
         try:
             return opener.open(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
@@ -131,6 +131,13 @@ class Caller:
             if not answer.get("continue"):
                 return found
             more = {"continue": str(answer["continue"])}
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: the token is for the broker alone."""
+
+    def redirect_request(self, *_args: object, **_more: object) -> None:
+        """Refuse."""
 
 
 def _whole(answer: Any) -> bytes:

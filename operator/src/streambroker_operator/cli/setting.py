@@ -11,10 +11,10 @@ from streambroker_core.model import PortKey
 from streambroker_core.properties import normalise
 from streambroker_core.wire.fields import Fields
 from streambroker_operator.cli.addresses import find_port, suggested
-from streambroker_operator.cli.applying import routes_text
 from streambroker_operator.cli.calling import Caller, port_path
 from streambroker_operator.cli.documents import read_value
 from streambroker_operator.cli.failing import OK, UsageError, with_text
+from streambroker_operator.cli.forecasting import routes_text
 from streambroker_operator.cli.options import caller_of, remote
 from streambroker_operator.cli.terminal import say
 from streambroker_operator.errors import RequestError
