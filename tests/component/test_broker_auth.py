@@ -58,8 +58,10 @@ class Door:
     async def __call__(
         self, who: str | None, method: str, path: str, body: Any = None, **headers: str
     ) -> Answer:
-        shown = {} if who is None else {"Authorization": f"Bearer {TOKENS.get(who, who)}"}
-        return await self.rest(method, path, body, **shown, **headers)
+        sent: dict[str, Any] = dict(headers)
+        if who is not None:
+            sent["Authorization"] = f"Bearer {TOKENS.get(who, who)}"
+        return await self.rest(method, path, body, **sent)
 
 
 @asynccontextmanager
@@ -113,7 +115,7 @@ async def test_without_a_token_that_is_known_nothing_is_answered(
     door: Door, method: str, path: str, header: str | None, code: str
 ) -> None:
     await door("ops", "PUT", X, EXPORT)
-    headers = {} if header is None else {"Authorization": header}
+    headers: dict[str, Any] = {} if header is None else {"Authorization": header}
     answer = await door.rest(method, path, EXPORT, **headers)
 
     await refused(answer, 401, code)
@@ -206,6 +208,33 @@ async def test_a_jobs_token_reads_its_own_namespaces_only(door: Door) -> None:
         assert "default" in said
     assert (await door("prod", "GET", "/exports?namespace=prod")).status == 200
     await refused(await door("prod", "GET", "/exports"), 403, "NotYours")
+
+
+async def test_whoever_reads_may_ask_what_a_change_would_do_and_why_ports_are_connected(
+    door: Door,
+) -> None:
+    await door("ops", "PUT", X, EXPORT)
+    await door("ops", "PUT", I, IMPORT)
+    pair = "import=default/alerts/0/trades&export=default/feed/0/trades"
+    proposal = {"delete": [{"kind": "Export", "job": "feed", "port": "trades"}]}
+    for who in ("eyes", "feed"):
+        assert (await door(who, "GET", f"/explain?{pair}")).body["matched"] == 1
+        assert len((await door(who, "POST", "/whatif", proposal)).body["cut"]) == 1
+    await refused(await door("prod", "GET", f"/explain?{pair}"), 403, "NotYours")
+    await refused(await door("prod", "POST", "/whatif", proposal), 403, "NotYours")
+    elsewhere = {"delete": [{**proposal["delete"][0], "namespace": "default"}]}
+    asked = await door("prod", "POST", "/whatif?namespace=prod", elsewhere)
+    await refused(asked, 403, "NotYours")
+    assert (await door("eyes", "GET", X)).status == 200
+
+
+async def test_the_description_of_the_interface_is_for_everybody_with_a_token(door: Door) -> None:
+    for who in ("eyes", "feed", "prod"):
+        answer = await door.rest._session.get(
+            f"{door.broker.url}/api/openapi.json",
+            headers={"Authorization": f"Bearer {TOKENS[who]}"},
+        )
+        assert answer.status == 200
 
 
 async def test_capabilities_are_shown_to_the_importers_own_job_only(door: Door) -> None:
@@ -318,6 +347,26 @@ async def test_a_change_of_the_file_holds_from_the_next_request(door: Door) -> N
 
     await refused(await door("eyes", "GET", "/exports"), 401, "TokenWrong")
     assert (await door("n" * 16, "GET", "/exports")).status == 200
+
+
+async def test_a_stream_of_events_ends_when_its_token_goes(door: Door) -> None:
+    # By hand: a client of HTTP throws away what it has when the connection is cut.
+    host, port = door.broker.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        f"GET /api/subscriptions/events HTTP/1.1\r\nHost: {host}\r\n"
+        f"Authorization: Bearer {TOKENS['eyes']}\r\n\r\n".encode()
+    )
+    await door("ops", "PUT", X, EXPORT)
+    await asyncio.wait_for(reader.readuntil(b"event: export"), 5.0)
+    write(door.file, [entry for entry in ENTRIES if entry["name"] != "eyes"])
+    await door("ops", "DELETE", X)
+    rest = await asyncio.wait_for(reader.read(), 10.0)
+    writer.close()
+
+    assert b"the token has gone" in rest
+    assert b"DELETED" not in rest
+    assert (await door("ops", "GET", X)).status == 404
 
 
 @pytest.mark.parametrize("broken", ["tokens: [", "tokens: []", "", None])
@@ -444,8 +493,8 @@ async def test_with_tokens_the_command_line_writes_the_audit_to_standard_error(
     process = BrokerProcess(tmp_path / "b.db", "--port", "0", "--tokens", str(file))
     url = await asyncio.to_thread(process.url)
     async with aiohttp.ClientSession() as session:
-        headers = {"Authorization": f"Bearer {TOKENS['feed']}"}
-        await Rest(url, session)("PUT", X, EXPORT, **headers)
+        bearer = f"Bearer {TOKENS['feed']}"
+        await Rest(url, session)("PUT", X, EXPORT, Authorization=bearer)
     process.signal(signal.SIGTERM)
     code, errors = await asyncio.to_thread(process.end)
 

@@ -538,7 +538,7 @@ def test_a_filter_is_programmed_once_every_living_reader_has_told_the_exporters(
         def pinned() -> bool:
             nonlocal end
             end = reading.next(end, wait=0.1).get("offset") or end
-            return end["filter"] == "n > 2"
+            return bool(end["filter"] == "n > 2")
 
         until(pinned, SECONDS, "the filter in the reader's offset")
         assert change(SECONDS) == 0

@@ -79,6 +79,14 @@ def _caller(request: web.Request) -> Principal:
     return found
 
 
+def still_known(request: web.Request) -> bool:
+    """Say whether the caller of a request that goes on is known still, and as the same."""
+    try:
+        return _caller(request) == request[CALLER]
+    except RequestError:
+        return False
+
+
 def _check(request: web.Request, caller: Principal) -> None:
     """Refuse what the caller may not do.
 

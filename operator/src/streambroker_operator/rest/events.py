@@ -17,6 +17,7 @@ from streambroker_core.wire.canonical import canonical
 from streambroker_operator.changes import Change, ChangeLog, Follower, selected
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.asking import RUNTIME
+from streambroker_operator.rest.authentication import still_known
 from streambroker_operator.rest.limits import GAUGES, too_many
 from streambroker_operator.rest.lists import LISTS, chosen_namespace
 
@@ -90,7 +91,7 @@ class _Stream:
 
     async def _follow(self, follower: Follower, greeting: bytes, keepalive_s: float) -> None:
         await self._send(follower, greeting)
-        while not follower.lost:
+        while not follower.lost and still_known(self._request):
             found = self._changes.after(follower.place, AT_ONCE)
             if found is None:
                 break
@@ -99,7 +100,8 @@ class _Stream:
                 follower.place = found[-1].number
             elif not await follower.news(keepalive_s):
                 await self._send(follower, b": still here\n\n")
-        await self._part()
+        known = still_known(self._request)
+        await self._part("the reader is too slow" if known else "the token has gone")
 
     async def _send(self, follower: Follower, piece: bytes) -> None:
         """Send a piece, unless the reader is let go meanwhile."""
@@ -114,7 +116,7 @@ class _Stream:
         else:
             writing.cancel()
 
-    async def _part(self) -> None:
+    async def _part(self, reason: str) -> None:
         """Tell a reader that is let go, and close its connection.
 
         What is still on its way to a slow reader gets some time; when the broker stops,
@@ -128,7 +130,7 @@ class _Stream:
             return
         done = loop.create_future()
         loop.call_later(0.0, done.set_result, None)
-        await self._write(self._reset("the reader is too slow"), until=done)
+        await self._write(self._reset(reason), until=done)
         transport.close()
         loop.call_later(PARTING_S, transport.abort)
 
