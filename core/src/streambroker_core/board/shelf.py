@@ -59,6 +59,9 @@ class Shelf(Generic[R]):
     def __iter__(self) -> Iterator[R]:
         return (held.resource for held in self._held.values())
 
+    def __len__(self) -> int:
+        return len(self._held)
+
     def get(self, uid: str) -> R | None:
         """Return a resource, or None."""
         held = self._held.get(uid)

@@ -9,7 +9,7 @@ orders; a half-filled board would tear down what is merely not known yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from streambroker_core.board.events import (
@@ -51,6 +51,10 @@ def stream_of(export: Export) -> tuple[str, str, str | None, str, str] | None:
     application = export.application
     key = export.key
     return (key.namespace, application.scope, application.name, key.job, export.stream_id)
+
+
+_DEARER = 4
+"""How much dearer it is to match an Import than an Export, about."""
 
 
 class Board:
@@ -132,30 +136,48 @@ class Board:
                 self._dirty.add(peer.key.owner)
 
     def _export_changes(self, changes: Iterable[Change[Export]]) -> None:
+        concerned: dict[str, None] = {}
         for change in changes:
             for uid in sorted(self._exports.enter(change)):
+                concerned[uid] = None
                 self._mark("Export", uid, change)
                 export = self._exports.taking_part(uid)
                 if export is None:
                     self._matcher.remove_export(uid)
                 else:
                     self._matcher.put_export(export)
-                peers = self._exports.pair(uid, self._matcher.matches_of_export(uid), self._imports)
-                for peer in peers:
-                    self._mark("Import", peer)
+        for uid in concerned:
+            outcomes = self._matcher.matches_of_export(uid)
+            for peer in self._exports.pair(uid, outcomes, self._imports):
+                self._mark("Import", peer)
 
     def _import_changes(self, changes: Iterable[Change[Import]]) -> None:
+        concerned: dict[str, None] = {}
         for change in changes:
             for uid in sorted(self._imports.enter(change)):
+                concerned[uid] = None
                 self._mark("Import", uid, change)
                 import_ = self._imports.taking_part(uid)
                 if import_ is None:
                     self._matcher.remove_import(uid)
                 else:
                     self._matcher.put_import(import_)
-                peers = self._imports.pair(uid, self._matcher.matches_of_import(uid), self._exports)
-                for peer in peers:
-                    self._mark("Export", peer)
+        for uid, outcomes in self._matches_of_imports(concerned):
+            for peer in self._imports.pair(uid, outcomes, self._exports):
+                self._mark("Export", peer)
+
+    def _matches_of_imports(
+        self, uids: Collection[str]
+    ) -> Iterable[tuple[str, Mapping[str, Outcome]]]:
+        """Return the outcomes of many Imports, asked from the side that is quicker."""
+        if len(uids) * _DEARER < len(self._exports.shelf):
+            return [(uid, self._matcher.matches_of_import(uid)) for uid in uids]
+        found: dict[str, dict[str, Outcome]] = {uid: {} for uid in uids}
+        for export in self._exports.shelf:
+            for uid, outcome in self._matcher.matches_of_export(export.uid).items():
+                if uid in found:
+                    found[uid][export.uid] = outcome
+        return found.items()
 
     def _mark(
         self, kind: Kind, uid: str, change: Change[Export] | Change[Import] | None = None
@@ -174,7 +196,7 @@ class Board:
 
     def _settle(self) -> list[Action]:
         actions: list[Action] = []
-        for pe in sorted(self._dirty):
+        for pe in sorted(self._dirty, key=lambda pe: (pe.namespace, pe.job, pe.pe)):
             actions += self._settle_view(pe)
         for kind, uid in sorted(self._dirty_statuses):
             actions += self._settle_status(kind, uid)

@@ -164,11 +164,13 @@ def import_status(uid: str, exports: Half[Export], imports: Half[Import]) -> Sta
     import_ = imports.shelf.get(uid)
     if import_ is None:
         return None
-    refused = _port_taken(uid, imports) or _invalid(import_)
-    if refused is not None:
-        return refused
     peers = _peers(imports.outcomes_of(uid).items(), exports)
     matched = [r.key for r, outcome in peers if isinstance(outcome, Match)]
+    refused = _port_taken(uid, imports)
+    if refused is None and (import_.streams or not matched):
+        refused = _invalid(import_)
+    if refused is not None:
+        return refused
     pairs = _refused(peers)
     if import_.schema is None and not matched and _all_invalid(peers):
         return Status(

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.expression import Expression
-from streambroker_core.expression.evaluate import code_of
+from streambroker_core.expression.evaluate import Code, Literals, Row, Truth, code_of
 from streambroker_core.matching.conditions import Alternatives, alternatives_of, facts_of
-from streambroker_core.matching.decide import Outcome, in_reach, is_near, match, parsed
+from streambroker_core.matching.decide import (
+    Outcome,
+    expression_problem,
+    in_reach,
+    is_near,
+    match,
+    parsed,
+)
 from streambroker_core.matching.offers import Offers
 from streambroker_core.matching.wants import Want, Wants
 from streambroker_core.model import Export, Import, Resource
 
 MANY_OTHERS = 1000
 """Subscriptions without access; with more of them each new Export is felt."""
+
+_PREPARED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +78,14 @@ class IndexMatcher:
     def put_import(self, import_: Import) -> None:
         """Add or replace an Import."""
         self.remove_import(import_.uid)
-        expression = _subscription(import_)
-        if expression is None or expression.tree is None:
+        subscription = _subscription(import_)
+        if subscription is None:
             want = Want(import_, None, ())
             self._wants.file_by_name(want)
         else:
-            want = Want(import_, *code_of(expression.tree))
-            alternatives = alternatives_of(expression.tree)
-            want.cut = alternatives.cut
-            self._wants.file(want, alternatives.each)
+            want = Want(import_, subscription.code, subscription.literals)
+            want.cut = subscription.alternatives.cut
+            self._wants.file(want, subscription.alternatives.each)
         self._cut += want.cut
         self._imports[import_.uid] = want
 
@@ -130,16 +139,15 @@ class IndexMatcher:
         found: dict[str, Outcome] = {}
         for uid in self._offers.named(import_.streams):
             _keep(found, uid, match(exports[uid], import_))
-        expression = _subscription(import_)
-        if expression is None or expression.tree is None:
+        subscription = _subscription(import_)
+        if subscription is None:
             return found
-        code, literals = code_of(expression.tree)
-        alternatives: Alternatives = alternatives_of(expression.tree)
+        code, literals, alternatives = subscription
         for uid in self._offers.fitting(alternatives.each):
             export = exports[uid]
             properties = export.properties
             if properties is not None and code(properties, literals) is True:
-                _keep(found, uid, match(export, import_, expression.test))
+                _keep(found, uid, match(export, import_, subscription.test))
         return found
 
 
@@ -148,9 +156,31 @@ def _keep(found: dict[str, Outcome], uid: str, outcome: Outcome) -> None:
         found[uid] = outcome
 
 
-def _subscription(import_: Import) -> Expression | None:
+class _Subscription(NamedTuple):
+    """A subscription, ready to be filed and to be tested."""
+
+    code: Code
+    literals: Literals
+    alternatives: Alternatives
+
+    def test(self, row: Row) -> Truth:
+        """Return what it says of normalised properties."""
+        return self.code(row, self.literals)
+
+
+def _subscription(import_: Import) -> _Subscription | None:
     """Return what an Import subscribes to; None if it names streams, wants nothing or is wrong."""
-    if import_.streams or import_.subscription is None:
+    text = import_.subscription
+    if import_.streams or text is None or expression_problem(text, "subscription") is not None:
         return None
-    expression = parsed(import_.subscription, "subscription")
-    return None if isinstance(expression, StreambrokerError) else expression
+    return _prepared(text)
+
+
+@lru_cache(maxsize=_PREPARED)
+def _prepared(text: str) -> _Subscription | None:
+    """Make what both sides need; an Import is put and asked for at once, so a few are enough."""
+    expression = parsed(text, "subscription")
+    if isinstance(expression, StreambrokerError) or expression.tree is None:
+        return None
+    code, literals = code_of(expression.tree)
+    return _Subscription(code, literals, alternatives_of(expression.tree))
