@@ -8,6 +8,8 @@ checked in vain has changed anything.
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -51,6 +53,11 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.store import Store, Stored
 
+_log = logging.getLogger("streambroker.matching")
+
+_MANY = 1000
+"""Resources that are worth freezing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
@@ -88,10 +95,28 @@ class Runtime:
         self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
         self._closing = False
         self._drawn: dict[PeKey, View] = {}
+        self._warned = False
         self.changes = ChangeLog(secrets.token_hex(8), self.board, self._why_cut)
 
     def start(self) -> None:
-        """Fill the board from the store; before this there are no views."""
+        """Fill the board from the store; before this there are no views.
+
+        What was loaded stays: the collector of garbage is kept from looking for
+        rubbish in it, which for 100,000 resources takes most of a second each time.
+        """
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._load()
+        finally:
+            if collecting:
+                gc.enable()
+        figures = self.board.figures()
+        if figures.exports + figures.imports >= _MANY:
+            gc.freeze()
+        self._warn()
+
+    def _load(self) -> None:
         version = self._store.version
         for known in self._store.pes():
             self._tell(PeDeclared(pe=known.pe))
@@ -193,6 +218,7 @@ class Runtime:
         if stored.changed:
             self._tell(_applied(stored))
             self.changes.resource("ADDED" if stored.created else "MODIFIED", stored)
+            self._warn()
         return self._written(stored, before)
 
     def delete(self, kind: Kind, key: PortKey) -> Written | None:
@@ -250,9 +276,21 @@ class Runtime:
             return
         problem = expression_problem(resource.subscription, "subscription")
         if problem is None:
-            problem = import_filter_problem(resource, self.board.exports())
+            problem = import_filter_problem(resource, self.board.wanted_by(resource))
         if problem is not None:
             raise problem.with_traceback(None)
+
+    def _warn(self) -> None:
+        """Say once that subscriptions have become slow to match."""
+        figures = self.board.figures()
+        if figures.crowded and not self._warned:
+            self._warned = True
+            _log.warning(
+                "%d of %d subscriptions cannot be looked up and are tried for every Export; "
+                "give them an equality, `in`, or a range with both ends",
+                figures.others,
+                figures.imports,
+            )
 
     def _routes_at(self, kind: Kind, key: PortKey) -> list[Route]:
         found: Resource | None = (

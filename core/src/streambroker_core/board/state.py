@@ -37,7 +37,7 @@ from streambroker_core.board.views import (
     route_of,
     view_of,
 )
-from streambroker_core.matching import IndexMatcher, Match, Matcher, Outcome
+from streambroker_core.matching import Figures, IndexMatcher, Match, Matcher, Outcome
 from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Resource, Route
 from streambroker_core.wire.hints import Point
 from streambroker_core.wire.registration import Registration
@@ -302,6 +302,17 @@ class Board:
     def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
         """Return matches and near refusals that a resource would have; nothing is changed."""
         return self._matcher.outcomes_for(resource)
+
+    def wanted_by(self, import_: Import) -> list[Export]:
+        """Return the Exports that an Import would match, were it not for its filter."""
+        bare = self._matcher.outcomes_for(replace(import_, filter=None))
+        matched = (uid for uid, outcome in bare.items() if isinstance(outcome, Match))
+        found = (self._exports.shelf.get(uid) for uid in sorted(matched))
+        return [export for export in found if export is not None]
+
+    def figures(self) -> Figures:
+        """Return how the matcher is filled."""
+        return self._matcher.figures()
 
     def get(self, kind: Kind, uid: str) -> Resource | None:
         """Return a resource by its uid."""

@@ -20,8 +20,8 @@ from streambroker_core.matching.decide import (
     parsed,
     policy_of,
 )
-from streambroker_core.matching.index import Figures, IndexMatcher
-from streambroker_core.matching.scan import Matcher, ScanMatcher
+from streambroker_core.matching.index import IndexMatcher
+from streambroker_core.matching.scan import Figures, Matcher, ScanMatcher
 
 __all__ = [
     "NEAR",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,38 +18,11 @@ from streambroker_core.matching.decide import (
     parsed,
 )
 from streambroker_core.matching.offers import Offers
+from streambroker_core.matching.scan import Figures
 from streambroker_core.matching.wants import Want, Wants
 from streambroker_core.model import Export, Import, Resource
 
-MANY_OTHERS = 1000
-"""Subscriptions without access; with more of them each new Export is felt."""
-
 _PREPARED = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """How an `IndexMatcher` is filled.
-
-    Attributes:
-        exports: how many there are.
-        imports: how many there are.
-        places: entries under which subscriptions are filed.
-        others: subscriptions that every Export has to try, because nothing in
-            them can be looked up: only ``!=``, one-sided ranges and the like.
-        cut: subscriptions of more than 64 alternatives, filed by a part of them.
-    """
-
-    exports: int
-    imports: int
-    places: int
-    others: int
-    cut: int
-
-    @property
-    def crowded(self) -> bool:
-        """Whether so many subscriptions cannot be looked up that somebody should know."""
-        return self.others > MANY_OTHERS
 
 
 class IndexMatcher:

@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from streambroker_core.matching.decide import Outcome, is_near, match
 from streambroker_core.model import Export, Import, Resource
+
+MANY_OTHERS = 1000
+"""Subscriptions that cannot be looked up; with more of them each new Export is felt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """How a `Matcher` is filled.
+
+    Attributes:
+        exports: how many there are.
+        imports: how many there are.
+        places: entries under which subscriptions are filed.
+        others: subscriptions that every Export has to try, because nothing in
+            them can be looked up: only ``!=``, one-sided ranges and the like.
+        cut: subscriptions of more than 64 alternatives, filed by a part of them.
+    """
+
+    exports: int
+    imports: int
+    places: int
+    others: int
+    cut: int
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many subscriptions cannot be looked up that somebody should know."""
+        return self.others > MANY_OTHERS
 
 
 class Matcher(Protocol):
@@ -39,6 +68,9 @@ class Matcher(Protocol):
 
         Nothing is changed.
         """
+
+    def figures(self) -> Figures:
+        """Return how it is filled."""
 
 
 class ScanMatcher:
@@ -85,3 +117,13 @@ class ScanMatcher:
         else:
             tried = [(uid, match(other, resource)) for uid, other in self._exports.items()]
         return {uid: outcome for uid, outcome in tried if is_near(outcome)}
+
+    def figures(self) -> Figures:
+        """Return how it is filled; every subscription is tried."""
+        return Figures(
+            exports=len(self._exports),
+            imports=len(self._imports),
+            places=0,
+            others=len(self._imports),
+            cut=0,
+        )
