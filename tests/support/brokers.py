@@ -106,10 +106,19 @@ class BrokerProcess:
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def first_line(self) -> str:
+        """Wait for its first line; empty if it ends without one."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
     def url(self) -> str:
         """Wait for the line that says where it listens."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
+        line = self.first_line()
         assert line.startswith("streambroker listening on http://"), self.end()
         return line.rpartition(" ")[2]
 

@@ -3,6 +3,7 @@
 Rule 1: what was answered as done is on disk: WAL, and a flush at each commit.
 Rule 2: one broker per file; a second one is refused by a lock beside the file.
 Rule 3: one counter gives every change its version, so versions only go up.
+Rule 4: nobody else writes the file, so the resources are read once and then known.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.manifest import read_spec, write_spec
 from streambroker_core.wire.registration import Registration
 from streambroker_operator.answered import Answered
-from streambroker_operator.errors import StoreError
+from streambroker_operator.errors import RequestError, StoreError
 
 FORMAT_VERSION = 1
 
@@ -96,21 +97,28 @@ class Store:
         self._path = path
         self._clock = clock
         self._new_uid = new_uid
+        self._known: dict[Kind, dict[PortKey, Stored]] = {}
         self._lock = _locked(path)
         try:
-            # The broker's secret is in it; SQLite gives its side files the same mode.
-            path.touch(mode=0o600)
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._prepare()
-        except sqlite3.Error as error:
+            self._open()
+        except (sqlite3.Error, OSError, RequestError) as error:
             os.close(self._lock)
             raise StoreError(
                 f"{path} cannot be used as the broker's database: {error}. "
                 "Give another file with --db."
             ) from error
         except StoreError:
-            self._db.close()
             os.close(self._lock)
+            raise
+
+    def _open(self) -> None:
+        # The broker's secret is in it; SQLite gives its side files the same mode.
+        self._path.touch(mode=0o600)
+        self._db = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            self._prepare()
+        except BaseException:
+            self._db.close()
             raise
 
     def _prepare(self) -> None:
@@ -148,13 +156,22 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
+        """Write all that is done inside, or nothing.
+
+        Raises:
+            RequestError: 503, the file cannot be written to; nothing is changed.
+        """
         try:
+            self._db.execute("BEGIN IMMEDIATE")
             yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            # A full disk may have ended it already; a COMMIT that failed has not.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError):
+                raise _not_written(self._path, error) from error
             raise
-        self._db.execute("COMMIT")
 
     def _next_version(self) -> int:
         version = self.version + 1
@@ -163,13 +180,25 @@ class Store:
         return version
 
     def resources(self, kind: Kind) -> list[Stored]:
-        """Return all resources of one kind."""
-        rows = self._db.execute(
-            "SELECT kind, namespace, job, pe, port, uid, name, generation, created, version, spec "
-            "FROM resources WHERE kind = ? ORDER BY namespace, job, pe, port",
-            (kind,),
-        )
-        return [_stored(row) for row in rows]
+        """Return all resources of one kind, in order of their ports."""
+        return sorted(self._all(kind).values(), key=_place)
+
+    def _all(self, kind: Kind) -> dict[PortKey, Stored]:
+        known = self._known.get(kind)
+        if known is None:
+            rows = self._db.execute(
+                "SELECT kind, namespace, job, pe, port, uid, name, generation, created, version, "
+                "spec FROM resources WHERE kind = ? ORDER BY namespace, job, pe, port",
+                (kind,),
+            )
+            found = [_stored(row) for row in rows]
+            known = self._known[kind] = {stored.resource.key: stored for stored in found}
+        return known
+
+    def _keep(self, stored: Stored) -> None:
+        resource = stored.resource
+        known = Stored(resource=resource, version=stored.version)
+        self._all(kind_of(resource))[resource.key] = known
 
     def pes(self) -> list[KnownPe]:
         """Return all PEs that are known."""
@@ -180,13 +209,7 @@ class Store:
 
     def get(self, kind: Kind, key: PortKey) -> Stored | None:
         """Return the resource of a port."""
-        row = self._db.execute(
-            "SELECT kind, namespace, job, pe, port, uid, name, generation, created, version, spec "
-            "FROM resources "
-            "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
-            _identity(kind, key),
-        ).fetchone()
-        return None if row is None else _stored(row)
+        return self._all(kind).get(key)
 
     def put(self, resource: Resource) -> Stored:
         """Create or replace the resource of a port.
@@ -217,7 +240,9 @@ class Store:
                 "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
                 (name, stored.generation, version, spec, *_identity(kind, resource.key)),
             )
-        return Stored(resource=stored, version=version, changed=True)
+        found = Stored(resource=stored, version=version, changed=True)
+        self._keep(found)
+        return found
 
     def _insert(self, kind: Kind, resource: Resource, spec: str) -> Stored:
         with self._transaction():
@@ -242,7 +267,9 @@ class Store:
                 "INSERT OR IGNORE INTO pes VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
                 (owner.namespace, owner.job, owner.pe, version),
             )
-        return Stored(resource=stored, version=version, created=True, changed=True)
+        found = Stored(resource=stored, version=version, created=True, changed=True)
+        self._keep(found)
+        return found
 
     def delete(self, kind: Kind, key: PortKey) -> int:
         """Delete the resource of a port; return the version of the deletion."""
@@ -253,6 +280,7 @@ class Store:
                 "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
                 _identity(kind, key),
             )
+        self._all(kind).pop(key, None)
         return version
 
     def owner(self, pe: PeKey) -> str | None:
@@ -273,19 +301,23 @@ class Store:
             registration: what its agent says.
             owner: name of the token to bind the agent to; None leaves that as it is.
         """
-        if owner is not None and owner != self.owner(pe):
-            self._db.execute(
-                "INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?)",
-                (pe.namespace, pe.job, pe.pe, owner),
-            )
         row = self._db.execute(
             "SELECT namespace, job, pe, version, instance, location, hint FROM pes "
             "WHERE namespace = ? AND job = ? AND pe = ?",
             (pe.namespace, pe.job, pe.pe),
         ).fetchone()
-        if row is not None and _known_pe(row).registration == registration:
+        same = row is not None and _known_pe(row).registration == registration
+        bound = owner is None or owner == self.owner(pe)
+        if same and bound:
             return int(row[3])
         with self._transaction():
+            if not bound:
+                self._db.execute(
+                    "INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?)",
+                    (pe.namespace, pe.job, pe.pe, owner),
+                )
+            if same:
+                return int(row[3])
             version = self._next_version()
             self._db.execute(
                 "INSERT OR REPLACE INTO pes VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -313,6 +345,16 @@ class Store:
         return version
 
 
+def _not_written(path: Path, error: sqlite3.Error) -> RequestError:
+    return RequestError(
+        503,
+        "StoreFailed",
+        f"{path} cannot be written to: {error}. Nothing is changed, and routes go on as they are. "
+        "Look after the disk and try again.",
+        headers={"Retry-After": "5"},
+    )
+
+
 def _locked(path: Path) -> int:
     lock_path = path.with_name(path.name + ".lock")
     try:
@@ -330,6 +372,11 @@ def _locked(path: Path) -> int:
             f"{path} is in use by another broker. Stop that one or give another file with --db."
         ) from error
     return lock
+
+
+def _place(stored: Stored) -> tuple[str, str, int, str]:
+    key = stored.resource.key
+    return key.namespace, key.job, key.pe, key.port
 
 
 def _identity(kind: Kind, key: PortKey) -> tuple[str, str, str, int, str]:
