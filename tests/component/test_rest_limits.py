@@ -52,7 +52,7 @@ async def test_reads_have_a_limit_of_their_own(tmp_path: Path) -> None:
 async def test_agents_ask_for_views_as_often_as_the_broker_can_answer(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "broker.db") as (_, client):
         await client("PUT", PE, AGENT)
-        asked = await asyncio.gather(*(client("GET", PE) for _ in range(1_000)))
+        asked = await asyncio.gather(*(client("GET", PE) for _ in range(450)))
 
     assert {answer.status for answer in asked} == {200}
 
@@ -108,9 +108,11 @@ def test_the_memory_for_callers_is_bounded() -> None:
 @pytest.mark.parametrize("length", [64 * 1024 + 1, 1 << 20])
 async def test_a_body_above_the_limit_is_refused(tmp_path: Path, length: int) -> None:
     async with running_broker(tmp_path / "broker.db") as (_, client):
-        for more in ({}, {"Request_Id": "a"}):
-            refused = await client("PUT", X, data=b" " * length, **more)
-            assert (refused.status, refused.code) == (413, "BodyTooLarge")
+        bare = await client("PUT", X, data=b" " * length)
+        named = await client("PUT", X, data=b" " * length, Request_Id="a")
+
+    for refused in (bare, named):
+        assert (refused.status, refused.code) == (413, "BodyTooLarge")
 
 
 async def test_the_limit_of_a_body_holds_for_what_is_unpacked(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.snapshots import KEPT_S, MAX_SNAPSHOTS, Selection, Snapshots
+from streambroker_operator.rest import lists
+from streambroker_operator.rest.snapshots import KEPT_S, MAX_SNAPSHOTS, Page, Selection, Snapshots
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 
 EXPORTS = Selection(what="exports", namespace="default")
@@ -60,6 +64,22 @@ async def test_pages_are_of_the_version_of_the_first(rest: Rest) -> None:
     assert (last["spec"].get("streamId"), last["status"]["matches"]) == (None, 0)
     assert {tuple(page.body["point"]) for page in pages} == {tuple(first.body["point"])}
     assert len(ports(await rest("GET", "/exports"))) == 7
+
+
+async def test_others_get_their_turn_while_a_long_list_is_written() -> None:
+    loop, turns = asyncio.get_running_loop(), 0
+
+    def others() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_soon(others)
+
+    others()
+    items = [lambda: turns] * (2 * lists.AT_ONCE + 1)
+    written = json.loads(await lists.written(Page(items=items, point=(1, 2))))
+
+    assert len(set(written["items"])) == 3
+    assert written["point"] == [1, 2]
 
 
 async def test_a_page_can_be_read_again(rest: Rest) -> None:
@@ -125,36 +145,41 @@ async def test_what_no_page_answered_is_no_continuation(rest: Rest) -> None:
         assert (await rest("GET", path)).code == "QueryInvalid", path
 
 
+def numbers(page: Page) -> list[Any]:
+    return [item() for item in page.items]
+
+
 def test_a_snapshot_is_forgotten_some_minutes_after_it_was_last_read() -> None:
-    lists = Snapshots("session", b"secret")
-    items = [lambda n=n: n for n in range(3)]
-    token = lists.first(EXPORTS, 1, (1, 1), items, 1, 0.0).token
+    kept = Snapshots("session", b"secret")
+    items = [partial(abs, n) for n in range(3)]
+    token = kept.first(EXPORTS, 1, (1, 1), items, 1, 0.0).token
     assert token is not None
-    assert lists.following(EXPORTS, token, 1, KEPT_S).items == [1]
-    assert lists.following(EXPORTS, token, 1, 2 * KEPT_S).items == [1]
+    assert numbers(kept.following(EXPORTS, token, 1, KEPT_S)) == [1]
+    assert numbers(kept.following(EXPORTS, token, 1, 2 * KEPT_S)) == [1]
 
     with pytest.raises(RequestError, match="begin it anew"):
-        lists.following(EXPORTS, token, 1, 3 * KEPT_S + 1)
+        kept.following(EXPORTS, token, 1, 3 * KEPT_S + 1)
 
 
 def test_readers_of_one_version_share_its_snapshot() -> None:
-    lists = Snapshots("session", b"secret")
-    items = [lambda n=n: n for n in range(3)]
-    tokens = {lists.first(EXPORTS, 1, (1, 1), list(items), 1, 0.0).token for _ in range(20)}
-    other = lists.first(EXPORTS, 2, (1, 2), items, 1, 0.0).token
+    kept = Snapshots("session", b"secret")
+    items = [partial(abs, n) for n in range(3)]
+    tokens = {kept.first(EXPORTS, 1, (1, 1), list(items), 1, 0.0).token for _ in range(20)}
+    other = kept.first(EXPORTS, 2, (1, 2), items, 1, 0.0).token
 
     assert (len(tokens), other in tokens) == (1, False)
 
 
 @given(count=st.integers(0, 40), limits=st.lists(st.integers(1, 12), min_size=1))
 def test_pages_of_any_sizes_make_up_the_list(count: int, limits: list[int]) -> None:
-    lists = Snapshots("session", b"secret")
-    page = lists.first(EXPORTS, 1, (1, 1), [lambda n=n: n for n in range(count)], limits[0], 0.0)
-    found, turn = list(page.items), 0
+    kept = Snapshots("session", b"secret")
+    items = [partial(abs, n) for n in range(count)]
+    page = kept.first(EXPORTS, 1, (1, 1), items, limits[0], 0.0)
+    found, turn = numbers(page), 0
     while page.token is not None:
         assert page.remaining == count - len(found) > 0
         turn += 1
-        page = lists.following(EXPORTS, page.token, limits[turn % len(limits)], 0.0)
-        found += page.items
+        page = kept.following(EXPORTS, page.token, limits[turn % len(limits)], 0.0)
+        found += numbers(page)
 
     assert found == list(range(count))

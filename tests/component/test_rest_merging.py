@@ -29,8 +29,8 @@ async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
 
 
 async def merge(rest: Rest, path: str, patch: Any, **headers: str) -> Any:
-    kind = {"Content_Type": "application/merge-patch+json", **headers}
-    return await rest("PATCH", path, patch, **kind)
+    kind = "application/merge-patch+json"
+    return await rest("PATCH", path, patch, data=None, Content_Type=kind, **headers)
 
 
 async def spec(rest: Rest, path: str) -> Any:

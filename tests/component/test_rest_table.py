@@ -82,8 +82,9 @@ async def test_put_of_properties_replaces_all_whether_they_exist_or_not(rest: Re
 
 
 async def test_patch_of_properties_merges_whether_they_exist_or_not(rest: Rest) -> None:
-    merge = {"Content_Type": "application/merge-patch+json"}
-    patched = await rest("PATCH", f"{X}/properties", {"level": None, "venue": "N"}, **merge)
+    merge = "application/merge-patch+json"
+    patch = {"level": None, "venue": "N"}
+    patched = await rest("PATCH", f"{X}/properties", patch, Content_Type=merge)
 
     assert patched.status == 200
     assert await properties(rest) == {"kind": "trade", "venue": "N"}

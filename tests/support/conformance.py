@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,7 @@ UNDESCRIBED = tuple((status, "application/problem+json") for status in (401, 404
 """What is answered where there is no such path, or no such method of it."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Request:
     host_url: str
     path: str
@@ -44,7 +44,7 @@ class _Response:
 
 @lru_cache(maxsize=1)
 def _described() -> OpenAPI:
-    problems = {"application/problem+json": json.loads}
+    problems: dict[str, Callable[[bytes], Any]] = {"application/problem+json": json.loads}
     return OpenAPI.from_dict(description(), Config(extra_media_type_deserializers=problems))
 
 

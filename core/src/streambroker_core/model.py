@@ -106,7 +106,7 @@ def _label(text: str) -> str:
 
 
 def _pe(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) > MAX_PE:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5) or int(text) > MAX_PE:
         raise ManifestError(path="", reason=f"{text!r} is not a PE number from 0 to {MAX_PE}")
     return int(text)
 

@@ -10,15 +10,17 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from streambroker_core.model import Kind, PeKey, PortKey
+from streambroker_core.wire.canonical import canonical
 from streambroker_operator.bodies import pe_body, route_body, shown
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.answers import json_answer
 from streambroker_operator.rest.asking import RUNTIME, namespace_of
-from streambroker_operator.rest.snapshots import Item, Selection, Snapshots
+from streambroker_operator.rest.snapshots import Item, Page, Selection, Snapshots
 from streambroker_operator.runtime import Runtime
 
 LISTS = "/api/subscriptions"
 MAX_PAGE = 10_000
+AT_ONCE = 100
+"""How many items are written before others get their turn."""
 SNAPSHOTS = web.AppKey("snapshots", Snapshots)
 routes = web.RouteTableDef()
 
@@ -28,28 +30,30 @@ T = TypeVar("T")
 @routes.get(LISTS + "/exports")
 async def list_exports(request: web.Request) -> web.Response:
     """Answer the Exports of a namespace, or of all with ``?namespace=*``."""
-    return _listed(request, "exports", partial(_resources, request, "Export"))
+    return await _listed(request, "exports", partial(_resources, request, "Export"))
 
 
 @routes.get(LISTS + "/imports")
 async def list_imports(request: web.Request) -> web.Response:
     """Answer the Imports of a namespace, or of all with ``?namespace=*``."""
-    return _listed(request, "imports", partial(_resources, request, "Import"))
+    return await _listed(request, "imports", partial(_resources, request, "Import"))
 
 
 @routes.get(LISTS + "/pes")
 async def list_pes(request: web.Request) -> web.Response:
     """Answer the known PEs of a namespace, or of all with ``?namespace=*``."""
-    return _listed(request, "pes", partial(_pes, request))
+    return await _listed(request, "pes", partial(_pes, request))
 
 
 @routes.get(LISTS + "/routes")
 async def list_routes(request: web.Request) -> web.Response:
     """Answer the routes that touch a namespace, or all with ``?namespace=*``."""
-    return _listed(request, "routes", partial(_routes, request))
+    return await _listed(request, "routes", partial(_routes, request))
 
 
-def _listed(request: web.Request, what: str, items: Callable[[], Iterable[Item]]) -> web.Response:
+async def _listed(
+    request: web.Request, what: str, items: Callable[[], Iterable[Item]]
+) -> web.Response:
     runtime = request.app[RUNTIME]
     snapshots = request.app[SNAPSHOTS]
     selection = Selection(what=what, namespace=chosen_namespace(request))
@@ -62,10 +66,21 @@ def _listed(request: web.Request, what: str, items: Callable[[], Iterable[Item]]
         )
     else:
         page = snapshots.following(selection, token, limit, now)
-    body: dict[str, Any] = {"items": page.items, "point": list(page.point)}
+    return web.Response(body=await written(page), content_type="application/json")
+
+
+async def written(page: Page) -> bytes:
+    """Return a page as canonical JSON; others get their turn while a long one is written."""
+    around: dict[str, Any] = {"items": [], "point": list(page.point)}
     if page.token is not None:
-        body |= {"continue": page.token, "remaining": page.remaining}
-    return json_answer(body)
+        around |= {"continue": page.token, "remaining": page.remaining}
+    before, _, after = canonical(around).partition(b'"items":[]')
+    pieces = []
+    for start in range(0, len(page.items), AT_ONCE):
+        items = page.items[start : start + AT_ONCE]
+        pieces.append(b",".join(canonical(item()) for item in items))
+        await asyncio.sleep(0)
+    return b"".join((before, b'"items":[', b",".join(pieces), b"]", after))
 
 
 def _limit(request: web.Request) -> int | None:

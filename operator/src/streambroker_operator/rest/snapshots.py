@@ -50,13 +50,13 @@ class Page:
     """A part of a list.
 
     Attributes:
-        items: JSON-like data.
+        items: in their order.
         point: of the board when the list was taken.
         token: continues the list; None at its end.
         remaining: how many items follow.
     """
 
-    items: list[Any]
+    items: Sequence[Item]
     point: Point
     token: str | None = None
     remaining: int = 0
@@ -95,7 +95,7 @@ class Snapshots:
             now: seconds of any clock that only goes forward.
         """
         if limit is None or len(items) <= limit:
-            return Page(items=[item() for item in items], point=point)
+            return Page(items=items, point=point)
         name = f"{self._session}.{change}.{selection.what}.{selection.namespace}"
         kept = self._kept.setdefault(name, _Snapshot(items=items, point=point, read_at=now))
         kept.read_at = now
@@ -128,7 +128,7 @@ class Snapshots:
         end = len(kept.items) if limit is None else min(start + limit, len(kept.items))
         remaining = len(kept.items) - end
         return Page(
-            items=[item() for item in kept.items[start:end]],
+            items=kept.items[start:end],
             point=kept.point,
             token=self._token(selection, name, end) if remaining else None,
             remaining=remaining,
