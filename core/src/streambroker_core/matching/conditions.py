@@ -11,7 +11,7 @@ logic: a predicate and its opposite are unknown for the same properties.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,6 +26,10 @@ Attribute: TypeAlias = "tuple[str, str]"
 """A property, and how it is looked at: ``number``, ``text`` or ``boolean`` for its
 value, ``in number`` … for its elements, ``level 0`` … for the levels of a topic.
 That keeps ``true``, ``1`` and ``"1"`` apart, while ``1`` and ``1.0`` are one value."""
+
+
+Facts: TypeAlias = "Mapping[Attribute, tuple[Any, ...]]"
+"""All values of all attributes of an Export."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ def alternatives_of(node: tree.Predicate) -> Alternatives:
     return result
 
 
-def facts_of(properties: Properties) -> dict[Attribute, tuple[Any, ...]]:
+def facts_of(properties: Properties) -> Facts:
     """Return all values of all attributes, as conditions ask for them."""
     facts: dict[Attribute, tuple[Any, ...]] = {}
     for name, value in properties.items():

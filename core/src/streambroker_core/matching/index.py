@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression.evaluate import Code, Literals, Row, Truth, code_of
-from streambroker_core.matching.conditions import Alternatives, alternatives_of, facts_of
+from streambroker_core.matching.conditions import Alternatives, Facts, alternatives_of, facts_of
 from streambroker_core.matching.decide import (
     Outcome,
     expression_problem,
@@ -38,13 +38,15 @@ class IndexMatcher:
         self._wants = Wants(self._offers.share)
         self._imports: dict[str, Want] = {}
         self._cut = 0
+        self._newest: tuple[Export | None, Facts] = (None, {})
 
     def put_export(self, export: Export) -> None:
         """Add or replace an Export."""
-        self._offers.put(export)
+        self._newest = export, self._offers.put(export)
 
     def remove_export(self, uid: str) -> None:
         """Take an Export away; an unknown one changes nothing."""
+        self._newest = None, {}
         self._offers.remove(uid)
 
     def put_import(self, import_: Import) -> None:
@@ -98,7 +100,8 @@ class IndexMatcher:
         found: dict[str, Outcome] = {}
         properties = export.properties
         if properties is not None:
-            for want in self._wants.fitting(facts_of(properties)):
+            newest, facts = self._newest
+            for want in self._wants.fitting(facts if newest is export else facts_of(properties)):
                 # What this leaves out, `match` refuses, and not as a near miss.
                 if want.test(properties) is True and in_reach(export, want.import_):
                     _keep(found, want.import_.uid, match(export, want.import_, want.test))

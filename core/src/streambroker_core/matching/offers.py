@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Set
 from typing import Any, TypeAlias
 
 from streambroker_core.matching.conditions import (
@@ -10,6 +10,7 @@ from streambroker_core.matching.conditions import (
     Attribute,
     Between,
     Condition,
+    Facts,
     OneOf,
     facts_of,
 )
@@ -41,7 +42,7 @@ class Offers:
         self._numbers: dict[str, Ordered] = {}
         self._streams: dict[str, set[str]] = {}
 
-    def put(self, export: Export) -> Mapping[Attribute, tuple[Any, ...]]:
+    def put(self, export: Export) -> Facts:
         """Add or replace an Export."""
         self.remove(export.uid)
         self.exports[export.uid] = export

@@ -4,8 +4,8 @@ Each alternative of a subscription is filed under its *access*: the two rarest o
 its conditions, or its only one. An Export asks for the pairs of values that it
 has, so that a value which half of all subscriptions name costs nothing by itself.
 
-A range is looked up like a value: the numbers are cut into cells at least as wide
-as the range, and the range is filed under the one or two cells that it touches.
+A range is looked up like a value: the numbers are cut into cells at least half as wide
+as the range, and the range is filed under the few cells that it touches, three at most.
 Cells may round: all that counts is that a greater number is never in a lower one.
 
 What has no access (only ``!=``, one-sided ranges, texts compared …) is on a list
@@ -15,7 +15,7 @@ that every Export has to try. `Figures` tells how long that list is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, combinations, product
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,6 +25,7 @@ from streambroker_core.matching.conditions import (
     Attribute,
     Between,
     Condition,
+    Facts,
     OneOf,
 )
 from streambroker_core.model import Import
@@ -151,7 +152,7 @@ class Wants:
         """Return the Imports that name a stream id."""
         return () if stream_id is None else self._streams.get(stream_id, ())
 
-    def fitting(self, facts: Mapping[Attribute, tuple[Any, ...]]) -> set[Want]:
+    def fitting(self, facts: Facts) -> set[Want]:
         """Return Imports, among which all are whose subscription is true of some facts."""
         found = set(self.others)
         facts = self._with_cells(facts)
@@ -170,9 +171,7 @@ class Wants:
                 _collect(table, keys, found)
         return found
 
-    def _with_cells(
-        self, facts: Mapping[Attribute, tuple[Any, ...]]
-    ) -> Mapping[Attribute, tuple[Any, ...]]:
+    def _with_cells(self, facts: Facts) -> Facts:
         cells: dict[Attribute, tuple[Any, ...]] = dict(facts)
         for (name, kind), values in facts.items():
             if kind == "number" and name in self._grids:
@@ -262,7 +261,7 @@ def _cells(between: Between) -> tuple[Attribute, tuple[int, ...]] | None:
         return None
     low, high = float(between.low), float(between.high)
     width = high - low
-    exponent = max(math.frexp(width)[1], _NARROWEST) if math.isfinite(width) else _WIDEST + 1
+    exponent = max(math.frexp(width)[1] - 1, _NARROWEST) if math.isfinite(width) else _WIDEST + 1
     first, last = _cell(low, exponent), _cell(high, exponent)
     if exponent > _WIDEST or first is None or last is None:
         return None

@@ -1,0 +1,202 @@
+"""How long a new Export or a new Import takes until it is known whom it meets.
+
+Each answer of the index is compared with a scan that tries every pair: with functions made
+once, as the index has them, so the scan is as fast as one can be.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeAlias
+
+import population
+from measure import Figures, Settings, quantile
+
+from streambroker_core.expression import parse
+from streambroker_core.expression.evaluate import Test
+from streambroker_core.matching import IndexMatcher, Outcome, is_near, match
+from streambroker_core.model import Export, Import, Resource
+
+PURPOSE = "new Export against many Imports, and the reverse: index against a scan"
+IMPORTS = (10_000, 100_000, 1_000_000)
+EXPORTS = (10_000, 100_000)
+KEPT = 1_000
+"""How many there are of the other kind, for the index to know what is rare."""
+ASKED = 300
+SCANNED = 2_000_000
+"""Pairs that the scan may try per round."""
+IN_MEMORY = 100_000
+
+Ask: TypeAlias = Callable[[], tuple[float, Resource, Mapping[str, Outcome]]]
+
+
+class Scan:
+    """Tries every pair.
+
+    Args:
+        kept: all resources of one kind.
+    """
+
+    def __init__(self, kept: list[Export] | list[Import]) -> None:
+        self._exports = [one for one in kept if isinstance(one, Export)]
+        self._imports = [(one, _test(one)) for one in kept if isinstance(one, Import)]
+
+    def outcomes_for(self, asked: Resource) -> Mapping[str, Outcome]:
+        """Return matches and near refusals by uid."""
+        if isinstance(asked, Import):
+            test = _test(asked)
+            return {
+                one.uid: outcome
+                for one in self._exports
+                if test(one.properties or {}) is True and is_near(outcome := match(one, asked))
+            }
+        properties = asked.properties or {}
+        return {
+            one.uid: outcome
+            for one, test in self._imports
+            if test(properties) is True and is_near(outcome := match(asked, one, test))
+        }
+
+
+def _test(import_: Import) -> Test:
+    return parse(import_.subscription or "").test
+
+
+class Bench:
+    """An index that has so many Exports and Imports, and the scan of the greater number."""
+
+    def __init__(self, exports: int, imports: int) -> None:
+        self.rng = random.Random(1)
+        self.index = IndexMatcher()
+        kept_exports = [population.export(self.rng, number) for number in range(exports)]
+        for export in kept_exports:
+            self.index.put_export(export)
+        kept_imports = [population.import_(self.rng, number) for number in range(imports)]
+        for import_ in kept_imports:
+            self.index.put_import(import_)
+        self.scan = Scan(kept_imports if imports > exports else kept_exports)
+        self.exports, self.imports = exports, imports
+
+    def new_export(self) -> tuple[float, Export, Mapping[str, Outcome]]:
+        """Return the seconds until a new Export's outcomes are there; it goes again."""
+        export = population.export(self.rng, self.exports)
+        began = time.perf_counter()
+        self.index.put_export(export)
+        found = self.index.matches_of_export(export.uid)
+        seconds = time.perf_counter() - began
+        self.index.remove_export(export.uid)
+        return seconds, export, found
+
+    def new_import(self) -> tuple[float, Import, Mapping[str, Outcome]]:
+        """Return the seconds until a new Import's outcomes are there; it goes again."""
+        import_ = population.import_(self.rng, self.imports)
+        began = time.perf_counter()
+        self.index.put_import(import_)
+        found = self.index.matches_of_import(import_.uid)
+        seconds = time.perf_counter() - began
+        self.index.remove_import(import_.uid)
+        return seconds, import_, found
+
+    def round(
+        self,
+        figures: Figures,
+        name: str,
+        ask: Callable[[], tuple[float, Resource, Mapping[str, Outcome]]],
+        size: int,
+    ) -> None:
+        """Ask for new ones, and let the scan answer some of them, too."""
+        indexed, scanned, hits = [], [], 0
+        for number in range(ASKED):
+            seconds, asked, found = ask()
+            indexed.append(seconds)
+            hits += len(found)
+            if number < max(1, SCANNED // size):
+                scanned.append(self._scan(asked, found))
+        for share in (0.5, 0.99):
+            figures.add(f"{name}, p{share * 100:.0f}", quantile(indexed, share) * 1e3, "ms")
+        figures.add(f"{name}, scan, p50", quantile(scanned, 0.5) * 1e3, "ms")
+        figures.ratio(f"{name}, scan / index", f"{name}, scan, p50", f"{name}, p50")
+        figures.add(f"{name}, outcomes", hits / ASKED, "each")
+
+    def _scan(self, asked: Resource, found: Mapping[str, Outcome]) -> float:
+        began = time.perf_counter()
+        expected = self.scan.outcomes_for(asked)
+        seconds = time.perf_counter() - began
+        if expected != found:
+            raise AssertionError(f"index and scan differ for {asked}")
+        return seconds
+
+
+def run(settings: Settings) -> Figures:
+    """Measure; what is asked for is new in each round, what is kept is the same."""
+    figures = Figures()
+    sizes = [("export", 0, size) for size in IMPORTS[: 1 if settings.quick else None]]
+    sizes += [("import", size, 0) for size in EXPORTS[: 1 if settings.quick else None]]
+    gc.disable()
+    try:
+        for kind, exports, imports in sizes:
+            began = time.perf_counter()
+            bench = Bench(exports or KEPT, imports or KEPT)
+            size = exports or imports
+            settings.say(f"{kind} against {size:,}, built in {time.perf_counter() - began:.1f} s")
+            ask = bench.new_export if kind == "export" else bench.new_import
+            name = f"new {kind} against {size:,}"
+            samples = Figures()
+            for _ in range(settings.rounds):
+                figures.yardstick()
+                bench.round(samples, name, ask, size)
+            _take_over(figures, samples)
+            del bench
+            gc.collect()
+    finally:
+        gc.enable()
+    for part, count in memory(IN_MEMORY // (10 if settings.quick else 1)).items():
+        figures.add(f"memory per subscription, {part}", count, "bytes")
+    figures.note("A new Import is read, filed and asked for; a new Export is filed and asked for.")
+    figures.note(f"Every answer that the scan gave, too, was the same; {ASKED} asked per round.")
+    return figures
+
+
+def _take_over(figures: Figures, samples: Figures) -> None:
+    for name, values in samples.samples.items():
+        for value in values:
+            figures.add(name, value, samples.units[name])
+
+
+def memory(count: int) -> dict[str, float]:
+    """Return bytes of resident memory per subscription, in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_grown, count).result()
+
+
+def _grown(count: int) -> dict[str, float]:
+    rng, index = random.Random(1), IndexMatcher()
+    for number in range(KEPT):
+        index.put_export(population.export(rng, number))
+    parse("a == 1")
+    gc.collect()
+    before = _resident()
+    kept = [population.import_(rng, number) for number in range(count)]
+    gc.collect()
+    between = _resident()
+    for import_ in kept:
+        index.put_import(import_)
+    gc.collect()
+    after = _resident()
+    return {
+        "resource": (between - before) / count,
+        "index": (after - between) / count,
+        "all in": (after - before) / count,
+    }
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
