@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 from streambroker_core.board import Board
@@ -23,6 +24,8 @@ from streambroker_core.model import Export, Import, Resource, kind_of
 from streambroker_core.schema import Schema
 
 R = TypeVar("R", Export, Import)
+
+_FILTERS = 4_096
 
 _Told: TypeAlias = "tuple[str, str]"
 """A code and a message."""
@@ -72,9 +75,17 @@ def offers_of(known: Survey) -> Offers:
     return Offers(export for export in known.exports if export.uid not in known.taken_exports)
 
 
-def lint_import(import_: Import, offers: Offers) -> list[Finding]:
-    """Return what looks wrong with one Import, beside what its pairs say."""
-    found = [*_expressions(import_), *_wanted(import_, offers)]
+def lint_import(import_: Import, offers: Offers, *, matched: bool) -> list[Finding]:
+    """Return what looks wrong with one Import, beside what its pairs say.
+
+    Args:
+        import_: the Import.
+        offers: what there is to import.
+        matched: whether it matches any Export; then its subscription can be true.
+    """
+    found = list(_filter(import_))
+    if not matched or len(import_.streams) > 1:
+        found = [*_subscription(import_), *found, *_wanted(import_, offers)]
     return [Finding(code=code, about=import_, message=message) for code, message in found]
 
 
@@ -99,7 +110,7 @@ def lint(scene: Scene) -> list[Finding]:
         matched = [uid for uid, outcome in met.items() if isinstance(outcome, Match)]
         imported.update(matched)
         found += _taken(known, import_)
-        found += lint_import(import_, offers)
+        found += lint_import(import_, offers, matched=bool(matched))
         found += _together(import_, met, [by_uid[uid] for uid in matched if uid in by_uid])
     for export in _in_order(known.exports):
         taken = _taken(known, export)
@@ -126,8 +137,7 @@ def _taken(known: Survey, resource: Export | Import) -> list[Finding]:
 # ---- what an Import says -----------------------------------------------------------------------
 
 
-def _expressions(import_: Import) -> Iterator[_Told]:
-    """Look at the two expressions for themselves."""
+def _subscription(import_: Import) -> Iterator[_Told]:
     wanted = _read(import_.subscription, "subscription")
     if isinstance(wanted, StreambrokerError):
         yield wanted.code, str(wanted)
@@ -135,15 +145,24 @@ def _expressions(import_: Import) -> Iterator[_Told]:
         reason = contradiction(wanted.tree)
         if reason is not None:
             yield "SubscriptionContradicts", f"no properties can fit the subscription: {reason}"
+
+
+def _filter(import_: Import) -> Iterator[_Told]:
     problem = filter_problem(import_.filter, import_.schema)
     if problem is not None:
         yield problem.code, str(problem)
-        return
-    found = _read(import_.filter, "filter")
-    if isinstance(found, Expression) and found.tree is not None:
-        reason = contradiction(found.tree, integers=_integers(import_.schema))
+    elif import_.filter is not None and import_.filter.strip():
+        reason = _forbids_all(import_.filter, _integers(import_.schema))
         if reason is not None:
             yield "FilterForbidsAll", f"the filter lets no row pass: {reason}"
+
+
+@lru_cache(maxsize=_FILTERS)
+def _forbids_all(text: str, integers: frozenset[str]) -> str | None:
+    found = parsed(text, "filter")
+    if isinstance(found, StreambrokerError) or found.tree is None:
+        return None
+    return contradiction(found.tree, integers=integers)
 
 
 def _read(text: str | None, kind: Kind) -> Expression | StreambrokerError | None:
@@ -207,7 +226,7 @@ def _never(atom: tree.Atom, offer: Offer, *, wanted: bool) -> _Told:
         if not offer.of(name).values:
             return "PropertyNeverOffered", f"{needed} is true of no export: {offer.missing(name)}"
     test, name = test_of(atom), min(tree.names(atom))
-    if all(test({name: value}) is None for value in offer.of(name).values.values()):
+    if all(test({name: value}) is None for value in offer.of(name).values):
         types = offer.described(name)
         return "TypeNeverOffered", f"{needed} is true of no export: `{name}` is {types}"
     return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -22,25 +21,29 @@ _SHOWN = 5
 _TYPES: dict[type, str] = {bool: "boolean", int: "int64", float: "double", str: "string"}
 
 
-@dataclass(slots=True)
 class Offered:
     """One property over many exports.
 
     Attributes:
         types: how many exports have it with a type.
-        values: the distinct values, by something that can be compared.
+        values: the distinct values.
     """
 
-    types: dict[str, int] = field(default_factory=dict)
-    values: dict[Any, Value] = field(default_factory=dict)
-
-    def add(self, value: Value) -> None:
-        """Take in one export's value."""
-        kind = type_of(value)
-        self.types[kind] = self.types.get(kind, 0) + 1
-        self.values.setdefault(
-            (kind, tuple(value)) if isinstance(value, list) else (kind, value), value
-        )
+    def __init__(self, found: Iterable[Value | None]) -> None:
+        kinds: dict[tuple[Any, Any], str] = {}
+        self.types: dict[str, int] = {}
+        self.values: list[Value] = []
+        for value in found:
+            if value is None:
+                continue
+            key: tuple[Any, Any] = (type(value), value)
+            if isinstance(value, list):
+                key = (type(value[0]) if value else None, tuple(value))
+            kind = kinds.get(key)
+            if kind is None:
+                kind = kinds[key] = type_of(value)
+                self.values.append(value)
+            self.types[kind] = self.types.get(kind, 0) + 1
 
     @property
     def exports(self) -> int:
@@ -90,11 +93,8 @@ class Offer:
         """Return what is offered under a name."""
         offered = self._offered.get(name)
         if offered is None:
-            offered = self._offered[name] = Offered()
-            for properties in self._properties:
-                value = properties.get(name)
-                if value is not None:
-                    offered.add(value)
+            offered = Offered([properties.get(name) for properties in self._properties])
+            self._offered[name] = offered
         return offered
 
     # ---- what can be true ----------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Offer:
         if len(found) > 1 or len(found[0].values) > self._tries:
             return True
         (name,) = names
-        for value in found[0].values.values():
+        for value in found[0].values:
             self._tries -= 1
             if test({name: value}) is wanted:
                 return True
@@ -155,7 +155,7 @@ class Offer:
 
     def examples(self, name: str) -> str:
         """Return some of the values that are offered."""
-        values = list(self.of(name).values.values())
+        values = self.of(name).values
         told = ", ".join(shown(value) for value in values[:_SHOWN])
         return f"{told} and {len(values) - _SHOWN} more" if len(values) > _SHOWN else told
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import TypeAlias
 
 from streambroker_core.board import Board
 from streambroker_core.board.views import route_of
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.matching import (
+    IndexMatcher,
     Match,
     Outcome,
     expression_problem,
@@ -284,9 +284,16 @@ def _met(
 
 def _met_anew(exports: _Moved, imports: _Moved) -> Iterator[tuple[Export, Import, Outcome]]:
     """Yield what moved resources would be to each other."""
-    for export, import_ in product(exports.values(), imports.values()):
-        if isinstance(export, Export) and isinstance(import_, Import):
-            yield export, import_, match(export, import_)
+    wanted = [import_ for import_ in imports.values() if isinstance(import_, Import)]
+    offered = {uid: export for uid, export in exports.items() if isinstance(export, Export)}
+    if not wanted or not offered:
+        return
+    matcher = IndexMatcher()
+    for export in offered.values():
+        matcher.put_export(export)
+    for import_ in wanted:
+        for uid, outcome in matcher.outcomes_for(import_).items():
+            yield offered[uid], import_, outcome
 
 
 def _why_cut(overlay: Overlay, route: Route) -> str:

@@ -159,13 +159,13 @@ def _explained(question: _Question) -> dict[str, Any]:
         import_ = question.imports[0]
         ranking = explain_import(question.known, import_, limit=question.limit)
         told = [tell_import(import_.key, ranking)]
+        offers = offers_of(question.known)
+        findings = lint_import(import_, offers, matched=bool(ranking.matched))
     else:
         export = question.exports[0]
         ranking = explain_export(question.known, export, limit=question.limit)
         told = [tell_export(export.key, ranking)]
         findings = lint_export(export, imported=bool(ranking.matched))
-    if question.imports:
-        findings = lint_import(question.imports[0], offers_of(question.known))
     told += [f"! {finding.code}: {finding.message}" for finding in findings]
     return {
         "total": ranking.total,
