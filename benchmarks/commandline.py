@@ -23,6 +23,9 @@ NAMES = (
     "latency",
     "change_to_route",
     "log_append",
+    "explain",
+    "matching",
+    "cold_start",
 )
 RESULTS = Path(__file__).parent / "results"
 

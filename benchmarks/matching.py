@@ -112,13 +112,11 @@ class Bench:
         size: int,
     ) -> None:
         """Ask for new ones, and let the scan answer some of them, too."""
-        indexed, scanned, hits = [], [], 0
-        for number in range(ASKED):
-            seconds, asked, found = ask()
-            indexed.append(seconds)
-            hits += len(found)
-            if number < max(1, SCANNED // size):
-                scanned.append(self._scan(asked, found))
+        answers = [ask() for _ in range(ASKED)]
+        indexed = [seconds for seconds, _, _ in answers]
+        hits = sum(len(found) for _, _, found in answers)
+        compared = answers[: max(1, SCANNED // size)]
+        scanned = [self._scan(asked, found) for _, asked, found in compared]
         for share in (0.5, 0.99):
             figures.add(f"{name}, p{share * 100:.0f}", quantile(indexed, share) * 1e3, "ms")
         figures.add(f"{name}, scan, p50", quantile(scanned, 0.5) * 1e3, "ms")
