@@ -81,6 +81,9 @@ COMMANDS: dict[str, Command] = {
     "move the importer": lambda store, runtime: runtime.register(
         pe("alerts"), registration("grpc+tcp://10.0.0.2:1"), "token-b"
     ),
+    "move the exporter, whose importer is hinted": lambda store, runtime: runtime.register(
+        pe("feed"), registration("grpc+tcp://10.0.0.3:1")
+    ),
     "delete the export": lambda store, runtime: runtime.delete("Export", port("feed/trades")),
     "create it again": lambda store, runtime: runtime.put(export_of(properties={"level": 1})),
     "delete the import": lambda store, runtime: runtime.delete("Import", port("alerts/trades")),
