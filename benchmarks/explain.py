@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from measure import Figures, Settings, quantile
@@ -95,14 +96,14 @@ def run(settings: Settings) -> Figures:
 def _round(board: Board, rng: random.Random) -> dict[str, float]:
     asked = [import_(rng, number) for number in range(ASKED)]
     known = survey(board)
-    times = [milliseconds(lambda one=one: explained(board, one)) for one in asked]
-    plain = [milliseconds(lambda one=one: plainly(known, one)) for one in asked[:3]]
+    times = [milliseconds(partial(explained, board, one)) for one in asked]
+    plain = [milliseconds(partial(plainly, known, one)) for one in asked[:2]]
     one, many = proposal(rng, 1), proposal(rng, 200)
     return {
         "explain, p50": quantile(times, 0.5),
         "explain, max": max(times),
         "every pair in full, p50": quantile(plain, 0.5),
-        "what-if of 1 change": milliseconds(lambda: forecast(board, one)),
-        "what-if of 200 changes": milliseconds(lambda: forecast(board, many)),
+        "what-if of 1 change": milliseconds(partial(forecast, board, one)),
+        "what-if of 200 changes": milliseconds(partial(forecast, board, many)),
         "lint everything": milliseconds(lambda: lint(scene(board, known))),
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.commands import Cli
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
@@ -286,3 +289,30 @@ async def test_a_what_if_is_what_applying_the_same_does(rest: Rest, seed: int) -
         kept = [pair for pair, route in after.items() if before.get(pair) == route]
         assert told["kept"] == len(kept)
         assert len(told["changed"]) == len(after) - len(added) - len(kept)
+
+
+# ---- the page ----------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs/explain.md").read_text()
+CONSOLE = re.findall(r"^```console\n\$ streambroker (.*)\n((?:.*\n)*?)```$", PAGE, re.MULTILINE)
+
+
+def documents(mark: str) -> str:
+    found = re.search(rf"^```yaml {mark}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+async def test_the_answers_on_the_page_are_those_of_a_broker(
+    rest: Rest, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for mark in ("example", "changed"):
+        (tmp_path / f"{mark}.yaml").write_text(documents(mark))
+    cli = Cli(rest, capsys, tmp_path)
+    assert (await cli("apply", "-f", "example.yaml"))[0] == 0
+    assert len(CONSOLE) == 5
+
+    for line, told in CONSOLE:
+        _, out, _ = await cli(*shlex.split(line))
+        assert out == told

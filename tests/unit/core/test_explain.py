@@ -195,7 +195,7 @@ def test_each_predicate_is_shown_with_its_value_and_the_ways_to_a_match() -> Non
     ]
     assert tell_pair(pair).splitlines() == [
         "default/feed/0/trades does not feed default/alerts/0/trades (1 change away)",
-        "  SubscriptionUnknown: needs kind = trade, has quote",
+        "  SubscriptionUnknown: needs kind = trade, has quote; or needs level > 1, has no level",
         '  false    kind == "trade": `kind` is "quote"',
         "  unknown  level > 1: `level` is missing",
         "  true     live: `live` is true",

@@ -175,8 +175,12 @@ def _by_properties(properties: Properties, expression: Expression) -> _Interest:
     if found.value is True:
         return _Interest(predicates=found.findings)
     if found.nearest:
-        message = "; ".join(needs(found.nearest[0], expression.tree, properties))
         changes = len(found.nearest[0].wrong)
+        message = "; or ".join(
+            "; ".join(needs(miss, expression.tree, properties))
+            for miss in found.nearest
+            if len(miss.wrong) == changes
+        )
     else:
         message = "no properties could make the subscription true"
         changes = nearness_of(expression).changes(properties)
