@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -23,18 +24,18 @@ class Half(Generic[R]):
     def __init__(self, stream_of: Callable[[R], Hashable | None]) -> None:
         self.shelf: Shelf[R] = Shelf()
         self.roster: Roster[R] = Roster(stream_of)
-        self._of_pe: dict[PeKey, set[str]] = {}
+        self._of_pe: dict[PeKey, list[str]] = {}
         self._outcomes: dict[str, dict[str, Outcome]] = {}
 
     def enter(self, change: Change[R]) -> set[str]:
         """Take in a change; return the uids whose part may be another now."""
         if change.old is not None:
             owner = change.old.key.owner
-            self._of_pe[owner].discard(change.uid)
+            self._of_pe[owner].remove(change.uid)
             if not self._of_pe[owner]:
                 del self._of_pe[owner]
         if change.new is not None:
-            self._of_pe.setdefault(change.new.key.owner, set()).add(change.uid)
+            insort(self._of_pe.setdefault(change.new.key.owner, []), change.uid)
         return self.roster.change(change)
 
     def pair(self, uid: str, outcomes: Mapping[str, Outcome], other: Half[Any]) -> set[str]:
@@ -77,7 +78,7 @@ class Half(Generic[R]):
 
     def of_pe(self, pe: PeKey) -> list[str]:
         """Return the uids of a PE's resources, in order."""
-        return sorted(self._of_pe.get(pe, ()))
+        return list(self._of_pe.get(pe, ()))
 
     def holders(self, pe: PeKey) -> list[R]:
         """Return the resources that hold a PE's ports, in order of the ports."""

@@ -8,7 +8,7 @@ on the order in which they came.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from streambroker_core.board.shelf import Change
 from streambroker_core.model import Export, Import
@@ -16,41 +16,41 @@ from streambroker_core.model import Export, Import
 R = TypeVar("R", Export, Import)
 
 
+_Claim: TypeAlias = "tuple[float, str]"
+"""When the claimant was created, and its uid: the least claim holds."""
+
+
 class _Claims:
     """Claims on names; each name goes to the oldest claimant."""
 
     def __init__(self) -> None:
-        self._by_name: dict[Hashable, dict[str, float]] = {}
+        self._by_name: dict[Hashable, tuple[_Claim, ...]] = {}
         self._of: dict[str, Hashable] = {}
 
     def claim(self, uid: str, name: Hashable | None, created: float) -> set[str]:
         """Set what a resource claims; return all resources this may concern."""
-        old = self._of.get(uid)
+        old = self._of.pop(uid, None)
         concerned = {uid}
         if old is not None:
-            rivals = self._by_name[old]
-            concerned.update(rivals)
-            del rivals[uid], self._of[uid]
-            if not rivals:
-                del self._by_name[old]
+            rivals = self._by_name.pop(old)
+            concerned.update(rival for _, rival in rivals)
+            if len(rivals) > 1:
+                self._by_name[old] = tuple(claim for claim in rivals if claim[1] != uid)
         if name is not None:
-            rivals = self._by_name.setdefault(name, {})
-            concerned.update(rivals)
-            rivals[uid] = created
+            rivals = self._by_name.get(name, ())
+            concerned.update(rival for _, rival in rivals)
+            self._by_name[name] = tuple(sorted((*rivals, (created, uid))))
             self._of[uid] = name
         return concerned
 
     def on(self, name: Hashable) -> list[str]:
         """Return who claims a name, in order of the uids."""
-        return sorted(self._by_name.get(name, ()))
+        return sorted(uid for _, uid in self._by_name.get(name, ()))
 
     def holder_over(self, uid: str) -> str | None:
         """Return who holds the name that a resource claims; None if it claims none."""
         name = self._of.get(uid)
-        if name is None:
-            return None
-        rivals = self._by_name[name]
-        return min(rivals, key=lambda rival: (rivals[rival], rival))
+        return None if name is None else self._by_name[name][0][1]
 
 
 class Roster(Generic[R]):

@@ -184,7 +184,12 @@ def _all_invalid(peers: list[tuple[Export, Outcome]]) -> bool:
     return words == {"FilterInvalid"}
 
 
+_ACCEPTED = Status()
+
+
 def _accepted(matched: list[PortKey], refused: tuple[RefusedPair, ...]) -> Status:
+    if not matched and not refused:
+        return _ACCEPTED
     return Status(matches=len(matched), peers=tuple(matched[:MAX_PEERS]), refused=refused)
 
 
