@@ -100,6 +100,22 @@ def test_an_agent_registers_with_the_jobs_token_which_stands_on_no_command_line(
     assert FIRST not in (tmp_path / "home" / "agent.log").read_text()
 
 
+def test_what_a_job_declares_goes_to_the_broker_with_its_token(
+    start: Callable[[Token], AgentProcess], url: str
+) -> None:
+    process = start(given(FIRST, None))
+    spec = {"properties": {"kind": "trade"}}
+    process.client.call("declare", kind="export", port="trades", spec=spec, redeclare=False)
+
+    def told() -> bool:
+        return bool(process.client.call("status")["declarations"]["export/trades"]["told"])
+
+    until(told, SECONDS, "the declaration at the broker")
+    broker = BrokerClient(url, "default", Token(OPS))
+    found = broker.request("GET", f"{pe_path('feed', 0)}/export/trades/properties")
+    assert found.body == {"kind": "trade"}
+
+
 def test_an_agent_takes_another_token_from_its_file(
     start: Callable[[Token], AgentProcess], tmp_path: Path, tokens: Path, url: str
 ) -> None:

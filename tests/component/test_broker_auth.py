@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+from multidict import CIMultiDict
 
 from streambroker_core.wire.capability import verify
 from streambroker_core.wire.hints import decode
@@ -129,6 +130,12 @@ async def test_the_word_bearer_is_read_in_any_case(door: Door) -> None:
     assert answer.status == 200
 
 
+async def test_two_tokens_at_once_are_none(door: Door) -> None:
+    headers = CIMultiDict([("Authorization", f"Bearer {TOKENS[who]}") for who in ("eyes", "ops")])
+    async with aiohttp.ClientSession(headers=headers) as session:
+        await refused(await Rest(door.rest.url, session)("GET", "/exports"), 401, "TokenMissing")
+
+
 async def test_what_does_not_exist_is_told_to_whoever_is_known(door: Door) -> None:
     await refused(await door("feed", "PUT", "/nothing/here", {}), 404, "NotFound")
     await refused(await door("eyes", "POST", X, {}), 405, "MethodNotAllowed")
@@ -202,6 +209,7 @@ async def test_a_jobs_token_reads_its_own_namespaces_only(door: Door) -> None:
         "/exports?namespace=*",
         f"{FEED}?namespace=prod",
         "/pes?export=prod/feed/0/trades",
+        "/pes?namespace=default&export=prod/feed/0/trades",
         "/pes?import=default/alerts/0/trades&import=prod/feed/0/trades",
     ):
         said = await refused(await door("feed", "GET", path), 403, "NotYours")

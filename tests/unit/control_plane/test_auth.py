@@ -43,24 +43,23 @@ def test_a_jobs_token_has_its_jobs() -> None:
     assert (found.reads("ns"), found.reads("*"), found.reads("other")) == (True, False, False)
 
 
-def test_a_token_is_compared_with_all_of_them_in_constant_time(
+def test_every_token_is_compared_once_in_constant_time_known_or_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entries = [f"{{name: n{i}, token: token-of-sixteen-{i}, role: reader}}" for i in range(5)]
     tokens, _ = read_tokens(f"tokens: [{', '.join(entries)}]".encode())
-    compared: list[bytes] = []
+    compared: list[tuple[int, int]] = []
     real = hmac.compare_digest
 
     def counting(one: bytes, other: bytes) -> bool:
-        compared.append(one)
+        compared.append((len(one), len(other)))
         return real(one, other)
 
-    monkeypatch.setattr(auth.hmac, "compare_digest", counting)
-    found = tokens.find("token-of-sixteen-0")
+    monkeypatch.setattr("streambroker_operator.auth.hmac.compare_digest", counting)
+    found = [tokens.find(token) for token in ("token-of-sixteen-3", "token-of-sixteen-9", "")]
 
-    assert found is not None
-    assert found.name == "n0"
-    assert len(compared) == 5
+    assert [None if one is None else one.name for one in found] == ["n3", None, None]
+    assert compared == [(32, 32)] * 3
 
 
 @pytest.mark.parametrize(
