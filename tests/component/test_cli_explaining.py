@@ -239,3 +239,34 @@ async def test_with_a_guard_a_file_is_applied_as_a_whole_or_not_at_all(cli: Cli)
     assert (guarded, fine) == (1, 0)
     assert "FilterInvalid" in out
     assert after["spec"]["properties"]["tickers"] == ["IBM", "GOOG"]
+
+
+# ---- lint --------------------------------------------------------------------------------------
+
+
+async def test_lint_prints_what_looks_wrong_and_fails_only_if_asked_to(cli: Cli) -> None:
+    code, out, err = await cli("lint")
+    strict, same, _ = await cli("lint", "--strict")
+    _, as_json, _ = await cli("lint", "-o", "json")
+    answer = await cli.rest("GET", "/lint")
+
+    assert (code, strict, err) == (0, 1, "")
+    assert out == same == answer.body["text"] + "\n"
+    assert "import default/audit/1/quotes" in out
+    assert json.loads(as_json) == answer.body
+
+
+async def test_lint_finds_nothing_where_all_is_well(cli: Cli) -> None:
+    await cli("delete", "import/audit-1-quotes")
+    code, _, err = await cli("lint", "--strict")
+
+    assert (code, err) == (0, "")
+
+
+async def test_describe_tells_what_lint_says_of_the_resource(cli: Cli) -> None:
+    _, out, _ = await cli("describe", "audit/1/quotes")
+    answer = await cli.rest("GET", "/explain?import=default/audit/1/quotes")
+
+    assert answer.body["lint"]
+    for finding in answer.body["lint"]:
+        assert f"  {finding['message']}\n" in out.partition("To do:")[2]
