@@ -92,11 +92,11 @@ async def test_each_change_is_told_with_all_that_came_of_it(rest: Rest) -> None:
         await rest("PUT", X, EXPORT)
         exported = await stream.events(2)
         await rest("PUT", I, IMPORT)
-        imported = await stream.events(4)
+        imported = await stream.events(5)
         await rest("PUT", f"{I}/filter", "price > 20.0")
         filtered = await stream.events(3)
         await rest("PUT", f"{X}/properties", {"kind": "quote"})
-        cut = await stream.events(4)
+        cut = await stream.events(5)
 
     assert kinds(exported) == [("export", "ADDED"), ("pe", "ADDED")]
     assert exported[0][1]["object"]["spec"]["port"] == "trades"
@@ -123,12 +123,23 @@ async def test_an_event_shows_the_object_as_the_list_does(rest: Rest) -> None:
     assert [pe["object"]] == (await rest("GET", "/pes")).body["items"]
 
 
+async def test_a_status_that_another_resource_changed_is_told(rest: Rest) -> None:
+    await rest("PUT", X, EXPORT)
+    async with following(rest) as stream:
+        await rest("PUT", I, IMPORT)
+        events = await stream.events(5)
+    ((_, changed),) = [event for event in events if event[0] == "export"]
+
+    assert (changed["type"], changed["object"]["status"]["matches"]) == ("MODIFIED", 1)
+    assert [changed["object"]] == (await rest("GET", "/exports")).body["items"]
+
+
 async def test_withdrawing_is_told(rest: Rest) -> None:
     await rest("PUT", X, EXPORT)
     await rest("PUT", I, IMPORT)
     async with following(rest) as stream:
         await rest("DELETE", X)
-        cut = await stream.events(4)
+        cut = await stream.events(5)
         await rest("DELETE", "/job/feed/pe/0")
         gone = await stream.event()
 
@@ -172,13 +183,13 @@ async def test_namespaces_are_told_of_apart(rest: Rest) -> None:
     ):
         await rest("PUT", X, open_)
         await rest("PUT", I + "?namespace=lab", IMPORT)
-        everything = await all_.events(6)
+        everything = await all_.events(7)
         of_lab = [name for name, _ in await lab.events(3)]
-        of_mine = [name for name, _ in await mine.events(4)]
+        of_mine = [name for name, _ in await mine.events(5)]
 
     assert sorted(of_lab) == ["import", "pe", "route-added"]
-    assert sorted(of_mine) == ["export", "pe", "pe", "route-added"]
-    assert len(everything) == 6
+    assert sorted(of_mine) == ["export", "export", "pe", "pe", "route-added"]
+    assert len(everything) == 7
 
 
 async def test_a_reader_goes_on_where_it_stopped(rest: Rest) -> None:
@@ -189,12 +200,12 @@ async def test_a_reader_goes_on_where_it_stopped(rest: Rest) -> None:
         missed = [await stream.event()]
     await rest("PUT", I, IMPORT)
     async with following(rest, last=last) as stream:
-        events = await stream.events(5)
+        events = await stream.events(6)
         ids = stream.last
 
     assert events[:1] == missed
     assert ("import", "ADDED") in kinds(events)
-    assert int(ids.rpartition(".")[2]) == int(last.rpartition(".")[2]) + 5
+    assert int(ids.rpartition(".")[2]) == int(last.rpartition(".")[2]) + 6
 
 
 async def test_the_greeting_is_enough_to_go_on_from(rest: Rest) -> None:

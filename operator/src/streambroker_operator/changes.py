@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streambroker_core.board import Board
-from streambroker_core.model import PeKey, PortKey, Route, kind_of
+from streambroker_core.model import Kind, PeKey, PortKey, Route, kind_of
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.view import View
 from streambroker_operator.bodies import pe_body, resource_body, route_body
@@ -92,6 +92,7 @@ class ChangeLog:
     Args:
         session: a text that no other run of the broker has.
         board: where statuses, views and registrations are looked up.
+        stored: gives the resource of a port.
         why_cut: gives the reason word of a route that is gone.
 
     Attributes:
@@ -99,16 +100,24 @@ class ChangeLog:
         closed: whether the broker is stopping.
     """
 
-    def __init__(self, session: str, board: Board, why_cut: Callable[[Route], str]) -> None:
+    def __init__(
+        self,
+        session: str,
+        board: Board,
+        stored: Callable[[Kind, PortKey], Stored | None],
+        why_cut: Callable[[Route], str],
+    ) -> None:
         self.session = session
         self.count = 0
         self.closed = False
         self._board = board
+        self._stored = stored
         self._why_cut = why_cut
         self._kept: deque[Change] = deque()
         self._bytes = 0
         self._followers: set[Follower] = set()
         self._touched: dict[PeKey, None] = {}
+        self._statuses: dict[tuple[Kind, str], None] = {}
         self._views: dict[PeKey, View] = {}
 
     # ---- writing ---------------------------------------------------------
@@ -116,25 +125,39 @@ class ChangeLog:
     def begin(self) -> None:
         """Take the board as it is for known; events are what comes from now on."""
         self._touched.clear()
+        self._statuses.clear()
         self._views = {pe: view for pe in self._board.pes() if (view := self._board.view(pe))}
 
     def touch(self, pe: PeKey) -> None:
         """Note that a PE's view or registration is another; `settle` tells of it."""
         self._touched[pe] = None
 
+    def touch_status(self, kind: Kind, uid: str) -> None:
+        """Note that a resource's status is another; `settle` tells of it."""
+        self._statuses[(kind, uid)] = None
+
     def resource(self, word: Word, stored: Stored) -> None:
         """Tell of an Export or an Import, then of all that changed with it."""
-        resource = stored.resource
-        name = kind_of(resource).lower()
-        body = {"type": word, "object": resource_body(self._board, stored)}
-        self._add(name, (resource.key.namespace,), body)
+        self._statuses.pop((kind_of(stored.resource), stored.resource.uid), None)
+        self._tell(word, stored)
         self.settle()
 
     def settle(self) -> None:
-        """Tell of the PEs that were touched, and of their routes."""
+        """Tell of the statuses and PEs that were touched, and of the PEs' routes."""
+        statuses, self._statuses = self._statuses, {}
         touched, self._touched = self._touched, {}
+        for kind, uid in statuses:
+            resource = self._board.get(kind, uid)
+            stored = None if resource is None else self._stored(kind, resource.key)
+            if stored is not None and stored.resource.uid == uid:
+                self._tell("MODIFIED", stored)
         for pe in touched:
             self._settle(pe)
+
+    def _tell(self, word: Word, stored: Stored) -> None:
+        resource = stored.resource
+        body = {"type": word, "object": resource_body(self._board, stored)}
+        self._add(kind_of(resource).lower(), (resource.key.namespace,), body)
 
     def _settle(self, pe: PeKey) -> None:
         before, after = self._views.get(pe), self._board.view(pe)

@@ -27,6 +27,7 @@ from streambroker_core.board import (
     PeDeclared,
     PeWithdrawn,
     RoutesChanged,
+    StatusChanged,
     Synced,
 )
 from streambroker_core.matching import (
@@ -96,7 +97,7 @@ class Runtime:
         self._closing = False
         self._drawn: dict[PeKey, View] = {}
         self._warned = False
-        self.changes = ChangeLog(secrets.token_hex(8), self.board, self._why_cut)
+        self.changes = ChangeLog(secrets.token_hex(8), self.board, store.get, self._why_cut)
 
     def start(self) -> None:
         """Fill the board from the store; before this there are no views.
@@ -335,6 +336,8 @@ class Runtime:
         if isinstance(action, RoutesChanged):
             self.changes.touch(action.pe)
             self._wake(action.pe)
+        elif isinstance(action, StatusChanged):
+            self.changes.touch_status(action.kind, action.uid)
         elif isinstance(action, Hint):
             self._hint(action)
 
