@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -413,3 +415,38 @@ def test_a_broker_that_refuses_to_be_followed_is_not_asked_again() -> None:
     caller: Any = Refusing()
     with pytest.raises(StreambrokerError):
         next(follow(caller, "lab"))
+
+
+class Flaky:
+    """A broker that is away for a while; each answer is a stream of one event that breaks."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def open(self, *_: object, last: str, **__: object) -> Any:
+        self.asked.append(last)
+        if len(self.asked) in (2, 3):
+            raise RequestError(0, "BrokerUnavailable", "No broker answers.")
+        number = len(self.asked)
+        return contextlib.nullcontext(breaking(f"id: s.{number}\nevent: pe\n\n".encode()))
+
+
+def breaking(text: bytes) -> Iterator[bytes]:
+    yield from text.splitlines(keepends=True)
+    raise ConnectionResetError("gone")
+
+
+def test_a_broker_that_is_away_is_waited_for_and_asked_for_what_was_missed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(following, "RETRY_S", 0.0)
+    flaky = Flaky()
+    caller: Any = flaky
+    events = follow(caller, "default")
+    found = [next(events) for _ in range(3)]
+
+    assert [event.name for event in found] == ["reset", "pe", "pe"]
+    assert flaky.asked == ["", "s.1", "s.1", "s.1"]
+    assert capsys.readouterr().err == (
+        "streambroker: BrokerUnavailable: No broker answers. Trying again.\n"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -71,13 +72,13 @@ def follow(caller: Caller, namespace: str) -> Iterator[Event]:
     Raises:
         RequestError: the broker refuses, or cannot be reached at the start.
     """
-    last, opened = "", False
+    last, opened, away = "", False, False
     while True:
         try:
             with caller.open("GET", "/events", last=last, namespace=namespace) as answer:
                 if not opened:
                     yield Event(name=RESET)
-                opened = True
+                opened, away = True, False
                 for event in read_events(answer):
                     last = event.id or last
                     if event.name:
@@ -87,8 +88,11 @@ def follow(caller: Caller, namespace: str) -> Iterator[Event]:
                 yield from _compared(caller, namespace)
             if not opened or error.status not in (0, 429, 503):
                 raise
+            if not away:
+                sys.stderr.write(f"streambroker: {error.code}: {error} Trying again.\n")
+            away = True
         except (OSError, http.client.HTTPException):
-            opened = True
+            away = False
         time.sleep(RETRY_S)
 
 
