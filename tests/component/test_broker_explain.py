@@ -229,6 +229,20 @@ async def test_a_what_if_that_cannot_be_read_is_a_problem(
     assert (answer.status, answer.code) == (status, code)
 
 
+async def test_a_name_that_another_port_has_is_refused_as_foretold(pair: Rest) -> None:
+    named = manifest("Export", "feed", "trades", **EXPORT)
+    named["metadata"]["name"] = "mine"
+    assert (await pair("PUT", X, named)).status == 200
+    again = {**named, "spec": {**named["spec"], "port": "other"}}
+    before = (await pair("GET", "/routes")).body["items"]
+    told = (await pair("POST", "/whatif", {"resources": [again]})).body
+    answer = await pair("PUT", "/job/feed/pe/0/export/other", again)
+
+    assert [p["code"] for p in told["problems"]] == ["NameTaken"]
+    assert (answer.status, answer.code) == (409, "NameTaken")
+    assert (await pair("GET", "/routes")).body["items"] == before
+
+
 EXPORTS: list[dict[str, Any]] = [
     EXPORT,
     {"properties": {"kind": "quote"}, "allowFilter": False},

@@ -86,6 +86,8 @@ def identified(board: Board, index: int, resource: Resource) -> Resource | None:
     if resource.uid:
         return resource
     key = resource.key
+    if resource.name and has_name_elsewhere(board, resource):
+        return None
     holder = board.export_at(key) if isinstance(resource, Export) else board.import_at(key)
     if holder is None:
         return replace(resource, uid=f"proposed/{index:08}", created=1e9 + index)
@@ -93,6 +95,14 @@ def identified(board: Board, index: int, resource: Resource) -> Resource | None:
         return None
     name = resource.name or holder.name
     return replace(resource, uid=holder.uid, created=holder.created, name=name)
+
+
+def has_name_elsewhere(board: Board, resource: Resource) -> bool:
+    """Tell whether another port has the name of a resource."""
+    kind, key = kind_of(resource), resource.key
+    uid = board.named(kind, key.namespace, resource.name)
+    other = None if uid is None else board.get(kind, uid)
+    return other is not None and other.name == resource.name and other.key != key
 
 
 def is_refused(board: Board, resource: Resource) -> bool:
@@ -296,6 +306,14 @@ def test_a_port_of_another_name_is_refused() -> None:
 
     assert (found.cut, found.kept) == ((), 1)
     assert [(p.code, p.refused) for p in found.problems] == [("PortTaken", True)]
+
+
+def test_a_name_of_another_port_is_refused() -> None:
+    board = board_of(replace(export_of(), name="mine"), import_of())
+    found = forecast(board, proposed(replace(export_of("b/p"), name="mine")))
+
+    assert (found.added, found.cut, found.kept) == ((), (), 1)
+    assert [(p.code, p.refused) for p in found.problems] == [("NameTaken", True)]
 
 
 def test_a_filter_is_judged_by_what_the_proposal_has_put_before() -> None:

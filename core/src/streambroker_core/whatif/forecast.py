@@ -177,16 +177,24 @@ def _identified(overlay: Overlay, index: int, resource: Resource) -> Resource:
 
 
 def _refusal(overlay: Overlay, index: int, resource: Resource) -> Problem | None:
-    holder = overlay.holder(kind_of(resource), resource.key)
-    if holder is not None and not resource.uid and _named_otherwise(resource, holder):
-        detail = f"{kind_of(resource)} {resource.key} is taken by {holder.name!r}, which is older."
-        return Problem(index=index, code="PortTaken", detail=detail)
+    """Return why a change would not be made; what has a uid is taken as it is."""
+    taken = None if resource.uid else _taken(overlay, resource)
+    if taken is not None:
+        return Problem(index=index, code=taken[0], detail=taken[1])
     fault = None if isinstance(resource, Export) else _fault(overlay, resource)
     return None if fault is None else Problem(index=index, code=fault.code, detail=str(fault))
 
 
-def _named_otherwise(resource: Resource, holder: Resource) -> bool:
-    return bool(resource.name and holder.name and resource.name != holder.name)
+def _taken(overlay: Overlay, resource: Resource) -> tuple[str, str] | None:
+    """Return the word and a sentence for a name or a port that is another resource's."""
+    kind, key = kind_of(resource), resource.key
+    named = overlay.named(resource)
+    if named is not None and named.name == resource.name and named.key != key:
+        return "NameTaken", f"The name {resource.name!r} is that of the {kind} {named.key}."
+    holder = overlay.holder(kind, key)
+    if holder is not None and resource.name and holder.name not in ("", resource.name):
+        return "PortTaken", f"{kind} {key} is taken by {holder.name!r}, which is older."
+    return None
 
 
 def _fault(overlay: Overlay, import_: Import) -> StreambrokerError | None:

@@ -33,17 +33,25 @@ class Overlay:
         old = self.get(kind, resource.uid)
         if old is None and resource.uid in self.changed[kind]:
             return
-        if old is None and resource.name:
+        if old is None:
             self._give_way(kind, resource)
         self._enter(kind, resource.uid, old, resource)
         if resource.name:
             self._names[(kind, resource.key.namespace, resource.name)] = resource.uid
 
     def _give_way(self, kind: Kind, resource: Resource) -> None:
-        name = (kind, resource.key.namespace, resource.name)
-        uid = self._names.get(name) or self.board.named(*name)
-        if uid is not None:
-            self.remove(kind, uid)
+        known = self.named(resource)
+        if known is not None:
+            self.remove(kind, known.uid)
+
+    def named(self, resource: Resource) -> Resource | None:
+        """Return the resource that has the name of a resource; None where that has no name."""
+        kind, name = kind_of(resource), resource.name
+        if not name:
+            return None
+        entry = (kind, resource.key.namespace, name)
+        uid = self._names.get(entry) or self.board.named(*entry)
+        return None if uid is None else self.get(kind, uid)
 
     def remove(self, kind: Kind, uid: str) -> None:
         """Take a resource away; an unknown one changes nothing."""

@@ -18,6 +18,7 @@ from streambroker_operator.rest.answers import json_answer, resource_body, writt
 from streambroker_operator.rest.asking import RUNTIME, json_body, port_of, stored_of
 from streambroker_operator.rest.conditions import check_match, shown_etag
 from streambroker_operator.rest.pe import PE
+from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Stored
 
 PORTS: Mapping[Kind, str] = {"Export": PE + "/export/{port}", "Import": PE + "/import/{port}"}
@@ -76,7 +77,7 @@ async def declare(request: web.Request, kind: Kind) -> web.Response:
     runtime = request.app[RUNTIME]
     stored = runtime.stored(kind, key)
     check_match(request, stored)
-    _check_name(resource, stored)
+    _check_name(runtime, resource, stored)
     written = runtime.put(resource)
     return written_answer(written, status=201 if written.stored.created else 200)
 
@@ -92,7 +93,7 @@ async def merge(request: web.Request, kind: Kind) -> web.Response:
     stored = stored_of(request, kind)
     check_match(request, stored)
     resource = _patched(kind, patch, stored.resource)
-    _check_name(resource, stored)
+    _check_name(request.app[RUNTIME], resource, stored)
     return written_answer(request.app[RUNTIME].put(resource))
 
 
@@ -134,8 +135,18 @@ def _patched(kind: Kind, patch: Any, resource: Resource) -> Resource:
     return _read(kind, merged(current, patch if whole else {"spec": patch}), resource.key)
 
 
-def _check_name(resource: Resource, stored: Stored | None) -> None:
-    """Refuse a resource for a port that an older one of another name has."""
+def _check_name(runtime: Runtime, resource: Resource, stored: Stored | None) -> None:
+    """Refuse a name that another port has, and a port that a resource of another name has."""
+    kind, key = kind_of(resource), resource.key
+    known = runtime.board.named(kind, key.namespace, resource.name) if resource.name else None
+    other = None if known is None else runtime.board.get(kind, known)
+    if other is not None and other.name == resource.name and other.key != key:
+        raise RequestError(
+            409,
+            "NameTaken",
+            f"The name {resource.name!r} is that of the {kind} {other.key}. Give {key} another one,"
+            " or delete that one first.",
+        )
     taken = "" if stored is None else stored.resource.name
     if taken and resource.name and taken != resource.name:
         raise RequestError(
