@@ -344,6 +344,8 @@ class Replica:
         self.gap.clear()
         self.heard.clear()
         for kind in KINDS:
+            half = (self.board.synced, self.board.pes(), self.announced)
+            assert half == (False, [], {}), "a board that is half filled is not to be seen"
             self._list(Synced(kind=kind, listed=self.world.of(kind), version=self.world.counter))
         self._examine(guarded)
         assert self.board.point == (self.world.counter, self.world.counter)
@@ -414,13 +416,22 @@ class Replica:
         self.listing.pop(kind, None)
         self.tell(FeedLost(kind=kind))
 
-    def begin_session(self) -> None:
-        """Hear that the store was restored: the feeds end, the next lists begin new ones."""
+    def begin_session(self, *, silent: bool) -> None:
+        """Feel that the store was restored: the feeds end, the next lists begin new ones.
+
+        Args:
+            silent: nobody says so where the next lists say it themselves, by being of an older
+                version than the last ones.
+        """
         self.coming = [pair for pair in self.coming if queue_of(pair[0]) == "Agent"]
         self.past = [event for event in self.past if queue_of(event) == "Agent"]
         self.gap.update(KINDS)
         for kind in KINDS:
-            self.break_off(kind)
+            if silent and self.world.counter < self.listed.get(kind, -1):
+                self.listing.pop(kind, None)
+                self.ask_list(kind)
+            else:
+                self.break_off(kind)
             self.missed[kind].clear()
         self.heard = {uid: v for uid, v in self.heard.items() if "/" in uid}
         self.listed.clear()
@@ -505,8 +516,10 @@ class Replica:
             if self.announced.get(key) and version and registered and registered.hint:
                 assert key in hinted, "a change without a hint"
         self.announced.update(changed)
-        if not isinstance(event, Synced | FeedLost):
-            assert all(new >= old for new, old in zip(self.board.point, point, strict=True))
+        queue = event.kind if isinstance(event, Synced | FeedLost) else queue_of(event)
+        for kind, old, new in zip(KINDS, point, self.board.point, strict=True):
+            assert new == old or queue == kind, "the feeds have a point each"
+            assert new >= old or isinstance(event, Synced)
         return actions
 
     def guarded(self) -> set[Pair]:
@@ -521,6 +534,8 @@ class Replica:
 
     def _examine(self, guarded: set[Pair]) -> None:
         held: list[Resource] = [*self.board.exports(), *self.board.imports()]
+        names = [(kind_of(resource), resource.name) for resource in held if resource.name]
+        assert len(names) == len(set(names)), "two of one name at one time"
         agents = {key: r for key in PES if (r := self.board.registration(key)) is not None}
         scanned = scan(held, agents)
         self.shown = frozenset(

@@ -138,7 +138,7 @@ class Net:
             replica.coming.clear()
         replica.fill()
 
-    def restore(self, *, restart: bool) -> None:
+    def restore(self, *, restart: bool, silent: bool) -> None:
         """Bring an old copy of the store back, under running brokers or stopped ones."""
         if self.orderly or not self.world.restore(agents=restart):
             return
@@ -150,7 +150,7 @@ class Net:
                 replica.missed = {kind: set() for kind in replica.missed}
                 replica.fill()
             else:
-                replica.begin_session()
+                replica.begin_session(silent=silent)
 
     # ---- datagrams -----------------------------------------------------------------
 
@@ -267,7 +267,8 @@ class Net:
         if view is None:
             if not self._register(agent):
                 return self._give_up(agent)
-            view = self._asked().board.view(agent.pe)
+            replica = self._asked()
+            view = replica.board.view(agent.pe)
         if view is None or fate == "answer lost":
             return self._give_up(agent)
         if agent.view is not None and agent.view.version == view.version:
