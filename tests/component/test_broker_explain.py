@@ -9,8 +9,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+import yaml
 
+from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.commands import Cli
 
@@ -303,6 +306,60 @@ async def test_a_what_if_is_what_applying_the_same_does(rest: Rest, seed: int) -
         kept = [pair for pair, route in after.items() if before.get(pair) == route]
         assert told["kept"] == len(kept)
         assert len(told["changed"]) == len(after) - len(added) - len(kept)
+
+
+# ---- whose namespaces --------------------------------------------------------------------------
+
+TOKENS = {"ops": "ops-0123456789abcdef", "job": "job-0123456789abcdef"}
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Rest]:
+    """A broker with a pair in the namespace ``default`` and an export in ``lab``."""
+    file = tmp_path / "tokens.yaml"
+    ops = {"name": "ops", "token": TOKENS["ops"], "role": "admin"}
+    job = {"name": "job", "token": TOKENS["job"], "jobs": ["default/alerts"]}
+    file.write_text(yaml.safe_dump({"tokens": [ops, job]}))
+    file.chmod(0o600)
+    broker = Broker(db=tmp_path / "broker.db", port=0, tokens=file)
+    await broker.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            rest = Rest(broker.url, session)
+            for path, body in ((X, EXPORT), (I, IMPORT), (X + "?namespace=lab", EXPORT)):
+                assert (await rest("PUT", path, body, **bearer("ops"))).status == 201
+            yield rest
+    finally:
+        await broker.stop()
+
+
+def bearer(who: str) -> dict[str, Any]:
+    return {"Authorization": f"Bearer {TOKENS[who]}"}
+
+
+@pytest.mark.parametrize(("who", "total"), [("ops", 2), ("job", 1)])
+async def test_nobody_is_told_of_namespaces_that_they_do_not_read(
+    guarded: Rest, who: str, total: int
+) -> None:
+    explained = await guarded("GET", f"/explain?import={IMPORT_KEY}", **bearer(who))
+    found = await guarded("GET", "/lint", **bearer(who))
+
+    assert explained.body["total"] == total
+    assert ("lab/" in explained.body["text"]) == (who == "ops")
+    assert found.status == 200
+
+
+async def test_nobody_is_told_what_a_change_does_where_they_do_not_read(guarded: Rest) -> None:
+    change = manifest("Export", "feed", "trades", properties={})
+    theirs = {**change, "metadata": {"namespace": "lab"}}
+    gone = {"kind": "Export", "namespace": "lab", "job": "feed", "port": "trades"}
+    mine = await guarded("POST", "/whatif", {"resources": [change]}, **bearer("job"))
+    put = await guarded("POST", "/whatif", {"resources": [theirs]}, **bearer("job"))
+    cut = await guarded("POST", "/whatif", {"delete": [gone]}, **bearer("job"))
+
+    assert [route["reason"] for route in mine.body["cut"]] == ["SubscriptionUnknown"]
+    assert (put.status, put.code) == (403, "NotYours")
+    assert (cut.status, cut.code) == (403, "NotYours")
 
 
 # ---- the page ----------------------------------------------------------------------------------
