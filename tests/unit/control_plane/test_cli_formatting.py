@@ -215,6 +215,19 @@ def test_what_others_wrote_cannot_steer_the_terminal() -> None:
     assert "\x1b" not in shown("imports", [item], "table")
 
 
+def test_what_a_forecast_quotes_cannot_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdout", Terminal())
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    evil = {"index": 0, "code": "FilterInvalid", "detail": "found `\x1b]0;title\x07`"}
+    answer = {"added": [], "cut": [], "changed": [], "kept": 0, "problems": [evil]}
+    line = foretold(answer, ["import x"]).splitlines()[0]
+
+    assert line == "\x1b[31m  ! import x: FilterInvalid: found `�]0;title�`\x1b[0m"
+
+
 def test_a_table_keeps_at_least_the_widths_it_is_given() -> None:
     assert table([["A", "B"]], [4, 1]) == "A     B\n"
 

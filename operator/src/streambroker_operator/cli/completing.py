@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_operator.cli.addresses import SINGULAR, WORDS, names_of
+from streambroker_operator.cli.addresses import SINGULAR, WORDS, address_of, names_of
 from streambroker_operator.cli.calling import Caller
 from streambroker_operator.cli.failing import OK
 from streambroker_operator.cli.options import DEFAULT_URL, Parser, add_shared, caller_of
@@ -152,7 +152,7 @@ def _names(kind: str, before: Sequence[str], *, at: int) -> list[str]:
     if kind == "routes":
         ends = {end for item in answer["items"] for end in names_of(kind, item)[-2:]}
         return sorted(ends)
-    return [names_of(kind, item)[at] for item in answer["items"]]
+    return [address_of(kind, item, at) for item in answer["items"]]
 
 
 def _values(parser: argparse.ArgumentParser, before: Sequence[str]) -> Iterable[str] | None:

@@ -98,22 +98,18 @@ def foretold(answer: dict[str, Any], changes: Sequence[str]) -> str:
     lines = _signed(answer["added"], answer["cut"])
     for route in answer["changed"]:
         was = ", ".join(f"{k} {v} => {route[k]}" for k, v in route["was"].items())
-        lines.append(paint(f"  ~ {route['export']} -> {route['import']}: {was}", "yellow"))
+        text = plain(f"  ~ {route['export']} -> {route['import']}: {was}")
+        lines.append(paint(text, "yellow"))
     for problem in answer["problems"]:
         index, refused = problem["index"], problem.get("refused", True)
         who = changes[index] if 0 <= index < len(changes) else f"change {index + 1}"
         text = f"  {'!' if refused else '?'} {who}: {problem['code']}: {problem['detail']}"
-        lines.append(paint(text, "red" if refused else "yellow"))
+        lines.append(paint(plain(text), "red" if refused else "yellow"))
     counts = (
         f"{len(answer['added'])} added, {len(answer['cut'])} cut, {answer['kept']} kept, "
         f"{len(answer['changed'])} changed; nothing was applied"
     )
-    return plain_lines([*lines, counts])
-
-
-def plain_lines(lines: Sequence[str]) -> str:
-    """Return lines as text; what a broker quotes cannot steer the terminal, our colours can."""
-    return "".join("\x1b".join(plain(part) for part in line.split("\x1b")) + "\n" for line in lines)
+    return "".join(f"{line}\n" for line in [*lines, counts])
 
 
 def routes_text(answer: dict[str, Any]) -> str:
@@ -125,9 +121,9 @@ def routes_text(answer: dict[str, Any]) -> str:
 
 
 def _signed(added: Sequence[dict[str, Any]], cut: Sequence[dict[str, Any]]) -> list[str]:
-    plus = [paint(f"  + {route['export']} -> {route['import']}", "green") for route in added]
-    minus = [
-        paint(f"  - {route['export']} -> {route['import']}: {route['reason']}", "red")
-        for route in cut
+    plus = [f"  + {route['export']} -> {route['import']}" for route in added]
+    minus = [f"  - {route['export']} -> {route['import']}: {route['reason']}" for route in cut]
+    return [
+        *(paint(plain(line), "green") for line in plus),
+        *(paint(plain(line), "red") for line in minus),
     ]
-    return plus + minus

@@ -14,6 +14,7 @@ from streambroker_operator.cli.addresses import (
     SINGULAR,
     Item,
     Target,
+    address_of,
     chosen,
     find,
     names_of,
@@ -38,7 +39,7 @@ from streambroker_operator.cli.tables import (
     widths_of,
     with_kind,
 )
-from streambroker_operator.cli.terminal import Colour, paint, plain, say
+from streambroker_operator.cli.terminal import Colour, flat, paint, say
 
 WHAT = "KIND [NAME…] | KIND/NAME | JOB/PE/PORT"
 _COLOURS: dict[str, Colour] = {"ADDED": "green", "DELETED": "red"}
@@ -163,7 +164,7 @@ class _Sheet:
     def _write(self, change: str, item: Item) -> None:
         body = {"type": change, "object": with_kind(self._kind, item)}
         if self._output == "name":
-            say(f"{SINGULAR[self._kind]}/{names_of(self._kind, item)[0]} {change.lower()}\n")
+            say(f"{SINGULAR[self._kind]}/{address_of(self._kind, item)} {change.lower()}\n")
         elif self._output == "yaml":
             say("---\n" + as_yaml([body]))
         else:
@@ -197,6 +198,6 @@ def _line(event: Event, now: datetime) -> str:
         if event.kind == "pes":
             what = names_of(event.kind, event.item)[1]
     reason = event.data.get("reason")
-    text = plain(f"{event.change:<8}  {SINGULAR[event.kind]:<6}  {what}")
+    text = flat(f"{event.change:<8}  {SINGULAR[event.kind]:<6}  {what}")
     colour = _COLOURS.get(event.change)
     return f"{now:%H:%M:%S}  {paint(text, colour)}{f': {reason}' if reason else ''}\n"

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from streambroker_operator.cli.addresses import SINGULAR, names_of
-from streambroker_operator.cli.terminal import age, plain
+from streambroker_operator.cli.addresses import SINGULAR, address_of
+from streambroker_operator.cli.terminal import age, flat
 
 Row = list[str]
 Item = dict[str, Any]
@@ -40,7 +40,7 @@ def shown(
     if output == "yaml":
         return as_yaml([with_kind(kind, item) for item in items])
     if output == "name":
-        return "".join(f"{SINGULAR[kind]}/{names_of(kind, item)[0]}\n" for item in items)
+        return "".join(f"{SINGULAR[kind]}/{address_of(kind, item)}\n" for item in items)
     if not items:
         return f"no {kind}\n"
     layout = Layout(kind, wide=output == "wide", everywhere=everywhere)
@@ -84,7 +84,7 @@ class Layout:
         metadata = item.get("metadata", item)
         first = [str(metadata.get("namespace", "-"))] if self._everywhere else []
         aged = [age(metadata.get("creationTimestamp"), now)] if self._aged else []
-        return [plain(cell) for cell in [*first, *self._row(item), *aged, *self._more(item)]]
+        return [flat(cell) for cell in [*first, *self._row(item), *aged, *self._more(item)]]
 
 
 def table(rows: Sequence[Row], least: Sequence[int] = ()) -> str:

@@ -57,6 +57,11 @@ def lasted(seconds: float) -> str:
     return f"{whole}s"
 
 
+def flat(text: str) -> str:
+    """Return a text on one line, without what would steer a terminal."""
+    return plain(" ".join(text.split("\n")))
+
+
 def plain(text: str) -> str:
     """Return a text without what would steer a terminal; line ends stay."""
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
