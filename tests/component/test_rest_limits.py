@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -12,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_operator.rest.limits import MAX_BUCKETS, Buckets, Limits
-from support.brokers import EXPORT, running_broker
+from streambroker_operator.serving import Broker
+from support.brokers import EXPORT, Rest, running_broker
 
 X = "/job/feed/pe/0/export/trades"
 PE = "/job/feed/pe/0"
 AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
+TOKEN = "0123456789abcdef0123456789abcdef"
 FEW = Limits(writes_per_s=0.01, write_burst=3)
 
 
@@ -66,6 +70,55 @@ async def test_a_caller_is_refused_no_more_once_it_has_waited(tmp_path: Path) ->
             answers.append((await client("PUT", X, EXPORT)).status)
 
     assert (answers[0], answers[-1]) == (429, 200)
+
+
+@asynccontextmanager
+async def from_both_addresses(
+    folder: Path, tokens: Path | None
+) -> AsyncIterator[tuple[Rest, Rest]]:
+    """Two clients of one broker that has a token file or none, each with its own address."""
+    broker = Broker(db=folder / "broker.db", port=0, tokens=tokens, limits=FEW)
+    await broker.start()
+    headers = {} if tokens is None else {"Authorization": f"Bearer {TOKEN}"}
+    elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+    try:
+        async with (
+            aiohttp.ClientSession(headers=headers) as first,
+            aiohttp.ClientSession(headers=headers, connector=elsewhere) as second,
+        ):
+            yield Rest(broker.url, first), Rest(broker.url, second)
+    finally:
+        await broker.stop()
+
+
+async def test_without_tokens_each_address_is_a_caller_of_its_own(tmp_path: Path) -> None:
+    async with from_both_addresses(tmp_path, None) as (first, second):
+        mine = [(await first("PUT", X, EXPORT)).status for _ in range(4)]
+        other = [(await second("PUT", X, EXPORT)).status for _ in range(4)]
+
+    assert (mine, other) == ([201, 200, 200, 429], [200, 200, 200, 429])
+
+
+async def test_one_token_is_one_caller_from_however_many_addresses(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(f"tokens: [{{name: ops, token: {TOKEN}, role: admin}}]")
+    tokens.chmod(0o600)
+    async with from_both_addresses(tmp_path, tokens) as (first, second):
+        mine = [(await first("PUT", X, EXPORT)).status for _ in range(2)]
+        other = [(await second("PUT", X, EXPORT)).status for _ in range(2)]
+
+    assert (mine, other) == ([201, 200], [200, 429])
+
+
+async def test_guessing_tokens_is_limited(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(f"tokens: [{{name: ops, token: {TOKEN}, role: admin}}]")
+    tokens.chmod(0o600)
+    async with from_both_addresses(tmp_path, tokens) as (first, _):
+        shown = [f"Bearer {number:032}" for number in range(4)]
+        guesses = [await first("PUT", X, EXPORT, Authorization=token) for token in shown]
+
+    assert [guess.status for guess in guesses] == [401, 401, 401, 429]
 
 
 def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
