@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -67,6 +68,7 @@ def create_app(
     app[RUNTIME] = runtime
     app[GAUGES] = Gauges(Limits() if limits is None else limits)
     app[SNAPSHOTS] = snapshots_of(runtime)
+    app[explaining.TURN] = asyncio.Semaphore(1)
     app[reports.REPORTS] = reports.Reports()
     if tokens is not None:
         app[TOKENS] = tokens

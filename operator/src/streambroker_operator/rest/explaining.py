@@ -68,6 +68,9 @@ MAX_CHANGES = 1_000
 
 _KINDS: dict[str, Kind] = {"Export": "Export", "Import": "Import"}
 
+TURN = web.AppKey("turn", asyncio.Semaphore)
+"""Who explains or lints: one request at a time, so that most of the core stays the broker's."""
+
 routes = web.RouteTableDef()
 
 
@@ -93,13 +96,15 @@ async def explain(request: web.Request) -> web.Response:
         raise RequestError(
             400, "QueryInvalid", "Name an import, an export or both: ?import=default/job/0/port."
         )
-    question = _Question(
-        exports=_held("export", export_key, board.exports_on(export_key) if export_key else []),
-        imports=_held("import", import_key, board.imports_on(import_key) if import_key else []),
-        known=_readable(request, survey(board)),
-        limit=_limit(request, usual=USUAL_PAIRS, most=MAX_PAIRS),
-    )
-    body = await asyncio.to_thread(_explained, question)
+    limit = _limit(request, usual=USUAL_PAIRS, most=MAX_PAIRS)
+    async with request.app[TURN]:
+        question = _Question(
+            exports=_held("export", export_key, board.exports_on(export_key) if export_key else []),
+            imports=_held("import", import_key, board.imports_on(import_key) if import_key else []),
+            known=_readable(request, survey(board)),
+            limit=limit,
+        )
+        body = await asyncio.to_thread(_explained, question)
     named = {"export": _text(export_key), "import": _text(import_key)}
     return json_answer({**named, **body})
 
@@ -225,10 +230,12 @@ async def get_lint(request: web.Request) -> web.Response:
     namespace = chosen_namespace(request)
     limit = _limit(request, usual=USUAL_FINDINGS, most=MAX_FINDINGS)
     board = request.app[RUNTIME].board
-    seen = scene(board, _readable(request, survey(board)))
+    async with request.app[TURN]:
+        seen = scene(board, _readable(request, survey(board)))
+        all_findings = await asyncio.to_thread(lint, seen)
     found = [
         finding
-        for finding in await asyncio.to_thread(lint, seen)
+        for finding in all_findings
         if finding.about is None or namespace in ("*", finding.about.key.namespace)
     ]
     return json_answer(
