@@ -40,9 +40,9 @@ def test_what_cannot_stand_in_a_header_is_no_token_and_is_not_shown(
 ) -> None:
     path = tmp_path / "token"
     path.write_text(token)
-    for call in (lambda: given(token, None), lambda: given(None, path)):
+    for value, file in ((token, None), (None, path)):
         with pytest.raises(TokenError, match="one word") as refused:
-            call()
+            given(value, file)
         assert not token or token not in str(refused.value)
 
 
