@@ -6,10 +6,11 @@ of the broker every agent sends the next one within half a minute.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -63,11 +64,15 @@ class Report:
     waiting: frozenset[tuple[str, str]]
 
 
+Known: TypeAlias = tuple[Report, Report | None]
+"""An agent's last report, and an earlier one for rates."""
+
+
 class Reports:
     """The last report of each agent, and the one before it for rates."""
 
     def __init__(self) -> None:
-        self._last: dict[PeKey, tuple[Report, Report | None]] = {}
+        self._last: dict[PeKey, Known] = {}
         self._read = float("-inf")
 
     def take(self, pe: PeKey, report: Report) -> int:
@@ -86,33 +91,39 @@ class Reports:
             del self._last[next(iter(self._last))]
         return WATCHED_S if report.at - self._read <= WATCHING_S else AGAIN_S
 
-    def top(self, routes: Iterable[Route], now: float) -> list[dict[str, Any]]:
-        """Return the routes with their figures; what was not reported is null.
-
-        Args:
-            routes: those of the board.
-            now: on the clock of the reports, in seconds.
-        """
+    def seen(self, now: float) -> dict[PeKey, Known]:
+        """Return what is known, for somebody who watches; agents report more often then."""
         self._read = now
-        return [self._row(route, now) for route in routes]
+        return dict(self._last)
 
-    def _row(self, route: Route, now: float) -> dict[str, Any]:
-        known = self._last.get(route.export.owner)
-        if known is None:
-            return _row(route)
-        report, base = known
-        pair = (route.export.port, str(route.import_))
-        figures = report.figures.get(pair, Figures())
-        return _row(
-            route,
-            rowsPerSecond=_rate(report, base, pair),
-            lagEpochs=figures.lag_epochs,
-            lagBytes=figures.lag_bytes,
-            waiting=pair in report.waiting,
-            alive=figures.alive,
-            droppedRows=figures.dropped,
-            age=round(max(0.0, now - report.at), 1),
-        )
+
+def top(routes: Iterable[Route], known: Mapping[PeKey, Known], now: float) -> list[dict[str, Any]]:
+    """Return routes with their figures; what was not reported is null.
+
+    Args:
+        routes: those of the board.
+        known: the last reports of the agents.
+        now: on the clock of the reports, in seconds.
+    """
+    return [_shown(route, known.get(route.export.owner), now) for route in routes]
+
+
+def _shown(route: Route, known: Known | None, now: float) -> dict[str, Any]:
+    if known is None:
+        return _row(route)
+    report, base = known
+    pair = (route.export.port, str(route.import_))
+    figures = report.figures.get(pair, Figures())
+    return _row(
+        route,
+        rowsPerSecond=_rate(report, base, pair),
+        lagEpochs=figures.lag_epochs,
+        lagBytes=figures.lag_bytes,
+        waiting=pair in report.waiting,
+        alive=figures.alive,
+        droppedRows=figures.dropped,
+        age=round(max(0.0, now - report.at), 1),
+    )
 
 
 def _row(route: Route, **known: Any) -> dict[str, Any]:
@@ -192,11 +203,16 @@ async def put_report(request: web.Request) -> web.Response:
 
 @routes.get(LISTS + "/top")
 async def get_top(request: web.Request) -> web.Response:
-    """Answer the routes that touch a namespace, or all with ``?namespace=*``, with figures."""
+    """Answer the routes that touch a namespace, or all with ``?namespace=*``, with figures.
+
+    Many routes take a while to write down; that is done in a thread, on a picture.
+    """
     namespace = chosen_namespace(request)
     found = [
         route
         for route in request.app[RUNTIME].board.routes()
         if namespace in ("*", route.export.namespace, route.import_.namespace)
     ]
-    return json_answer({"routes": request.app[REPORTS].top(found, time.monotonic())})
+    now = time.monotonic()
+    known = request.app[REPORTS].seen(now)
+    return await asyncio.to_thread(lambda: json_answer({"routes": top(found, known, now)}))
