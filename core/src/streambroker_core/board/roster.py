@@ -7,7 +7,7 @@ on the order in which they came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeAlias, TypeVar
 
 from streambroker_core.board.shelf import Change
@@ -46,6 +46,10 @@ class _Claims:
     def on(self, name: Hashable) -> list[str]:
         """Return who claims a name, in order of the uids."""
         return sorted(uid for _, uid in self._by_name.get(name, ()))
+
+    def losers(self) -> Iterator[str]:
+        """Yield who claims a name that an older one holds."""
+        return (uid for rivals in self._by_name.values() for _, uid in rivals[1:])
 
     def holder_over(self, uid: str) -> str | None:
         """Return who holds the name that a resource claims; None if it claims none."""
@@ -88,6 +92,10 @@ class Roster(Generic[R]):
     def claimants(self, stream: Hashable) -> list[str]:
         """Return who claims a stream name and holds a port, in order of the uids."""
         return self._streams.on(stream)
+
+    def standing_by(self) -> set[str]:
+        """Return the uids of all that are there and take no part."""
+        return {*self._ports.losers(), *self._streams.losers()}
 
     def port_rival(self, uid: str) -> str | None:
         """Return who holds the resource's port instead of it, or None."""

@@ -187,12 +187,25 @@ class Shelf(Generic[R]):
         held = self._held.get(uid)
         if held is not None and held.session == self._session and held.version > version:
             return []
-        if self._buried_after(uid, version):
+        if self._buried_after(uid, version) or self._outlived(resource, version):
             return []
         old = None if held is None else held.resource
         same = old == resource
         self._put(resource, own, seen=max(own, version))
         return [] if same else [Change(uid=uid, old=old, new=resource)]
+
+    def _outlived(self, resource: R, version: int) -> bool:
+        """Say whether another resource of the name was seen after a version, or seen to go."""
+        if not resource.name:
+            return False
+        name = (resource.key.namespace, resource.name)
+        other = self._names.get(name, (0, resource.uid))[1]
+        if other == resource.uid:
+            return False
+        held = self._held.get(other)
+        if held is None:
+            return self._buried_after(other, version)
+        return held.session == self._session and held.version > version
 
     def _reach(self, version: int) -> None:
         self._reached = max(self._reached, version)

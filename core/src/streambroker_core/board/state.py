@@ -299,6 +299,11 @@ class Board:
         side = self._exports if kind == "Export" else self._imports
         return side.roster.takes_part(uid)
 
+    def standing_by(self, kind: Kind) -> set[str]:
+        """Return the uids of all that are there and do not hold what they claim."""
+        side = self._exports if kind == "Export" else self._imports
+        return side.roster.standing_by()
+
     def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
         """Return matches and near refusals that a resource would have; nothing is changed."""
         return self._matcher.outcomes_for(resource)

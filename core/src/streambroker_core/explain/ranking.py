@@ -6,7 +6,7 @@ is the distance that the explanation has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import TypeVar
@@ -27,8 +27,6 @@ from streambroker_core.model import Export, Import, Kind
 from streambroker_core.schema import Schema
 
 R = TypeVar("R", Export, Import)
-
-_TAKEN = frozenset({"PortTaken", "StreamIdTaken"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,22 +63,21 @@ class Ranking:
 
 def survey(board: Board) -> Survey:
     """Return what a board holds now."""
-    exports, imports = tuple(board.each_export()), tuple(board.each_import())
     return Survey(
-        exports=exports,
-        imports=imports,
-        taken_exports=_taken(board, "Export", exports),
-        taken_imports=_taken(board, "Import", imports),
+        exports=tuple(board.each_export()),
+        imports=tuple(board.each_import()),
+        taken_exports=_taken(board, "Export"),
+        taken_imports=_taken(board, "Import"),
     )
 
 
-def _taken(board: Board, kind: Kind, resources: Iterable[R]) -> dict[str, Obstacle]:
-    found: dict[str, Obstacle] = {}
-    for resource in resources:
-        status = board.status(kind, resource.uid)
-        if status is not None and not status.accepted and status.reason in _TAKEN:
-            found[resource.uid] = Obstacle(reason=status.reason, message=status.message)
-    return found
+def _taken(board: Board, kind: Kind) -> dict[str, Obstacle]:
+    statuses = {uid: board.status(kind, uid) for uid in board.standing_by(kind)}
+    return {
+        uid: Obstacle(reason=status.reason, message=status.message)
+        for uid, status in statuses.items()
+        if status is not None
+    }
 
 
 def explain_import(known: Survey, import_: Import, *, limit: int) -> Ranking:
