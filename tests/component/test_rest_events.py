@@ -258,6 +258,21 @@ async def test_a_restarted_broker_resets_its_readers(tmp_path: Path) -> None:
         assert (await stream.event())[0] == "reset"
 
 
+async def test_what_a_broker_found_when_it_started_is_no_change(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "broker.db") as (_, client):
+        await client("PUT", X, EXPORT)
+        await client("PUT", I, IMPORT)
+    async with (
+        running_broker(tmp_path / "broker.db") as (_, client),
+        following(client) as stream,
+    ):
+        await client("PUT", f"{I}/filter", "price > 20.0")
+        await client("PUT", X + "2", {"streamId": "s"})
+        events = await stream.events(4)
+
+    assert [name for name, _ in events] == ["import", "pe", "pe", "export"]
+
+
 async def test_a_reader_without_news_gets_comments(tmp_path: Path) -> None:
     limits = Limits(keepalive_s=0.02)
     async with (
