@@ -138,6 +138,21 @@ def test_a_resource_created_again_under_its_name_replaces_one_whose_end_was_not_
     assert [route.export_uid for route in board.routes()] == ["second"]
 
 
+def test_a_list_does_not_bring_back_what_a_younger_one_of_its_name_has_replaced() -> None:
+    first = replace(export_of(uid="first"), name="trades")
+    second = replace(first, uid="second", created=9.0)
+    board = board_of(import_of())
+    board.handle(ExportApplied(export=second, version=14))
+    assert [route.export_uid for route in board.routes()] == ["second"]
+    late = Synced(kind="Export", listed=((first, 11),), version=12)
+    assert board.handle(late) == []
+    assert [route.export_uid for route in board.routes()] == ["second"]
+
+    board.handle(ExportRemoved(uid="second", version=15))
+    assert board.handle(late) == []
+    assert board.routes() == []
+
+
 def test_the_older_of_two_holds_a_port_and_the_other_follows_it() -> None:
     old, young = export_of(uid="b", created=1.0), export_of(uid="a", created=2.0)
     board = board_of(young, old, import_of())
