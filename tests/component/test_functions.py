@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
@@ -181,6 +183,7 @@ def test_2_what_cannot_be_read_changes_nothing(world: World, setter: Setter) -> 
         assert (outcome, outcome.accepted) == (2, False), (value, outcome.message)
         assert outcome.message, value
     assert setter.call(world.pe, port, setter.good[0], wait="yes") == 2
+    assert setter.call(world.pe, port, setter.good[0], timeout=cast(Any, "soon")) == 2
 
     assert world.generation(f"{setter.kind}/{port}") == 1
 
@@ -321,6 +324,33 @@ def test_3_a_change_whose_answer_never_comes_is_not_known_to_be_done(
     assert cutter.lost >= 2
     assert shown(setter.get(world.pe, port)) == (setter.good[1], 0, False)
     assert world.generation(f"{setter.kind}/{port}") == 2
+
+
+@every_setter
+@pytest.mark.parametrize("status", [200, 404, 500, 502])
+def test_3_what_answers_is_not_the_broker(world: World, setter: Setter, status: int) -> None:
+    class Stranger(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", "5")
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+        do_GET = do_PUT = answer  # noqa: N815 - the names of the server
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        pe = world.pe_of(f"http://127.0.0.1:{server.server_port}")
+        outcome, known = setter.call(pe, "any", setter.good[0]), setter.get(pe, "any")
+        server.shutdown()
+
+    assert (outcome, outcome.accepted) == (3, False)
+    assert outcome.message
+    assert shown(known) == (None, 3, True)
 
 
 # ---- the answer is lost, the change is made ----------------------------------------------------

@@ -60,10 +60,11 @@ class PortLink:
             BrokerUnavailableError, BrokerRefusedError: as :meth:`ask`.
         """
         answer = self.ask("GET", part)
-        fields = read(answer.body)
         uid, _, generation = answer.headers.get("etag", "").strip('"').rpartition(".")
-        if generation.isdigit():
-            self._remember(uid, int(generation), fields)
+        if not uid or not generation.isdigit():
+            raise BrokerUnavailableError("what answers there is not the broker.")
+        fields = read(answer.body)
+        self._remember(uid, int(generation), fields)
         return fields
 
     def put(
@@ -85,9 +86,18 @@ class PortLink:
         Raises:
             BrokerUnavailableError, BrokerRefusedError: as :meth:`ask`.
         """
-        answer: Mapping[str, Any] = self.ask("PUT", part, body, headers=headers).body
-        self._remember(answer["uid"], int(answer["generation"]), fields)
-        return answer
+        answer = self.ask("PUT", part, body, headers=headers).body
+        try:
+            made: dict[str, Any] = {**answer, "generation": int(answer["generation"])}
+            uid = str(made["uid"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise BrokerUnavailableError(
+                "what answers there is not the broker, or one of another release: whether the"
+                f" change of {self.kind} {self.name} was made is not known.",
+                sent=True,
+            ) from error
+        self._remember(uid, made["generation"], fields)
+        return made
 
     def _remember(self, uid: str, generation: int, fields: Mapping[str, Any]) -> None:
         self._pe.known.remember(self.kind, self.name, uid=uid, generation=generation, fields=fields)

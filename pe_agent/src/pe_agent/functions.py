@@ -272,8 +272,9 @@ _P = TypeVar("_P", ImportPort, ExportPort)
 def _set(port: _P, change: Callable[[_P], Change], wait: str | None, timeout: float) -> Outcome:
     if not _is_name(port.name):
         return Outcome(NO_PORT, error=_no_name(port.name))
-    if wait not in (None, PROGRAMMED):
-        return Outcome(INVALID, error=ValueError(f"wait is {wait!r}; give {PROGRAMMED!r} or None."))
+    if wait not in (None, PROGRAMMED) or not isinstance(timeout, int | float):
+        wrong = f"wait is {wait!r} for {timeout!r} s; give {PROGRAMMED!r} or None, and seconds."
+        return Outcome(INVALID, error=ValueError(wrong))
     try:
         made = change(port)
     except Exception as error:
