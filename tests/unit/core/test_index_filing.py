@@ -262,6 +262,14 @@ def test_a_value_that_all_share_is_not_what_they_are_filed_under() -> None:
     assert {first, *row} == {("id", "number"), ("symbols", "in text")}
 
 
+def test_a_condition_may_be_filed_with_many_others_and_alone() -> None:
+    index = index_with("a == 1", *(f"a == 1 && b{n} == 1" for n in range(9)), "a == 1 && a == 1")
+
+    assert found(index, a=1) == {"i0", "i10"}
+    assert found(index, a=1, b3=1) == {"i0", "i4", "i10"}
+    assert found(index, b3=1) == set()
+
+
 def test_expressions_of_one_form_share_their_function() -> None:
     one, other = parse('a == 1 && "x" in b').tree, parse('a == 2.5 && "y" in b').tree
     third = parse('a == "1" && "x" in b').tree

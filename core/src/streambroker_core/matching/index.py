@@ -46,7 +46,6 @@ class IndexMatcher:
 
     def remove_export(self, uid: str) -> None:
         """Take an Export away; an unknown one changes nothing."""
-        self._newest = None, {}
         self._offers.remove(uid)
 
     def put_import(self, import_: Import) -> None:
