@@ -18,6 +18,8 @@ from streambroker_core.explain import (
     tell_import,
     tell_pair,
 )
+from streambroker_core.explain.nearness import MAX_SEARCHES, Nearness
+from streambroker_core.expression import parse
 from streambroker_core.matching import Match, match
 from streambroker_core.model import Export, Import
 from support.resources import board_of, export_of, import_of
@@ -202,6 +204,25 @@ def test_each_predicate_is_shown_with_its_value_and_the_ways_to_a_match() -> Non
         '  to match: `kind == "trade"` should be true (`kind` is "quote")',
         "  to match: `level > 1` should be true (`level` is missing)",
     ]
+
+
+def test_a_message_shows_the_first_of_many_things_that_are_needed() -> None:
+    text = " && ".join(f"a == {number}" for number in range(20))
+    pair = explain_pair(export_of(properties={"a": -1}), import_of(subscription=text))
+
+    assert pair.distance == 20
+    assert pair.message.endswith("needs a = 5, has -1; 14 more")
+
+
+def test_combinations_of_repeated_predicates_are_searched_up_to_a_limit() -> None:
+    text = " && ".join(f"(a & {1 << bit} == 0 || z)" for bit in range(12))
+    node = parse(text).tree
+    assert node is not None
+    nearness = Nearness(node)
+
+    assert {nearness.changes({"a": n}) for n in range(1, MAX_SEARCHES + 1)} == {1}
+    assert nearness.changes({"a": 0b111 << 9}) == 3
+    assert nearness.changes({"a": 0}) == 0
 
 
 def test_namespaces_that_are_not_allowed_are_named() -> None:

@@ -21,12 +21,18 @@ _Cost: TypeAlias = Callable[[_Values], _Costs]
 _NEVER = float("inf")
 
 
+MAX_SEARCHES = 256
+"""Combinations for which a tree with repeated predicates is searched; then it is estimated."""
+
+
 class Nearness:
     """How many predicates of a tree have to change before it is true.
 
     It agrees with `explain_tree`: the count is the length of the nearest miss. A
     tree that no change of predicates makes true has to be written anew; that
-    counts one more than all its predicates.
+    counts one more than all its predicates. Where predicates stand in several
+    places and their values are too many combinations to search, those places are
+    counted one by one.
     """
 
     def __init__(self, node: tree.Predicate) -> None:
@@ -36,9 +42,8 @@ class Nearness:
         self._tests = [test_of(atom) for atom in distinct]
         self._anew = len(distinct) + 1
         self._known: dict[_Values, int] = {}
-        self._cost: _Cost | None = None
-        if len(distinct) == len(atoms):
-            self._cost = _cost_of(node, {atom: place for place, atom in enumerate(distinct)})
+        self._cost = _cost_of(node, {atom: place for place, atom in enumerate(distinct)})
+        self._searches = MAX_SEARCHES if len(distinct) < len(atoms) else 0
 
     def changes(self, values: Mapping[str, Any]) -> int:
         """Return the count for normalised properties; 0 if the tree is true."""
@@ -49,10 +54,11 @@ class Nearness:
         return changes
 
     def _count(self, found: _Values, values: Mapping[str, Any]) -> int:
-        if self._cost is None:
+        if self._searches:
+            self._searches -= 1
             return self._searched(values)
         count = self._cost(found)[0]
-        return self._anew if count == _NEVER else int(count)
+        return self._anew if count == _NEVER else min(int(count), self._anew)
 
     def _searched(self, values: Mapping[str, Any]) -> int:
         """Count where a predicate stands twice, so that one change can do for both places."""

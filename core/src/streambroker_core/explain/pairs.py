@@ -18,6 +18,9 @@ from streambroker_core.matching.decide import filter_problem, parsed
 from streambroker_core.model import Export, Import, PortKey, Properties, StreamName
 from streambroker_core.schema import covers
 
+_SHOWN = 6
+"""Phrases of one kind in a message."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
@@ -177,7 +180,7 @@ def _by_properties(properties: Properties, expression: Expression) -> _Interest:
     if found.nearest:
         changes = len(found.nearest[0].wrong)
         message = "; or ".join(
-            "; ".join(needs(miss, expression.tree, properties))
+            _listed(needs(miss, expression.tree, properties), "; ")
             for miss in found.nearest
             if len(miss.wrong) == changes
         )
@@ -190,7 +193,7 @@ def _by_properties(properties: Properties, expression: Expression) -> _Interest:
 
 
 def _by_name(export: Export, streams: tuple[StreamName, ...]) -> _Interest:
-    ids = " or ".join(dict.fromkeys(shown(name.stream_id) for name in streams))
+    ids = _listed([shown(name.stream_id) for name in streams], " or ")
     if export.stream_id is None:
         return _obstacle(
             "ExportedByProperties",
@@ -205,9 +208,17 @@ def _by_name(export: Export, streams: tuple[StreamName, ...]) -> _Interest:
         )
     if any(name.application_name in (None, has) for name in named):
         return _Interest()
-    wanted = " or ".join(shown(name.application_name) for name in named)
+    wanted = _listed([shown(name.application_name) for name in named], " or ")
     held = "none" if has is None else shown(has)
     return _obstacle("ApplicationDiffers", f"needs the application {wanted}, has {held}")
+
+
+def _listed(parts: list[str], between: str) -> str:
+    """Return the first of many phrases, each once, and how many more there are."""
+    distinct = list(dict.fromkeys(parts))
+    left = len(distinct) - _SHOWN
+    shown_ = distinct[:_SHOWN] + ([f"{left} more"] if left > 0 else [])
+    return between.join(shown_)
 
 
 def _filter(export: Export, import_: Import) -> Iterator[Obstacle]:

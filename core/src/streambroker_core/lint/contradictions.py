@@ -21,6 +21,8 @@ _Way: TypeAlias = "frozenset[_Needed]"
 
 MAX_WAYS = 128
 """An expression with more ways to be true than these is not looked at."""
+MAX_NEEDED = 1_000
+"""Likewise one whose ways need more predicates than these, all taken together."""
 
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -35,7 +37,7 @@ def contradiction(node: tree.Predicate, *, integers: frozenset[str] = frozenset(
         integers: names that only have integral values, as integer columns do.
     """
     ways = _ways(node, wanted=True)
-    if ways is None:
+    if ways is None or sum(map(len, ways)) > MAX_NEEDED:
         return None
     reasons: dict[str, None] = {}
     for way in ways:
@@ -105,8 +107,9 @@ def _never(needed: list[_Needed]) -> str | None:
 
 
 def _both(needed: list[_Needed]) -> str | None:
+    barred = {atom for atom, wanted in needed if not wanted}
     for atom, wanted in needed:
-        if wanted and (atom, False) in needed:
+        if wanted and atom in barred:
             return _exclude((atom, True), (atom, False))
     return None
 
@@ -171,9 +174,14 @@ def _kinds_of_membership(node: tree.Membership) -> Iterator[tuple[str, str]]:
 
 def _candidates(needed: list[_Needed]) -> str | None:
     """Try the only values that a predicate leaves to a name on all others that ask for it alone."""
+    alone: dict[str, list[_Needed]] = {}
+    for one in needed:
+        names = tree.names(one[0])
+        if len(names) == 1:
+            alone.setdefault(min(names), []).append(one)
     for one in needed:
         name, values = _left_to(*one)
-        others = [other for other in needed if other != one and tree.names(other[0]) == {name}]
+        others = [other for other in alone.get(name, ()) if other is not one]
         if not values or any(_fit(others, {name: value}) for value in values):
             continue
         for other in others:
