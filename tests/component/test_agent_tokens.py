@@ -6,14 +6,17 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 
+import pe_agent
 from pe_agent.agent.process import read_address
 from pe_agent.broker_client import BrokerClient, BrokerRefusedError, pe_path
 from pe_agent.launcher import AgentProcess
-from pe_agent.tokens import Token, given
+from pe_agent.tokens import Token, TokenError, given
 from streambroker_core.model import PeKey
 from support.brokers import BrokerProcess
 from support.waiting import until
@@ -156,6 +159,35 @@ def test_an_agent_without_a_token_says_what_is_missing(
     said = until(lambda: refusal(process), SECONDS, "a refusal")
     assert said.startswith("TokenMissing")
     assert "STREAMBROKER_TOKEN" in said
+
+
+@pytest.mark.parametrize("way", ["token", "token_file", "environment"])
+def test_start_takes_the_token_for_the_program_and_for_its_agent(
+    way: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(FIRST)
+    given_by: dict[str, Any] = {"token": {"token": FIRST}, "token_file": {"token_file": file}}
+    if way == "environment":
+        monkeypatch.setenv("STREAMBROKER_TOKEN", FIRST)
+    # All that start() wants of a session.
+    spark: Any = SimpleNamespace(dataSource=SimpleNamespace(register=lambda _: None))
+    pe = pe_agent.start(
+        spark, job="feed", broker=url, data_dir=tmp_path / "home", **given_by.get(way, {})
+    )
+    try:
+        pe.broker().request("PUT", f"{pe_path('feed', 0)}/export/trades", {"properties": {}})
+        outcome = pe.set_export_properties("trades", {"kind": "trade"}, wait="programmed")
+    finally:
+        pe.stop(end_agent=True)
+
+    assert outcome == 0, outcome.message
+
+
+def test_start_refuses_a_token_that_is_none_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(TokenError):
+        pe_agent.start(cast(Any, None), job="feed", data_dir=tmp_path / "home", token="no token")
+    assert not (tmp_path / "home").exists()
 
 
 def test_the_jobs_program_shows_its_token_too(url: str) -> None:

@@ -305,7 +305,7 @@ def test_3_a_broker_that_hangs_does_not_hold_a_getter_for_long(
     hung.close()
 
     assert shown(known) == (value, 3, True)
-    assert took < 2.0
+    assert took < 5.0
 
 
 @every_setter
@@ -431,7 +431,7 @@ def test_a_change_that_never_reached_the_broker_is_not_tried_for_long(world: Wor
         world.pe_of(f"http://127.0.0.1:{free_port()}"), "any", "price > 1.0"
     )
     assert outcome == 3
-    assert time.monotonic() - begun < 2.0
+    assert time.monotonic() - begun < 5.0
 
 
 def test_what_the_job_declared_is_waited_for(own: World) -> None:
