@@ -20,7 +20,6 @@ import population
 from measure import Figures, Settings, quantile
 
 from streambroker_core.expression import parse
-from streambroker_core.expression.evaluate import Test
 from streambroker_core.matching import IndexMatcher, Outcome, is_near, match
 from streambroker_core.model import Export, Import, Resource
 
@@ -41,17 +40,17 @@ class Scan:
     """Tries every pair.
 
     Args:
-        kept: all resources of one kind.
+        index: which has all resources, and a function for each subscription.
     """
 
-    def __init__(self, kept: list[Export] | list[Import]) -> None:
-        self._exports = [one for one in kept if isinstance(one, Export)]
-        self._imports = [(one, _test(one)) for one in kept if isinstance(one, Import)]
+    def __init__(self, index: IndexMatcher) -> None:
+        self._exports = list(index._offers.exports.values())
+        self._imports = [(want.import_, want.test) for want in index._imports.values()]
 
     def outcomes_for(self, asked: Resource) -> Mapping[str, Outcome]:
         """Return matches and near refusals by uid."""
         if isinstance(asked, Import):
-            test = _test(asked)
+            test = parse(asked.subscription or "").test
             return {
                 one.uid: outcome
                 for one in self._exports
@@ -65,23 +64,17 @@ class Scan:
         }
 
 
-def _test(import_: Import) -> Test:
-    return parse(import_.subscription or "").test
-
-
 class Bench:
-    """An index that has so many Exports and Imports, and the scan of the greater number."""
+    """An index that has so many Exports and Imports, and the scan beside it."""
 
     def __init__(self, exports: int, imports: int) -> None:
         self.rng = random.Random(1)
         self.index = IndexMatcher()
-        kept_exports = [population.export(self.rng, number) for number in range(exports)]
-        for export in kept_exports:
-            self.index.put_export(export)
-        kept_imports = [population.import_(self.rng, number) for number in range(imports)]
-        for import_ in kept_imports:
-            self.index.put_import(import_)
-        self.scan = Scan(kept_imports if imports > exports else kept_exports)
+        for number in range(exports):
+            self.index.put_export(population.export(self.rng, number))
+        for number in range(imports):
+            self.index.put_import(population.import_(self.rng, number))
+        self.scan = Scan(self.index)
         self.exports, self.imports = exports, imports
 
     def new_export(self) -> tuple[float, Export, Mapping[str, Outcome]]:

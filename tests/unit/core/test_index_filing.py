@@ -283,6 +283,17 @@ def test_expressions_of_one_form_share_their_function() -> None:
     assert code_of(third)[0] is not code_of(one)[0]
 
 
+def test_literals_of_a_shared_form_keep_their_places() -> None:
+    text = 'a == {} && topic("{}") && startsWith(b, "{}") && c in [{}] && "{}" in d && e % {} == {}'
+    one = parse(text.format(1, "t/+", "x", "1, 2", "q", 5, 2))
+    other = parse(text.format(2, "u/+", "y", "3, 4", "r", 7, 3))
+    fits = {"a": 1, "topic": "t/z", "b": "xx", "c": 2, "d": ["q"], "e": 12}
+
+    assert one.matches(fits)
+    assert not other.matches(fits)
+    assert other.matches({"a": 2, "topic": "u/z", "b": "yy", "c": 3, "d": ["r"], "e": 10})
+
+
 @given(
     numbers=st.lists(st.integers(-50, 50) | st.floats(-50, 50), unique=True),
     removed=st.randoms(use_true_random=False),
