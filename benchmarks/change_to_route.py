@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import itertools
-import sqlite3
+import json
+import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import rows
+from links import ANSWER, PORT
 from measure import Figures, Settings, quantile, turns
-from processes import Agent, Broker
+from processes import Agent, Broker, Child
 
-from pe_agent.agent.store import Store
 from pe_agent.broker_client import BrokerClient, pe_path
+from streambroker_core.schema import parse_ddl, to_items
 from streambroker_core.wire.registration import POLL_S
 
-PURPOSE = "REST filter change -> agent's view, 100 changes/s, by hint and by the next poll"
-AGENTS = 5
+PURPOSE = "REST filter change -> routes of 50 agents, 100 changes/s, by hint and by the next poll"
+AGENTS = 50
+PROCESSES = 5
 CHANGES_PER_SECOND = 100
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-VARIANTS = ("hints", "no hints")
+VARIANTS = ("hints", "no hints", "processes")
+SECONDS = {"hints": 10.0, "no hints": POLL_S * 1.1, "processes": 10.0}
+QUICK_S = 2.0
+Found = Callable[[str, int], "float | None"]
 
 
 class Watched:
-    """One importing agent, and when each generation of its import was first seen in its view."""
+    """One agent in a process of its own, and when its view had each generation of its import."""
 
-    def __init__(self, agent: Agent, port: str) -> None:
-        self.agent, self.port = agent, port
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
         self.seen: list[tuple[int, float]] = []
         self.ended = threading.Event()
         threading.Thread(target=self._follow, daemon=True).start()
@@ -40,66 +48,90 @@ class Watched:
             now = time.perf_counter()
             seen = answer["version"]
             ports = (answer["view"] or {}).get("imports", {})
-            generation = ports.get(self.port, {}).get("generation", 0)
+            generation = ports.get(PORT, {}).get("generation", 0)
             if generation > newest:
                 newest = generation
                 self.seen.append((generation, now))
 
-    def when(self, generation: int) -> float | None:
-        """Return when a generation, or a later one, was first seen."""
-        return next((at for known, at in list(self.seen) if known >= generation), None)
+
+class Links(Child):
+    """Many agents in one process; see :mod:`links`."""
+
+    def __init__(self, place: Path, url: str, jobs: list[str]) -> None:
+        command = [sys.executable, "-m", "links", url, str(place), *jobs]
+        super().__init__(command, place / "links.log")
+        self.line("ready")
+
+    def ask(self, order: str) -> Any:
+        """Give an order and wait for its answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(order + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.line(ANSWER))
 
 
 class Bench:
-    """A broker, an exporting agent and importing ones with a route each."""
+    """A broker, an exporting agent, and importing ones with a route each."""
 
     def __init__(self, settings: Settings) -> None:
         self.broker = Broker(settings.place)
         self.client = BrokerClient(self.broker.url, "default")
-        self.feed = Agent(settings.place, "feed", self.broker.url)
-        self.feed.export("out")
-        self.watched = []
         self._filters = itertools.count(1)
-        for number in range(AGENTS):
-            agent = Agent(settings.place, f"taker-{number}", self.broker.url)
-            agent.import_("in", subscription='kind == "out"', filter="a > 0")
-            agent.await_route("in")
-            self.watched.append(Watched(agent, "in"))
+        self.takers = [f"taker-{number}" for number in range(AGENTS)]
+        self.links = Links(settings.place, self.broker.url, ["feed", *self.takers])
+        schema = to_items(parse_ddl(rows.DDL))
+        self._declare("feed", "export/out", {"properties": {"kind": "out"}, "schema": schema})
+        for job in self.takers:
+            spec = {"subscription": 'kind == "out"', "filter": "a > 0"}
+            self._declare(job, f"import/{PORT}", spec)
+        self.watched: dict[str, Watched] = {}
+        for number in range(PROCESSES):
+            agent = Agent(settings.place, f"alone-{number}", self.broker.url)
+            agent.import_(PORT, subscription='kind == "out"', filter="a > 0")
+            agent.await_route(PORT)
+            self.watched[f"alone-{number}"] = Watched(agent)
+
+    def _declare(self, job: str, port: str, spec: dict[str, Any]) -> None:
+        self.client.request("PUT", f"{pe_path(job, 0)}/{port}", spec)
 
     def end(self) -> None:
         """End all processes."""
-        for one in self.watched:
+        for one in self.watched.values():
             one.ended.set()
             one.agent.end()
-        self.feed.end()
+        self.links.end()
         self.broker.end()
 
-    def hints(self, on: bool, known: dict[str, str]) -> None:
-        """Register the agents anew, with the address for hints they had, or without one."""
-        for one in self.watched:
-            _, job, pe = one.agent.pe.split("/")
-            self.client.request(
-                "PUT",
-                pe_path(job, int(pe)),
-                {
-                    "instance": _instance(one.agent.home),
-                    "location": one.agent.client.location,
-                    "hint": known[job] if on else None,
-                },
-            )
+    def measure(self, variant: str, seconds: float) -> list[float]:
+        """Change filters; return seconds until each change was in its agent's routes."""
+        if variant == "processes":
+            return self._changes(list(self.watched), seconds, self._of_processes)
+        self.links.ask("hints on" if variant == "hints" else "hints off")
+        return self._changes(self.takers, seconds, self._of_links)
 
-    def changes(self, seconds: float) -> list[float]:
-        """Change filters at the given rate; return seconds until each was in the agent's view."""
+    def _of_processes(self) -> dict[str, list[tuple[int, float]]]:
+        return {job: list(one.seen) for job, one in self.watched.items()}
+
+    def _of_links(self) -> dict[str, list[tuple[int, float]]]:
+        found: dict[str, list[tuple[int, float]]] = self.links.ask("seen")
+        return found
+
+    def _changes(
+        self,
+        jobs: list[str],
+        seconds: float,
+        seen: Callable[[], dict[str, list[tuple[int, float]]]],
+    ) -> list[float]:
         due = time.perf_counter()
-        sent: list[tuple[Watched, float, int]] = []
+        sent: list[tuple[str, float, int]] = []
 
         def change(number: int, at: float) -> None:
             time.sleep(max(0.0, at - time.perf_counter()))
-            one = self.watched[number % AGENTS]
-            path = f"{pe_path(one.agent.pe.split('/')[1], 0)}/import/{one.port}/filter"
+            job = jobs[number % len(jobs)]
+            path = f"{pe_path(job, 0)}/import/{PORT}/filter"
             began = time.perf_counter()
             answer = self.client.request("PUT", path, {"filter": f"a > {next(self._filters)}"})
-            sent.append((one, began, int(answer.body["generation"])))
+            sent.append((job, began, int(answer.body["generation"])))
 
         with ThreadPoolExecutor(8) as pool:
             orders = [
@@ -108,47 +140,40 @@ class Bench:
             ]
         for order in orders:
             order.result()
-        return self._until_seen(sent)
-
-    def _until_seen(self, sent: list[tuple[Watched, float, int]]) -> list[float]:
-        took = []
-        deadline = time.perf_counter() + 60.0
-        for one, began, generation in sent:
-            while (at := one.when(generation)) is None and time.perf_counter() < deadline:
-                time.sleep(0.01)
-            if at is None:
-                raise RuntimeError(f"generation {generation} was not seen in 60 s")
-            took.append(at - began)
-        return took
+        return _until_seen(sent, seen)
 
 
-def _instance(home: Path) -> str:
-    store = Store(home / "state.sqlite")
-    try:
-        return str(store.get("instance"))
-    finally:
-        store.close()
+def _until_seen(
+    sent: list[tuple[str, float, int]], seen: Callable[[], dict[str, list[tuple[int, float]]]]
+) -> list[float]:
+    deadline = time.perf_counter() + 2 * POLL_S
+    while True:
+        found = seen()
+        took = [_took(found[job], generation, began) for job, began, generation in sent]
+        known = [seconds for seconds in took if seconds is not None]
+        if len(known) == len(sent):
+            return known
+        if time.perf_counter() > deadline:
+            raise RuntimeError(f"{len(sent) - len(known)} changes were not seen in 60 s")
+        time.sleep(0.1)
 
 
-def _hints(database: Path) -> dict[str, str]:
-    """Return where the broker sends each job's hints."""
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
-        return dict(db.execute("SELECT job, hint FROM pes"))
+def _took(seen: list[tuple[int, float]], generation: int, began: float) -> float | None:
+    at = next((at for known, at in seen if known >= generation), None)
+    return None if at is None else at - began
 
 
 def run(settings: Settings) -> Figures:
     """Measure; a round without hints covers a whole poll interval."""
     figures = Figures()
     bench = Bench(settings)
-    known = _hints(settings.place / "broker.sqlite")
-    seconds = {"hints": 10.0, "no hints": 5.0 if settings.quick else POLL_S * 1.1}
     try:
-        bench.changes(2.0)
+        for variant in ("hints", "processes"):
+            bench.measure(variant, QUICK_S)
         for round_ in range(1, settings.rounds + 1):
             figures.yardstick()
             for name in turns(VARIANTS, round_):
-                bench.hints(name == "hints", known)
-                took = bench.changes(seconds[name])
+                took = bench.measure(name, QUICK_S if settings.quick else SECONDS[name])
                 for label, share in SHARES.items():
                     figures.add(f"{name}: {label}", quantile(took, share) * 1e3, "ms")
             settings.say(f"round {round_} of {settings.rounds} done")
@@ -156,12 +181,16 @@ def run(settings: Settings) -> Figures:
         bench.end()
     figures.ratio("hints / no hints, p50", "hints: p50", "no hints: p50")
     figures.note(
-        f"{CHANGES_PER_SECOND} changes/s in turn over {AGENTS} importing agents, each with"
-        " a route; from sending the PUT to a view of the agent with that generation or a"
-        " later one; broker, agents and the client on the same cores."
+        f"{CHANGES_PER_SECOND} changes/s in turn over {AGENTS} importing agents with a route each"
+        " to one exporter, whose view changes every time; from sending the PUT to the agent's"
+        " route table (file flushed) with that generation or a later one."
     )
     figures.note(
-        f"no hints: the agents are registered without an address for hints and poll every"
-        f" {POLL_S} s."
+        f"The {AGENTS} agents and the exporter are one process: the real link and route table of"
+        f" each, no rows. `processes` is the same with {PROCESSES} agents in processes of their"
+        " own. Broker, agents and the client are on the same cores."
+    )
+    figures.note(
+        f"no hints: the agents gave an address where nobody listens and poll every {POLL_S} s."
     )
     return figures

@@ -22,6 +22,7 @@ NAMES = (
     "spark_to_spark",
     "latency",
     "change_to_route",
+    "polling",
     "log_append",
     "explain",
     "matching",

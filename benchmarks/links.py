@@ -1,0 +1,79 @@
+"""Many agents in one process, without rows: the real link to the broker and route table of each.
+
+``python -m links URL PLACE JOB...`` says ``ready`` and then answers one line for each line it gets:
+``seen`` with what the agents have applied since, ``hints on`` and ``hints off`` once the broker has
+another address for hints, which with ``off`` is one where nobody listens.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from pe_agent.agent.broker_link import BrokerLink
+from pe_agent.agent.hosts import Hosts
+from streambroker_core.model import PeKey
+from streambroker_core.wire.view import View
+
+ANSWER = "@@ "
+NOWHERE = "127.0.0.1:9"
+PORT = "in"
+
+
+class Linked:
+    """One agent's link, and when its route table had each generation of its import.
+
+    Attributes:
+        seen: ``[generation, time]`` by the clock that all processes of a machine share.
+    """
+
+    def __init__(self, number: int, job: str, url: str, place: Path) -> None:
+        home = place / f"home-{job}"
+        home.mkdir()
+        self.seen: list[tuple[int, float]] = []
+        self._hosts = Hosts(PeKey.parse(f"default/{job}/0"), home, progress=lambda *_: None)
+        self._hosts.routes.listen(self._note)
+        self.link = BrokerLink(
+            self._hosts,
+            url,
+            location="grpc+tcp://127.0.0.1:1",
+            instance=f"{number:016x}",
+            host="127.0.0.1",
+        )
+        self._ear = self.link._hint
+
+    def _note(self, view: View) -> None:
+        now = time.perf_counter()
+        if PORT in view.imports:
+            self.seen.append((view.imports[PORT].generation, now))
+
+    def hints(self, on: bool) -> None:
+        """Let the broker know where hints go."""
+        self.link._hint = self._ear if on else NOWHERE
+        self.link._register()
+
+
+def main() -> None:
+    """Run the agents until there is no more input."""
+    url, place, *jobs = sys.argv[1:]
+    agents = {job: Linked(n, job, url, Path(place)) for n, job in enumerate(jobs)}
+    for agent in agents.values():
+        agent.hints(True)
+        agent.link.start()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        answer = {}
+        if line.startswith("hints"):
+            for agent in agents.values():
+                agent.hints(line.strip() == "hints on")
+        else:
+            answer = {job: agent.seen for job, agent in agents.items()}
+        sys.stdout.write(ANSWER + json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""What 10,000 agents that poll cost the broker while nothing changes."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import population
+from cold_start import write
+from cpu import used
+from measure import Figures, Settings, quantile, turns
+from processes import Broker, environment
+
+from pe_agent.broker_client import BrokerClient, pe_path
+from streambroker_core.model import Resource
+from streambroker_core.wire.registration import POLL_S
+
+PURPOSE = "10,000 agents polling every 30 s, all answered 304: share of a core that the broker uses"
+AGENTS = 10_000
+WAYS = ("ask", "register", "nobody")
+
+
+def run(settings: Settings) -> Figures:
+    """Measure; in one poll period every agent polls once."""
+    figures = Figures()
+    count = AGENTS // (20 if settings.quick else 1)
+    seconds = 3.0 if settings.quick else float(POLL_S)
+    rng = random.Random(1)
+    resources: list[Resource] = []
+    for number in range(count):
+        resources += (population.export(rng, number), population.import_(rng, number))
+    write(settings.place / "broker.sqlite", resources)
+    broker = Broker(settings.place)
+    try:
+        etags = prepared(broker.url, count, settings.place)
+        for round_ in range(1, settings.rounds + 1):
+            figures.yardstick()
+            for way in turns(WAYS, round_):
+                measure(figures, broker, way, seconds, etags)
+            settings.say(f"round {round_} of {settings.rounds} done")
+    finally:
+        broker.end()
+    figures.note(
+        f"{AGENTS:,} PEs with an import each; every {POLL_S} s each asks once, on a connection of"
+        f" its own: {AGENTS / POLL_S:.0f} polls/s, evenly spread. `register`: with the registration"
+        " before it, as the agents do. The agents are simulated in a process of their own, whose"
+        " time is not counted; the times are theirs. `nobody`: the broker alone."
+    )
+    return figures
+
+
+def prepared(url: str, count: int, place: Path) -> Path:
+    """Register all agents, so that a registration is nothing new; keep their views' ETags."""
+    path = place / "etags.json"
+    path.write_text(json.dumps(['"none"'] * count))
+    told = polls(url, count / 150, 150.0, "register", path)
+    if told["statuses"] != {"200": 2 * count}:
+        raise RuntimeError(f"not all agents could register: {told['statuses']}")
+    client = BrokerClient(url, "default")
+    etags = []
+    for number in range(count):
+        answer = client.request("GET", pe_path(f"alerts-{number}", 0))
+        etags.append(answer.headers["etag"])
+    path.write_text(json.dumps(etags))
+    return path
+
+
+def polls(url: str, seconds: float, rate: float, how: str, etags: Path) -> Any:
+    """Let the agents poll."""
+    command = [sys.executable, "-m", "polls", url, str(seconds), str(rate), how, str(etags)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def measure(figures: Figures, broker: Broker, way: str, seconds: float, etags: Path) -> None:
+    """Add the broker's share of a core over some seconds, and how long its answers took."""
+    before = _seconds(broker)
+    if way == "nobody":
+        time.sleep(seconds)
+    else:
+        told = polls(broker.url, seconds, AGENTS / POLL_S, way, etags)
+        _all_current(told["statuses"], way)
+        for label, share in (("p50", 0.5), ("p99", 0.99)):
+            figures.add(f"{way}: poll, {label}", quantile(told["took"], share) * 1e3, "ms")
+    figures.add(f"{way}: broker", (_seconds(broker) - before) / seconds, "cores")
+
+
+def _all_current(statuses: dict[str, int], way: str) -> None:
+    """See that all was answered as it is when nothing changes."""
+    wanted = {"304"} | ({"200"} if way == "register" else set())
+    if set(statuses) != wanted:
+        raise RuntimeError(f"polls were answered otherwise than expected: {statuses}")
+
+
+def _seconds(broker: Broker) -> float:
+    return sum(seconds for _, seconds in used(broker.process.pid).values())
