@@ -339,3 +339,16 @@ def test_lag_is_what_is_retained_and_not_finished_and_nothing_without_a_route() 
     assert made.lag(reader) == (5, 314)
     made.set_routes({})
     assert made.lag(reader) == (0, 0)
+
+
+def test_what_a_drop_reader_has_lost_is_no_lag() -> None:
+    made = ledger(max_bytes=100)
+    made.set_routes({IMPORT: "drop"})
+    put(made, "A", 5)
+    made.plan(ask(policy="drop", budget=100), 0)
+    made.sweep(0)
+    made.plan(ask({"A": 1}, policy="drop", known=True, budget=1, one=False), 0)
+    made.sweep(0)
+
+    assert retained(made) == [4]
+    assert made.lag(made.readers["r"]) == (1, 100)
