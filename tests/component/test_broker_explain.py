@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import yaml
 
+from streambroker_operator.rest import explaining
 from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.commands import Cli
@@ -210,6 +211,16 @@ async def test_a_what_if_may_be_larger_than_other_requests(rest: Rest) -> None:
 
     assert (answer.status, answer.body["problems"]) == (200, [])
     assert (await rest("GET", "/exports")).body["items"] == []
+
+
+@pytest.mark.parametrize("limit", ["MAX_ROUTES", "MAX_FORECAST_S"])
+async def test_a_what_if_of_too_much_is_ended(
+    pair: Rest, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(explaining, limit, -1)
+    answer = await pair("POST", "/whatif", {"resources": [manifest("Import", "a", "p", **IMPORT)]})
+
+    assert (answer.status, answer.code) == (422, "ForecastTooLarge")
 
 
 @pytest.mark.parametrize(

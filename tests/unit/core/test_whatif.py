@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -314,6 +315,22 @@ def test_a_name_of_another_port_is_refused() -> None:
 
     assert (found.added, found.cut, found.kept) == ((), (), 1)
     assert [(p.code, p.refused) for p in found.problems] == [("NameTaken", True)]
+
+
+def test_a_forecast_can_be_ended_and_is_told_how_many_routes_there_are() -> None:
+    board = board_of(*(export_of(f"x{n}/p") for n in range(5)))
+    wants = proposed(*(import_of(f"i{n}/p") for n in range(3)))
+    seen: list[int] = []
+
+    def watch(routes: int) -> None:
+        seen.append(routes)
+        if routes >= 10:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        forecast(board, wants, watch=watch)
+    assert seen == [0, 0, 0, 0, 5, 10]
+    assert board.imports() == []
 
 
 def test_a_filter_is_judged_by_what_the_proposal_has_put_before() -> None:

@@ -7,7 +7,7 @@ all that these changes concern, before and after. Everything else stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -95,19 +95,27 @@ class Forecast:
 _Routes: TypeAlias = "dict[tuple[str, str], Route]"
 
 
-def forecast(board: Board, proposal: Proposal) -> Forecast:
+def forecast(
+    board: Board, proposal: Proposal, *, watch: Callable[[int], None] = lambda routes: None
+) -> Forecast:
     """Return what applying a proposal to a board would do.
 
     The board is not changed and not copied: the cost follows the resources
     proposed and those they meet, but for one look at each Export to count its
     routes.
+
+    Args:
+        board: the board as it is.
+        proposal: the changes.
+        watch: called before each resource that is matched, with the number of
+            routes found so far; what it raises ends the forecast.
     """
     overlay = Overlay(board)
-    problems, put = _take_in(overlay, proposal)
+    problems, put = _take_in(overlay, proposal, watch)
     problems += _left_out(overlay, put)
     exports, imports = _moved(overlay, "Export"), _moved(overlay, "Import")
     before = _routes_before(board, exports, imports)
-    after = _routes_after(overlay, exports, imports)
+    after = _routes_after(overlay, exports, imports, watch)
     cut = [
         Cut(route=route, reason=_why_cut(overlay, route))
         for pair, route in before.items()
@@ -138,11 +146,14 @@ def _ordered(routes: Iterable[Route]) -> list[Route]:
 # ---- taking the changes in ---------------------------------------------------------------------
 
 
-def _take_in(overlay: Overlay, proposal: Proposal) -> tuple[list[Problem], dict[int, Resource]]:
+def _take_in(
+    overlay: Overlay, proposal: Proposal, watch: Callable[[int], None]
+) -> tuple[list[Problem], dict[int, Resource]]:
     """Make the changes on the overlay; return what is refused, and what was put, by index."""
     problems: list[Problem] = []
     put: dict[int, Resource] = {}
     for index, resource in enumerate(proposal.puts):
+        watch(0)
         problem = _refusal(overlay, index, resource)
         if problem is not None:
             problems.append(problem)
@@ -261,47 +272,54 @@ def _routes_before(board: Board, exports: _Moved, imports: _Moved) -> _Routes:
     }
 
 
-def _routes_after(overlay: Overlay, exports: _Moved, imports: _Moved) -> _Routes:
-    found = [
-        *_met(overlay, exports, imports),
-        *_met(overlay, imports, exports),
-        *_met_anew(exports, imports),
-    ]
-    routes = (route_of(x, i, outcome) for x, i, outcome in found if isinstance(outcome, Match))
-    return {_pair(route): route for route in routes}
+def _routes_after(
+    overlay: Overlay, exports: _Moved, imports: _Moved, watch: Callable[[int], None]
+) -> _Routes:
+    found: _Routes = {}
+    for moved, others in ((exports, imports), (imports, exports)):
+        for resource in moved.values():
+            watch(len(found))
+            if resource is not None:
+                _note(found, _met(overlay, resource, others))
+    matcher = IndexMatcher()
+    for export in exports.values():
+        if isinstance(export, Export):
+            matcher.put_export(export)
+    for import_ in imports.values():
+        watch(len(found))
+        if isinstance(import_, Import):
+            _note(found, _met_anew(matcher, exports, import_))
+    return found
+
+
+def _note(found: _Routes, met: Iterable[tuple[Resource | None, Resource | None, Outcome]]) -> None:
+    for export, import_, outcome in met:
+        if not isinstance(outcome, Match):
+            continue
+        if isinstance(export, Export) and isinstance(import_, Import):
+            found[(export.uid, import_.uid)] = route_of(export, import_, outcome)
 
 
 def _met(
-    overlay: Overlay, moved: _Moved, others: _Moved
-) -> Iterator[tuple[Export, Import, Outcome]]:
-    """Yield what moved resources would meet among those that stay as they are."""
+    overlay: Overlay, resource: Resource, others: _Moved
+) -> Iterator[tuple[Resource | None, Resource | None, Outcome]]:
+    """Yield what a moved resource would meet among those that stay as they are."""
     board = overlay.board
-    for resource in moved.values():
-        if resource is None:
+    for uid, outcome in board.outcomes_for(resource).items():
+        if uid in others:
             continue
-        other_kind: Kind = "Import" if isinstance(resource, Export) else "Export"
-        for uid, outcome in board.outcomes_for(resource).items():
-            other = board.get(other_kind, uid)
-            if uid in others:
-                continue
-            if isinstance(resource, Export) and isinstance(other, Import):
-                yield resource, other, outcome
-            elif isinstance(resource, Import) and isinstance(other, Export):
-                yield other, resource, outcome
+        if isinstance(resource, Export):
+            yield resource, board.get("Import", uid), outcome
+        else:
+            yield board.get("Export", uid), resource, outcome
 
 
-def _met_anew(exports: _Moved, imports: _Moved) -> Iterator[tuple[Export, Import, Outcome]]:
+def _met_anew(
+    matcher: IndexMatcher, exports: _Moved, import_: Import
+) -> Iterator[tuple[Resource | None, Resource | None, Outcome]]:
     """Yield what moved resources would be to each other."""
-    wanted = [import_ for import_ in imports.values() if isinstance(import_, Import)]
-    offered = {uid: export for uid, export in exports.items() if isinstance(export, Export)}
-    if not wanted or not offered:
-        return
-    matcher = IndexMatcher()
-    for export in offered.values():
-        matcher.put_export(export)
-    for import_ in wanted:
-        for uid, outcome in matcher.outcomes_for(import_).items():
-            yield offered[uid], import_, outcome
+    for uid, outcome in matcher.outcomes_for(import_).items():
+        yield exports[uid], import_, outcome
 
 
 def _why_cut(overlay: Overlay, route: Route) -> str:

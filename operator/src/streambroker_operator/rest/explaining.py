@@ -7,7 +7,7 @@ the broker answers others meanwhile. A what-if asks the board itself and is shor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -65,6 +65,10 @@ MAX_PROPOSAL = 1024 * 1024
 """Bytes of a what-if's body."""
 MAX_CHANGES = 1_000
 """Resources and deletions of a what-if."""
+MAX_ROUTES = 100_000
+"""Routes that a what-if may lead to at the resources it changes."""
+MAX_FORECAST_S = 2.0
+"""For how long a what-if may keep the broker, in seconds."""
 
 _KINDS: dict[str, Kind] = {"Export": "Export", "Import": "Import"}
 
@@ -268,8 +272,25 @@ async def whatif(request: web.Request) -> web.Response:
     resources = [one for one in read if not isinstance(one, StreambrokerError)]
     _check_namespaces(request, [*(one.key for one in resources), *(key for _, key in deletes)])
     proposal = Proposal(puts=tuple(resources), deletes=tuple(deletes))
-    found = _numbered(forecast(request.app[RUNTIME].board, proposal), read)
-    return json_answer(_forecast_body(found))
+    found = forecast(request.app[RUNTIME].board, proposal, watch=_bounded())
+    return json_answer(_forecast_body(_numbered(found, read)))
+
+
+def _bounded() -> Callable[[int], None]:
+    """Return a watch that ends a forecast that becomes too large or takes too long."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + MAX_FORECAST_S
+
+    def watch(found: int) -> None:
+        if found > MAX_ROUTES or clock() > end:
+            raise RequestError(
+                422,
+                "ForecastTooLarge",
+                f"These changes concern more than {MAX_ROUTES:,} routes, or take longer than"
+                f" {MAX_FORECAST_S:g} s to foretell. Ask about fewer of them at once.",
+            )
+
+    return watch
 
 
 def _read(document: object, namespace: str) -> Resource | StreambrokerError:
