@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -330,11 +331,11 @@ def test_thousands_of_ordered_numbers_are_kept_in_blocks() -> None:
 
 
 def assert_holds(
-    ordered: Ordered, kept: list[float], low: float | None, high: float | None
+    ordered: Ordered, kept: Sequence[float], low: float | None, high: float | None
 ) -> None:
     start = 0 if low is None else bisect_left(kept, low)
     end = len(kept) if high is None else bisect_right(kept, high)
-    expected = kept[start : max(start, end)]
+    expected = list(kept[start : max(start, end)])
     assert list(ordered.between(low, high)) == expected
     assert ordered.count(low, high) == len(expected)
     assert ordered.size == len(kept)

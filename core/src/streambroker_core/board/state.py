@@ -309,11 +309,12 @@ class Board:
         return self._matcher.outcomes_for(resource)
 
     def wanted_by(self, import_: Import) -> list[Export]:
-        """Return the Exports that an Import would match, were it not for its filter."""
+        """Return the Exports that an Import would match without its filter, in order of port."""
         bare = self._matcher.outcomes_for(replace(import_, filter=None))
         matched = (uid for uid, outcome in bare.items() if isinstance(outcome, Match))
-        found = (self._exports.shelf.get(uid) for uid in sorted(matched))
-        return [export for export in found if export is not None]
+        found = (self._exports.shelf.get(uid) for uid in matched)
+        exports = [export for export in found if export is not None]
+        return sorted(exports, key=lambda export: (export.key, export.uid))
 
     def figures(self) -> Figures:
         """Return how the matcher is filled."""
