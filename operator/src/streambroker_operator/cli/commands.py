@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -44,10 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StreambrokerError as error:
         tell(error)
         return exit_code(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        _discard_output()
+    except (KeyboardInterrupt, BrokenPipeError):
         return INTERRUPTED
 
 
@@ -80,11 +76,3 @@ def _first_word(words: Sequence[str]) -> str | None:
         elif not word.startswith("-"):
             return word
     return None
-
-
-def _discard_output() -> None:
-    """Let the interpreter's last flush go nowhere: who read our output has gone."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        return
