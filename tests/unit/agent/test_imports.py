@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.imports import ImportHost, ReaderInUseError, UnknownPortError
+from pe_agent.agent.imports import ImportHost, UnknownPortError
 from pe_agent.agent.news import News
 from pe_agent.agent.peers import Peers
+from pe_agent.agent.readers import ReaderInUseError
 from pe_agent.agent.routes import RouteTable
 from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
@@ -247,8 +248,8 @@ def test_a_lease_is_given_to_one_process_at_a_time(made: Bench) -> None:
     made.declared.add("in")
     first = made.offset()
     busy = made.next(first, session="two")["busy"]
-    assert made.host.renew(first["reader"], "one")
-    assert not made.host.renew(first["reader"], "two")
+    assert made.host.readers.renew(first["reader"], "one")
+    assert not made.host.readers.renew(first["reader"], "two")
     with pytest.raises(ReaderInUseError):
         made.next(first, session="two", renewals=busy["renewals"])
 
@@ -329,7 +330,7 @@ def test_a_call_that_was_given_up_asks_no_further_exporter(made: Bench) -> None:
         later = threading.Thread(target=made.next, args=(first,))
         later.start()
         again.append(later)
-        reader = made.host._readers[first["reader"]]
+        reader = made.host.readers[first["reader"]]
         until(lambda: reader.calls == 3, 10, "the later call waits its turn")
         made.replies[B] = lambda _: answer()
         return answer(plan("t", 0, 1))
@@ -357,9 +358,9 @@ def test_a_lease_goes_on_after_the_agent_was_started_again(made: Bench) -> None:
     made.store.close()
     made.open()
 
-    assert made.host.renew(reader, "one")
-    assert made.host.alive() == {"default/alerts/0/in": [reader]}
-    assert not made.host.renew(reader, "two")
+    assert made.host.readers.renew(reader, "one")
+    assert made.host.readers.alive() == {"default/alerts/0/in": [reader]}
+    assert not made.host.readers.renew(reader, "two")
 
 
 def test_an_exporter_whose_route_is_gone_hears_once_how_far_the_reader_came(made: Bench) -> None:
@@ -368,18 +369,18 @@ def test_an_exporter_whose_route_is_gone_hears_once_how_far_the_reader_came(made
     first = made.offset()
     unfinished = [("grpc+tcp://a:1", A, "default/alerts/0/in")]
     made.connect()
-    assert made.host._unfinished() == unfinished
+    assert made.host.readers.unfinished() == unfinished
     made.asked.clear()
     made.replies[A] = lambda _: answer(routed=True)
     assert made.next(first) == {"offset": None}
-    assert made.host._unfinished() == unfinished, "its agent does not know of the cut yet"
+    assert made.host.readers.unfinished() == unfinished, "its agent does not know of the cut yet"
     made.replies[A] = lambda _: answer(routed=False)
     assert made.next(first) == {"offset": None}
     assert made.next(first) == {"offset": None}
 
     assert [body["positions"] for _, body in made.asked] == [{"s": 1}, {"s": 1}]
     assert [body["capability"] for _, body in made.asked] == [None, None]
-    assert made.host._unfinished() == []
+    assert made.host.readers.unfinished() == []
 
 
 def test_a_plan_that_is_read_again_is_unfinished_again(made: Bench) -> None:
@@ -389,11 +390,11 @@ def test_a_plan_that_is_read_again_is_unfinished_again(made: Bench) -> None:
     made.connect()
     made.replies[A] = lambda _: answer(routed=False)
     made.next(first)
-    assert made.host._unfinished() == []
+    assert made.host.readers.unfinished() == []
     made.replies[A] = lambda _: {"blocks": {"s": {"0": [[1, 1]]}}}
     made.host.slices({"import": "in", "session": "one", "start": None, "end": first})
 
-    assert made.host._unfinished() != []
+    assert made.host.readers.unfinished() != []
 
 
 def test_a_change_is_applied_although_an_exporter_is_away(
@@ -424,7 +425,7 @@ def test_what_an_absent_exporter_has_is_left_for_the_next_run(
 def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_agent.agent.imports.READERS", 3)
+    monkeypatch.setattr("pe_agent.agent.readers.READERS", 3)
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     for number in range(5):

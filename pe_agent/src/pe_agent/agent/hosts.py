@@ -199,7 +199,9 @@ class Hosts:
             "publisher.renounce": self._renounce,
             "reader.next": self.imports.next,
             "reader.slices": self.imports.slices,
-            "reader.renew": lambda b: {"renewed": self.imports.renew(b["reader"], b["session"])},
+            "reader.renew": lambda b: {
+                "renewed": self.imports.readers.renew(b["reader"], b["session"])
+            },
             "reader.leave": self._leave,
             "reader.heads": lambda b: {"heads": self.imports.heads(b["import"])},
             "reader.where": lambda b: {

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from pe_agent.agent.news import News
 from pe_agent.agent.peers import READER_LEASE, Peers
+from pe_agent.agent.readers import OwnReader, OwnReaders
 from pe_agent.agent.routes import RouteTable
 from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
@@ -24,7 +24,6 @@ from streambroker_core.wire.view import ImportPort, ImportRoute
 log = logging.getLogger("pe_agent")
 
 PLAN_SECONDS = 2.0
-READERS = 1_000
 HURRY_SECONDS = 5.0
 PATIENCE = 5.0
 HURRIED = 0.02
@@ -34,48 +33,6 @@ class UnknownPortError(StreambrokerError):
     """A port that nobody declared."""
 
     code = "UnknownPort"
-
-
-class ReaderInUseError(StreambrokerError):
-    """Two living processes use one checkpoint; the second stops."""
-
-    code = "ReaderInUse"
-
-    def __init__(self, reader: str) -> None:
-        super().__init__(
-            f"reader {reader} is in use by another living query: was the checkpoint copied, or is"
-            " the query running twice? Stop the other one, or start this one with a new checkpoint."
-        )
-
-
-@dataclass(slots=True)
-class OwnReader:
-    """A reader of one of our imports.
-
-    Attributes:
-        session: the source process that holds the lease, until ``until`` (monotonic seconds).
-        homes: export and address by stream, as last seen; for replays after a route is gone.
-        acknowledged: positions the exporters have been told, by export.
-        finished: exports without a route that hold nothing for it any more.
-        pinned: filter and import generation that hold from the last offset on.
-        refused: why an export gives nothing, by export.
-        calls: how often it was called; an older call that is still under way stops.
-        turn: which route is asked first; see :func:`_in_turn`.
-    """
-
-    id: str
-    import_: str
-    session: str = ""
-    until: float = 0.0
-    renewals: int = 0
-    homes: dict[str, tuple[str, str]] = field(default_factory=dict)
-    acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
-    finished: set[str] = field(default_factory=set)
-    pinned: dict[str, Any] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    turn: int = 0
-    calls: int = 0
-    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
 
 class ImportHost:
@@ -91,90 +48,29 @@ class ImportHost:
     ) -> None:
         self._pe = pe
         self._routes = routes
-        self._store = store
         self._news = news
         self._declared = declared
-        self._lock = threading.Lock()
         self._hurried: dict[str, float] = {}
-        self._readers: dict[str, OwnReader] = {}
-        self.peers = Peers(news, self.alive, self._unfinished)
-        for id_, state in store.states("own_readers", "id").items():
-            homes = {s: (h[0], h[1]) for s, h in state["homes"].items()}
-            self._readers[id_] = OwnReader(id=id_, import_=state["import"], homes=homes)
-
-    def alive(self) -> dict[str, list[str]]:
-        """Return the readers that hold a lease, by import."""
-        now = time.monotonic()
-        result: dict[str, list[str]] = {}
-        with self._lock:
-            for reader in self._readers.values():
-                if reader.until > now:
-                    result.setdefault(reader.import_, []).append(reader.id)
-        return result
-
-    def _unfinished(self) -> list[tuple[str, str, str]]:
-        """Return address, export and import of what living readers may have planned."""
-        now = time.monotonic()
-        with self._lock:
-            return [
-                (location, export, reader.import_)
-                for reader in self._readers.values()
-                if reader.until > now
-                for export, location in set(reader.homes.values())
-                if export not in reader.finished
-            ]
+        self.readers = OwnReaders(store)
+        self.peers = Peers(news, self.readers.alive, self.readers.unfinished)
 
     def hurry(self, port: str) -> None:
         """For a while do not wait here for news: another source of the query stands behind."""
         self._hurried[port] = time.monotonic() + HURRY_SECONDS
 
-    # -- leases ------------------------------------------------------------------------------
-
-    def _claim(self, request: Mapping[str, Any], reader_id: str) -> OwnReader | dict[str, Any]:
-        """Give the lease to the calling process, or say until when another holds it."""
-        import_ = f"{self._pe}/{request['import']}"
-        now = time.monotonic()
-        with self._lock:
-            reader = self._readers.get(reader_id) or self._new_reader(reader_id, import_)
-            if reader.session not in ("", request["session"]) and reader.until > now:
-                seen = request.get("renewals")
-                if seen is not None and seen != reader.renewals:
-                    raise ReaderInUseError(reader_id)
-                return {"busy": {"seconds": reader.until - now, "renewals": reader.renewals}}
-            reader.session, reader.until = request["session"], now + READER_LEASE
-            return reader
-
-    def _new_reader(self, id_: str, import_: str) -> OwnReader:
-        """Take a reader in; beyond so many the one that has been away longest is forgotten."""
-        reader = self._readers[id_] = OwnReader(id=id_, import_=import_)
-        if len(self._readers) > READERS:
-            oldest = min((r for r in self._readers.values() if r is not reader), key=_until)
-            del self._readers[oldest.id]
-            self._store.write("DELETE FROM own_readers WHERE id = ?", oldest.id)
-        return reader
-
-    def renew(self, reader: str, session: str) -> bool:
-        """Renew a lease; False if another process has it."""
-        with self._lock:
-            known = self._readers.get(reader)
-            if known is None or known.session not in ("", session):
-                return False
-            known.session = session
-            known.until = time.monotonic() + READER_LEASE
-            known.renewals += 1
-            return True
-
     def leave(self, reader: str, session: str) -> None:
         """The source process ends in order: the lease ends, the claims last for grace."""
-        with self._lock:
-            known = self._readers.get(reader)
-            if known is None or known.session != session:
-                return
-            known.until, known.session = 0.0, ""
-            homes = set(known.homes.values())
-        for export, location in homes:
+        known = self.readers.release(reader, session)
+        if known is None:
+            return
+        for export, location in set(known.homes.values()):
             told = (location, export, known.import_, reader)
             threading.Thread(target=self.peers.tell_leave, args=told, daemon=True).start()
+
+    def _claim(self, request: Mapping[str, Any], reader_id: str) -> OwnReader | dict[str, Any]:
+        import_ = f"{self._pe}/{request['import']}"
+        renewals = request.get("renewals")
+        return self.readers.claim(reader_id, import_, request["session"], renewals=renewals)
 
     # -- the next offset ---------------------------------------------------------------------
 
@@ -356,7 +252,7 @@ class ImportHost:
         reader.acknowledged[export] = {
             s: start.streams[s].next for s in {*heads, *streams} if s in start.streams
         }
-        self._remember(reader, {s: (export, str(route.location)) for s in streams})
+        self.readers.remember(reader, {s: (export, str(route.location)) for s in streams})
         return answer
 
     def _call_plan(
@@ -413,16 +309,6 @@ class ImportHost:
         else:
             reader.refused.pop(export, None)
 
-    def _remember(self, reader: OwnReader, homes: dict[str, tuple[str, str]]) -> None:
-        if all(reader.homes.get(s) == h for s, h in homes.items()):
-            return
-        reader.homes.update(homes)
-        self._store.write(
-            "INSERT OR REPLACE INTO own_readers VALUES (?, ?)",
-            reader.id,
-            json.dumps({"import": reader.import_, "homes": reader.homes}),
-        )
-
     # -- slices ------------------------------------------------------------------------------
 
     def slices(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -473,7 +359,7 @@ class ImportHost:
         for route in import_.routes if import_ else ():
             heads = self.peers.heads(str(route.export)) or {}
             found = {s: (str(route.export), str(route.location)) for s in streams if s in heads}
-            self._remember(reader, found)
+            self.readers.remember(reader, found)
 
     def _slices_of(
         self,
@@ -521,25 +407,15 @@ class ImportHost:
 
     def where(self, export: str, stream: str, reader: str) -> str:
         """Return the present address of an export's agent, for a task that has lost it."""
-        return self._route_to(self._readers[reader], export, stream)[0]
+        return self._route_to(self.readers[reader], export, stream)[0]
 
     # -- seen from outside -------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Return figures for people: readers by import, and which agents are away."""
         now = time.monotonic()
-        with self._lock:
-            readers = {
-                r.id: {
-                    "import": r.import_,
-                    "alive": r.until > now,
-                    "pinned": r.pinned,
-                    "refused": r.refused,
-                }
-                for r in self._readers.values()
-            }
         hurried = sorted(port for port, until in self._hurried.items() if until > now)
-        return {"readers": readers, "away": self.peers.away(), "hurried": hurried}
+        return {"readers": self.readers.status(), "away": self.peers.away(), "hurried": hurried}
 
 
 def _replan(location: str, **body: Any) -> dict[str, Any]:
@@ -550,10 +426,6 @@ def _replan(location: str, **body: Any) -> dict[str, Any]:
         if error.code == "DataLoss":
             raise
         raise AgentUnreachableError(f"{error.code}: {error}") from error
-
-
-def _until(reader: OwnReader) -> float:
-    return reader.until
 
 
 def _in_turn(reader: OwnReader, routes: list[ImportRoute]) -> list[ImportRoute]:

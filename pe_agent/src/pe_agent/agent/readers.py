@@ -1,0 +1,177 @@
+"""The readers of a PE's own imports: who holds their leases, where their streams live."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from pe_agent.agent.peers import READER_LEASE
+from pe_agent.agent.store import Store
+from streambroker_core.errors import StreambrokerError
+
+READERS = 1_000
+
+
+class ReaderInUseError(StreambrokerError):
+    """Two living processes use one checkpoint; the second stops."""
+
+    code = "ReaderInUse"
+
+    def __init__(self, reader: str) -> None:
+        super().__init__(
+            f"reader {reader} is in use by another living query: was the checkpoint copied, or is"
+            " the query running twice? Stop the other one, or start this one with a new checkpoint."
+        )
+
+
+@dataclass(slots=True)
+class OwnReader:
+    """A reader of one of our imports.
+
+    Attributes:
+        session: the source process that holds the lease, until ``until`` (monotonic seconds).
+        homes: export and address by stream, as last seen; for replays after a route is gone.
+        acknowledged: positions the exporters have been told, by export.
+        finished: exports without a route that hold nothing for it any more.
+        pinned: filter and import generation that hold from the last offset on.
+        refused: why an export gives nothing, by export.
+        calls: how often it was called; an older call that is still under way stops.
+        turn: which route is asked first, counted up at each call.
+    """
+
+    id: str
+    import_: str
+    session: str = ""
+    until: float = 0.0
+    renewals: int = 0
+    homes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+    pinned: dict[str, Any] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    turn: int = 0
+    calls: int = 0
+    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
+
+
+class OwnReaders:
+    """All readers of one PE's imports, and their leases. Safe from any thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._readers: dict[str, OwnReader] = {}
+        for id_, state in store.states("own_readers", "id").items():
+            homes = {s: (h[0], h[1]) for s, h in state["homes"].items()}
+            self._readers[id_] = OwnReader(id=id_, import_=state["import"], homes=homes)
+
+    def __getitem__(self, id_: str) -> OwnReader:
+        return self._readers[id_]
+
+    # -- leases ------------------------------------------------------------------------------
+
+    def claim(
+        self, id_: str, import_: str, session: str, *, renewals: int | None
+    ) -> OwnReader | dict[str, Any]:
+        """Give the lease to the calling process, or say until when another holds it.
+
+        Args:
+            id_: the reader; one that is not known is taken in.
+            import_: key of its import.
+            session: the calling process.
+            renewals: what it was told with its last ``busy`` answer, None at the first try.
+
+        Raises:
+            ReaderInUseError: the other process has renewed the lease meanwhile.
+        """
+        now = time.monotonic()
+        with self._lock:
+            reader = self._readers.get(id_) or self._take_in(id_, import_)
+            if reader.session not in ("", session) and reader.until > now:
+                if renewals is not None and renewals != reader.renewals:
+                    raise ReaderInUseError(id_)
+                return {"busy": {"seconds": reader.until - now, "renewals": reader.renewals}}
+            reader.session, reader.until = session, now + READER_LEASE
+            return reader
+
+    def _take_in(self, id_: str, import_: str) -> OwnReader:
+        """Beyond so many readers the one that has been away longest is forgotten."""
+        reader = self._readers[id_] = OwnReader(id=id_, import_=import_)
+        if len(self._readers) > READERS:
+            others = (r for r in self._readers.values() if r is not reader)
+            oldest = min(others, key=lambda r: r.until)
+            del self._readers[oldest.id]
+            self._store.write("DELETE FROM own_readers WHERE id = ?", oldest.id)
+        return reader
+
+    def renew(self, id_: str, session: str) -> bool:
+        """Renew a lease; False if another process has it."""
+        with self._lock:
+            known = self._readers.get(id_)
+            if known is None or known.session not in ("", session):
+                return False
+            known.session = session
+            known.until = time.monotonic() + READER_LEASE
+            known.renewals += 1
+            return True
+
+    def release(self, id_: str, session: str) -> OwnReader | None:
+        """End the lease of a process that ends in order; None if another has it."""
+        with self._lock:
+            known = self._readers.get(id_)
+            if known is None or known.session != session:
+                return None
+            known.until, known.session = 0.0, ""
+            return known
+
+    def alive(self) -> dict[str, list[str]]:
+        """Return the readers that hold a lease, by import."""
+        now = time.monotonic()
+        result: dict[str, list[str]] = {}
+        with self._lock:
+            for reader in self._readers.values():
+                if reader.until > now:
+                    result.setdefault(reader.import_, []).append(reader.id)
+        return result
+
+    # -- where their streams live ------------------------------------------------------------
+
+    def remember(self, reader: OwnReader, homes: dict[str, tuple[str, str]]) -> None:
+        """Note export and address of streams, also for the time after a restart."""
+        if all(reader.homes.get(s) == h for s, h in homes.items()):
+            return
+        reader.homes.update(homes)
+        self._store.write(
+            "INSERT OR REPLACE INTO own_readers VALUES (?, ?)",
+            reader.id,
+            json.dumps({"import": reader.import_, "homes": reader.homes}),
+        )
+
+    def unfinished(self) -> list[tuple[str, str, str]]:
+        """Return address, export and import of what living readers may have planned."""
+        now = time.monotonic()
+        with self._lock:
+            return [
+                (location, export, reader.import_)
+                for reader in self._readers.values()
+                if reader.until > now
+                for export, location in set(reader.homes.values())
+                if export not in reader.finished
+            ]
+
+    def status(self) -> dict[str, Any]:
+        """Return figures for people, by reader."""
+        now = time.monotonic()
+        with self._lock:
+            return {
+                r.id: {
+                    "import": r.import_,
+                    "alive": r.until > now,
+                    "pinned": r.pinned,
+                    "refused": r.refused,
+                }
+                for r in self._readers.values()
+            }
