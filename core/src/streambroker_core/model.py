@@ -39,6 +39,11 @@ def is_label(text: str) -> bool:
     return _LABEL.fullmatch(text) is not None
 
 
+def is_resource_name(text: str) -> bool:
+    """Say whether Kubernetes takes a text for a resource's name: DNS labels between dots."""
+    return len(text) <= 253 and all(map(is_label, text.split(".")))
+
+
 def is_port_name(text: str) -> bool:
     """Say whether a text can name a port."""
     return _PORT.fullmatch(text) is not None
