@@ -116,14 +116,8 @@ class BrokerClient:
         target = f"/api/subscriptions{path}?" + urlencode(
             {"namespace": self.namespace, **(query or {})}
         )
-        sent = {"Accept": "application/json", **(headers or {})}
-        token = self._token.current()
-        if token is not None:
-            sent["Authorization"] = f"Bearer {token}"
-        data = None
-        if body is not None:
-            data = json.dumps(body).encode()
-            sent["Content-Type"] = "application/json"
+        data = None if body is None else json.dumps(body).encode()
+        sent = self._headers(data, headers or {})
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         reached = False
         try:
@@ -141,6 +135,15 @@ class BrokerClient:
         finally:
             connection.close()
         return self._answer(response, text)
+
+    def _headers(self, data: bytes | None, more: dict[str, str]) -> dict[str, str]:
+        sent = {"Accept": "application/json", **more}
+        token = self._token.current()
+        if token is not None:
+            sent["Authorization"] = f"Bearer {token}"
+        if data is not None:
+            sent["Content-Type"] = "application/json"
+        return sent
 
     def _answer(self, response: http.client.HTTPResponse, text: bytes) -> BrokerAnswer:
         try:

@@ -113,6 +113,26 @@ class AgentProcess:
             AgentFailedError: it ended or did not answer in time.
         """
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.home / "agent.log"
+        with path.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                self._command(port),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            client = self._serving(self._process.pid)
+            if client is not None:
+                return client
+            time.sleep(0.02)
+        raise AgentFailedError(
+            f"the agent of {self._pe} did not start: {_last_words(path)} (all of it in {path})"
+        )
+
+    def _command(self, port: int) -> list[str]:
         command = [
             sys.executable,
             "-m",
@@ -135,24 +155,7 @@ class AgentProcess:
         if self._broker:
             command += ["--broker", self._broker]
         command += ["--token-file", str(tokens.write(self._token, self.home / SHOWN_FILE))]
-        path = self.home / "agent.log"
-        with path.open("ab") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and self._process.poll() is None:
-            client = self._serving(self._process.pid)
-            if client is not None:
-                return client
-            time.sleep(0.02)
-        raise AgentFailedError(
-            f"the agent of {self._pe} did not start: {_last_words(path)} (all of it in {path})"
-        )
+        return command
 
     def _serving(self, pid: int) -> AgentClient | None:
         """Return a client of the process once it answers.

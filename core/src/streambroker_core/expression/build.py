@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from lark import Token
-
 from streambroker_core.expression import tree
 from streambroker_core.expression.refusal import Refusal
-from streambroker_core.expression.tokens import MAX_NESTING, too_deep
+from streambroker_core.expression.tokens import MAX_NESTING, Token, too_deep
 from streambroker_core.properties import INT64_MIN
 from streambroker_core.topics import valid_filter
 
@@ -125,11 +123,11 @@ class _Builder:
         return _leaf(tree.Name, parts[0])
 
     def true(self, parts: list[Token]) -> Part:
-        start = parts[0].start_pos or 0
+        start = parts[0].start_pos
         return Part(tree.Boolean(True, start), 0, start)
 
     def false(self, parts: list[Token]) -> Part:
-        start = parts[0].start_pos or 0
+        start = parts[0].start_pos
         return Part(tree.Boolean(False, start), 0, start)
 
     def subscript(self, parts: list[Any]) -> Part:
@@ -155,12 +153,15 @@ class _Builder:
 
 
 def _leaf(kind: Callable[[Any, int], Any], token: Token) -> Part:
-    start = token.start_pos or 0
+    start = token.start_pos
     return Part(kind(token.value, start), 0, start)
 
 
 def _above(node: Any, below: Iterable[Part], start: int) -> Part:
-    depth = 1 + max(part.depth for part in below)
+    depth = 1
+    for part in below:
+        if part.depth >= depth:
+            depth = part.depth + 1
     if depth > MAX_NESTING:
         raise too_deep(start)
     return Part(node, depth, start)
@@ -249,7 +250,7 @@ def describe(node: tree.Node) -> str:
 def _expect_arguments(function: Token, arguments: list[Part], form: str, count: int) -> None:
     if len(arguments) != count:
         found = f"{len(arguments)} argument{'' if len(arguments) == 1 else 's'}"
-        raise Refusal(function.start_pos or 0, found, f"`{form}`")
+        raise Refusal(function.start_pos, found, f"`{form}`")
 
 
 def _has(function: Token, arguments: list[Part]) -> tree.Has:
@@ -257,7 +258,7 @@ def _has(function: Token, arguments: list[Part]) -> tree.Has:
     (part,) = arguments
     if not isinstance(part.node, tree.Name):
         raise Refusal(part.start, describe(part.node), "a name", "write `has(name)`")
-    return tree.Has(part.node.name, function.start_pos or 0)
+    return tree.Has(part.node.name, function.start_pos)
 
 
 def _match(function: Token, arguments: list[Part]) -> tree.Match:
@@ -268,7 +269,7 @@ def _match(function: Token, arguments: list[Part]) -> tree.Match:
         raise Refusal(subject.start, describe(subject.node), "a name", f"write `{form}`")
     if not isinstance(text.node, tree.Text):
         raise Refusal(text.start, describe(text.node), "a string", f"write `{form}`")
-    return tree.Match(function.value, subject.node, text.node.value, function.start_pos or 0)
+    return tree.Match(function.value, subject.node, text.node.value, function.start_pos)
 
 
 def _topic(function: Token, arguments: list[Part]) -> tree.Topic:
@@ -283,7 +284,7 @@ def _topic(function: Token, arguments: list[Part]) -> tree.Topic:
             "a topic filter",
             "`+` must be a whole level, `#` the whole last level, and it must not be empty",
         )
-    return tree.Topic(part.node.value, function.start_pos or 0)
+    return tree.Topic(part.node.value, function.start_pos)
 
 
 BUILDER = _Builder()

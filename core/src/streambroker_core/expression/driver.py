@@ -10,15 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from lark import Lark, Token, UnexpectedToken
+from lark import Lark
 from lark.parse_tree_builder import ExpandSingleChild
 from lark.parsers.lalr_analysis import Shift
+
+from streambroker_core.expression.tokens import END, Token
 
 _Build: TypeAlias = Callable[[list[Any]], Any]
 _Reduction: TypeAlias = "tuple[int, _Build | None, str]"
 """How many children, what makes one of them (None for a lone child), and its rule."""
 
-END = "$END"
+
+class UnexpectedTokenError(Exception):
+    """A token stands where none of its type can."""
+
+    def __init__(self, token: Token) -> None:
+        super().__init__(token.type)
+        self.token = token
 
 
 class Driver:
@@ -48,7 +56,7 @@ class Driver:
         """Return what the transformer made of the tokens, of which the last is `END`.
 
         Raises:
-            UnexpectedToken: there is none that could stand there.
+            UnexpectedTokenError: there is none that could stand there.
         """
         states, values = [self._start], []
         for token in tokens:
@@ -56,7 +64,7 @@ class Driver:
             while True:
                 step = self._steps[states[-1]].get(kind)
                 if step is None:
-                    raise UnexpectedToken(token, set())  # type: ignore[no-untyped-call]  # as lark
+                    raise UnexpectedTokenError(token)
                 if isinstance(step, int):
                     states.append(step)
                     values.append(token)

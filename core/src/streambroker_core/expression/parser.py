@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from lark import Lark, Token, UnexpectedToken
+from lark import Lark
+from lark import Token as LarkToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from streambroker_core.expression.build import BUILDER
-from streambroker_core.expression.driver import END, Driver
+from streambroker_core.expression.driver import Driver, UnexpectedTokenError
 from streambroker_core.expression.grammar import GRAMMAR
 from streambroker_core.expression.refusal import Refusal
-from streambroker_core.expression.tokens import tokens, unknown_function
+from streambroker_core.expression.tokens import END, Token, tokens, unknown_function
 from streambroker_core.expression.tree import Predicate
 
 MAX_BYTES = 2048
@@ -60,22 +61,22 @@ def parse_tree(text: str, *, division: bool) -> Predicate | None:
     if not text.strip(_BLANKS):
         return None
     try:
-        return _DRIVER.run(_ended(text, division=division))  # type: ignore[no-any-return]  # the tree
-    except UnexpectedToken as error:
+        words = tokens(text) if division else _undivided(text)
+        return _DRIVER.run(words)  # type: ignore[no-any-return]  # the tree
+    except UnexpectedTokenError as error:
         raise _unexpected(text, error.token) from None
 
 
-def _ended(text: str, *, division: bool) -> Iterator[Token]:
+def _undivided(text: str) -> Iterator[Token]:
     for token in tokens(text):
-        if token.type == "DIVIDE" and not division:
+        if token.type == "DIVIDE":
             raise Refusal(
-                token.start_pos or 0,
+                token.start_pos,
                 "`/`",
                 "an operator of subscriptions",
                 "division is for filters; multiply the other side instead",
             )
         yield token
-    yield Token(END, "")
 
 
 def _check_size(text: str) -> None:
@@ -94,22 +95,22 @@ def _check_size(text: str) -> None:
 def _unexpected(text: str, token: Token) -> Refusal:
     parser = _PARSER.parse_interactive()
     for before in tokens(text):  # again, as the parser has already moved on over the fault
-        if token.type != "$END" and before.start_pos == token.start_pos:
+        if before.start_pos == token.start_pos:
             break
-        parser.feed_token(before)
+        parser.feed_token(LarkToken(before.type, before.value))
     accepted: set[str] = parser.accepts()  # type: ignore[no-untyped-call]
     expected = _expected(accepted)
-    if token.type == "$END":
+    if token.type == END:
         end = len(text.rstrip(_BLANKS))
         return Refusal(end, "the end of the text", expected)
-    start = token.start_pos or 0
+    start = token.start_pos
     shown = "a string" if token.type == "STRING" else f"`{_source(text, token)}`"
     return Refusal(start, shown, expected, _hint(text, token, accepted, parser))
 
 
 def _source(text: str, token: Token) -> str:
     """Return a number or a word as it was written."""
-    found = re.compile(r"[A-Za-z0-9_.]+").match(text, token.start_pos or 0)
+    found = re.compile(r"[A-Za-z0-9_.]+").match(text, token.start_pos)
     return found[0] if found else str(token.value)
 
 
@@ -130,9 +131,9 @@ def _expected(accepted: set[str]) -> str:
 
 def _hint(text: str, token: Token, accepted: set[str], parser: InteractiveParser) -> str | None:
     before: Any = parser.parser_state.value_stack[-1:] or [None]
-    previous = before[0] if isinstance(before[0], Token) else None
+    previous = before[0] if isinstance(before[0], LarkToken) else None
     if token.type == "NAME":
-        return _FOREIGN.get(str(token).lower())
+        return _FOREIGN.get(str(token.value).lower())
     if token.type == "LPAR":
         name = re.search(r"([A-Za-z_][A-Za-z0-9_]*)\s*\Z", text[: token.start_pos])
         return unknown_function(name[1]) if name else None

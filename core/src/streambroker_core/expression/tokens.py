@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-
-from lark import Token
+from typing import Any
 
 from streambroker_core.expression.refusal import Refusal, did_you_mean
 from streambroker_core.expression.strings import unquote
 from streambroker_core.properties import INT64_MAX
 
 MAX_NESTING = 64
+END = "$END"
+"""The type of the token behind the last."""
 FUNCTIONS = ("has", "startsWith", "endsWith", "contains", "topic")
 WORDS = {"true": "TRUE", "false": "FALSE", "in": "IN"}
 
@@ -51,8 +52,19 @@ _WRONG = {
 }
 
 
+class Token:
+    """One word of a text: its type, what it stands for, and where it begins."""
+
+    __slots__ = ("start_pos", "type", "value")
+
+    def __init__(self, kind: str, value: Any, start_pos: int) -> None:
+        self.type = kind
+        self.value = value
+        self.start_pos = start_pos
+
+
 def tokens(text: str) -> Iterator[Token]:
-    """Yield the tokens of a text, without an end mark.
+    """Yield the tokens of a text, the last of them `END`.
 
     Values are what they stand for: ``int``, ``float``, the unquoted text of a
     string.
@@ -68,6 +80,7 @@ def tokens(text: str) -> Iterator[Token]:
             raise _no_token(text, offset)
         group = found.lastgroup
         if group == "end":
+            yield Token(END, "", len(text))
             return
         start, offset = found.start(group or 0), found.end()
         if group == "name":
@@ -76,18 +89,18 @@ def tokens(text: str) -> Iterator[Token]:
                 kind, offset = "IN", start + 2
             else:
                 kind = _word_kind(word, text, offset)
-            token = _token(kind, text[start:offset], start)
+            token = Token(kind, text[start:offset], start)
         elif group == "number":
             negative = before == "MINUS" and before_that not in _BEFORE_BINARY
             token, offset = _number(found["number"], text, start, offset, negative=negative)
         elif group == "string":
-            token = _token("STRING", unquote(found["string"], start), start)
+            token = Token("STRING", unquote(found["string"], start), start)
         else:
             op = found["op"]
             nesting += (op in "([") - (op in ")]")
             if nesting > MAX_NESTING:
                 raise too_deep(start)
-            token = _token(_OPERATORS[op], op, start)
+            token = Token(_OPERATORS[op], op, start)
         yield token
         before, before_that = token.type, before
 
@@ -100,10 +113,6 @@ def too_deep(offset: int) -> Refusal:
         f"at most {MAX_NESTING}",
         "split the expression or leave out parentheses",
     )
-
-
-def _token(kind: str, value: object, start: int) -> Token:
-    return Token(kind, value, start_pos=start)
 
 
 def _word_kind(word: str, text: str, end: int) -> str:
@@ -127,8 +136,8 @@ def _number(digits: str, text: str, start: int, end: int, *, negative: bool) -> 
         value = float(digits)
         if value in (float("inf"), float("-inf")):
             raise Refusal(start, f"`{digits}`", "a number within the range of float64")
-        return _token("FLOAT", value, start), end
-    return _token("INTEGER", _integer(digits, start, negative=negative), start), end
+        return Token("FLOAT", value, start), end
+    return Token("INTEGER", _integer(digits, start, negative=negative), start), end
 
 
 def _integer(digits: str, start: int, *, negative: bool) -> int:
