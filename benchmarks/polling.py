@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import population
 from cold_start import write
 from cpu import used
 from measure import Figures, Settings, quantile, turns
+from polls import HINT, LOCATION
 from processes import Broker, environment
 
-from pe_agent.broker_client import BrokerClient, pe_path
+from pe_agent.broker_client import BrokerClient
 from streambroker_core.model import Resource
 from streambroker_core.wire.registration import POLL_S
 
@@ -35,9 +38,10 @@ def run(settings: Settings) -> Figures:
     for number in range(count):
         resources += (population.export(rng, number), population.import_(rng, number))
     write(settings.place / "broker.sqlite", resources)
+    registered(settings.place / "broker.sqlite", count)
     broker = Broker(settings.place)
     try:
-        etags = prepared(broker.url, count, settings.place)
+        etags = etags_of(broker.url, count, settings.place)
         for round_ in range(1, settings.rounds + 1):
             figures.yardstick()
             for way in turns(WAYS, round_):
@@ -54,19 +58,28 @@ def run(settings: Settings) -> Figures:
     return figures
 
 
-def prepared(url: str, count: int, place: Path) -> Path:
-    """Register all agents, so that a registration is nothing new; keep their views' ETags."""
-    path = place / "etags.json"
-    path.write_text(json.dumps(['"none"'] * count))
-    told = polls(url, count / 150, 150.0, "register", path)
-    if told["statuses"] != {"200": 2 * count}:
-        raise RuntimeError(f"not all agents could register: {told['statuses']}")
+def registered(database: Path, count: int) -> None:
+    """Let the broker know all agents already, so that a registration is nothing new."""
+    with closing(sqlite3.connect(database)) as db, db:
+        db.executemany(
+            "UPDATE pes SET instance = ?, location = ?, hint = ? WHERE job = ?",
+            ((f"{n:016x}", LOCATION, HINT, f"alerts-{n}") for n in range(count)),
+        )
+
+
+def etags_of(url: str, count: int, place: Path) -> Path:
+    """Keep the ETags of all views in a file, in order of the agents."""
     client = BrokerClient(url, "default")
-    etags = []
-    for number in range(count):
-        answer = client.request("GET", pe_path(f"alerts-{number}", 0))
-        etags.append(answer.headers["etag"])
-    path.write_text(json.dumps(etags))
+    found: dict[str, str] = {}
+    query = {"limit": "500"}
+    while True:
+        page = client.request("GET", "/pes", query=query, timeout=60.0).body
+        found |= {item["job"]: item["version"] for item in page["items"]}
+        if "continue" not in page:
+            break
+        query["continue"] = page["continue"]
+    path = place / "etags.json"
+    path.write_text(json.dumps([f'"{found[f"alerts-{n}"]}"' for n in range(count)]))
     return path
 
 

@@ -1,4 +1,4 @@
-"""Simulated agents that poll: ``python -m polls URL JOBS SECONDS RATE HOW ETAGS``.
+"""Simulated agents that poll: ``python -m polls URL SECONDS RATE HOW ETAGS``.
 
 Each poll is what the link does: a connection of its own for every request. ``ask`` sends the GET
 alone, ``register`` the registration before it, as agents do. Prints statuses and times as JSON.
@@ -14,7 +14,8 @@ from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
-AGENT = '{"instance":"%016x","location":"grpc+tcp://127.0.0.1:1","hint":"127.0.0.1:9"}'
+LOCATION, HINT = "grpc+tcp://127.0.0.1:1", "127.0.0.1:9"
+AGENT = f'{{"instance":"%016x","location":"{LOCATION}","hint":"{HINT}"}}'
 
 
 class Crowd:

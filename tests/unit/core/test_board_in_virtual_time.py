@@ -153,7 +153,7 @@ class Orderly(Virtual):
     orderly = True
 
 
-USED = settings(max_examples=120, stateful_step_count=60, deadline=None)
+USED = settings(max_examples=2 * settings().max_examples, stateful_step_count=60, deadline=None)
 Virtual.TestCase.settings = USED
 Orderly.TestCase.settings = USED
 TestOneBrokerAndFeedsThatDoWhatTheyLike = Virtual.TestCase
@@ -161,13 +161,20 @@ TestTwoBrokersAndFeedsThatKeepTheOrder = Orderly.TestCase
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_long_life_keeps_every_promise(seed: int, orderly: bool) -> None:
     steps = live(seed, 3000, orderly=orderly)
 
     steps.settle(0)
     assert steps.net.now > 1000.0
     assert len(steps.net.world.held) <= MOST
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("orderly", [False, True])
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_many_long_lives_keep_every_promise(seed: int, orderly: bool) -> None:
+    live(seed, 10_000, orderly=orderly).settle(0)
 
 
 def live(seed: int, count: int, *, orderly: bool) -> Steps:

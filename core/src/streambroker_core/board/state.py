@@ -53,6 +53,17 @@ def stream_of(export: Export) -> tuple[str, str, str | None, str, str] | None:
     return (key.namespace, application.scope, application.name, key.job, export.stream_id)
 
 
+def _pe_order(pe: PeKey) -> tuple[str, str, int]:
+    """Return what orders PEs as they order themselves, but faster."""
+    return pe.namespace, pe.job, pe.pe
+
+
+def _order(resource: Resource) -> tuple[str, str, int, str, float, str]:
+    """Return what orders resources by port and age."""
+    key = resource.key
+    return key.namespace, key.job, key.pe, key.port, resource.created, resource.uid
+
+
 _DEARER = 4
 """How much dearer it is to match an Import than an Export, about."""
 
@@ -169,8 +180,12 @@ class Board:
     def _matches_of_imports(
         self, uids: Collection[str]
     ) -> Iterable[tuple[str, Mapping[str, Outcome]]]:
-        """Return the outcomes of many Imports, asked from the side that is quicker."""
-        if len(uids) * _DEARER < len(self._exports.shelf):
+        """Return the outcomes of Imports, asked from the side that is quicker.
+
+        From the Exports' side if most Imports are asked for: then little is found in vain.
+        """
+        most = 2 * len(uids) > len(self._imports.shelf)
+        if not most or len(uids) * _DEARER < len(self._exports.shelf):
             return [(uid, self._matcher.matches_of_import(uid)) for uid in uids]
         found: dict[str, dict[str, Outcome]] = {uid: {} for uid in uids}
         for export in self._exports.shelf:
@@ -196,7 +211,7 @@ class Board:
 
     def _settle(self) -> list[Action]:
         actions: list[Action] = []
-        for pe in sorted(self._dirty, key=lambda pe: (pe.namespace, pe.job, pe.pe)):
+        for pe in sorted(self._dirty, key=_pe_order):
             actions += self._settle_view(pe)
         for kind, uid in sorted(self._dirty_statuses):
             actions += self._settle_status(kind, uid)
@@ -258,7 +273,7 @@ class Board:
 
     def pes(self) -> list[PeKey]:
         """Return the PEs that have a view, in order."""
-        return sorted(self._views)
+        return sorted(self._views, key=_pe_order)
 
     def registration(self, pe: PeKey) -> Registration | None:
         """Return what a PE's agent registered last."""
@@ -267,11 +282,11 @@ class Board:
 
     def exports(self) -> list[Export]:
         """Return all Exports, rivals included, in order of port and age."""
-        return sorted(self._exports.shelf, key=lambda r: (r.key, r.created, r.uid))
+        return sorted(self._exports.shelf, key=_order)
 
     def imports(self) -> list[Import]:
         """Return all Imports, rivals included, in order of port and age."""
-        return sorted(self._imports.shelf, key=lambda r: (r.key, r.created, r.uid))
+        return sorted(self._imports.shelf, key=_order)
 
     def each_export(self) -> Iterator[Export]:
         """Yield all Exports, rivals included, in no order."""

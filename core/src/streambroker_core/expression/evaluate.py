@@ -31,7 +31,8 @@ Code: TypeAlias = Callable[[Row, Literals], "bool | None"]
 Value: TypeAlias = Callable[[Row, Literals], Any]
 
 _NUMBER, _TEXT, _BOOLEAN = "number", "text", "boolean"
-_KINDS: dict[type, str] = {int: _NUMBER, float: _NUMBER, str: _TEXT, bool: _BOOLEAN}
+KINDS: dict[type, str] = {int: _NUMBER, float: _NUMBER, str: _TEXT, bool: _BOOLEAN}
+"""What may be compared with what."""
 _EQUALITIES = ("==", "!=")
 _MOST_FORMS = 4096
 _FORMS: dict[tuple[Any, ...], Code] = {}
@@ -70,14 +71,14 @@ def code_of(node: tree.Predicate) -> tuple[Code, Literals]:
 
 def kind_of_value(value: Any) -> str | None:
     """Return ``number``, ``text`` or ``boolean``; None for what cannot be compared."""
-    return _KINDS.get(type(value))
+    return KINDS.get(type(value))
 
 
 def _describe(node: tree.Node, form: list[Any], literals: list[Any]) -> None:
     """Take a tree apart into what it is and which literals it holds, both in one order."""
     match node:
         case tree.Integer() | tree.Float() | tree.Text() | tree.Boolean():
-            form.append(_KINDS[type(node.value)])
+            form.append(KINDS[type(node.value)])
             literals.append(node.value)
         case tree.ListLiteral():
             form.append(tree.ListLiteral)
@@ -174,7 +175,7 @@ class _Compiler:
     def _comparison(self, node: tree.Comparison) -> Code:
         op = node.op
         if isinstance(node.left, tree.Name) and isinstance(node.right, tree.LITERALS):
-            kind = _KINDS[type(node.right.value)]
+            kind = KINDS[type(node.right.value)]
             return _column_and_literal(op, node.left.name, kind, self._take(node.right.value))
         left, right = self.value(node.left), self.value(node.right)
         return lambda row, literals: compare(op, left(row, literals), right(row, literals))
@@ -185,8 +186,8 @@ def compare(op: str, left: Any, right: Any) -> Truth:
 
     Comparing code points, as Python does, is comparing UTF-8 bytes.
     """
-    kind = _KINDS.get(type(left))
-    if kind is None or kind != _KINDS.get(type(right)):
+    kind = KINDS.get(type(left))
+    if kind is None or kind != KINDS.get(type(right)):
         return None
     if kind is _BOOLEAN and op not in _EQUALITIES:
         return None
@@ -195,14 +196,14 @@ def compare(op: str, left: Any, right: Any) -> Truth:
 
 def member(item: Any, container: Any) -> Truth:
     """Tell whether a value is in a list; an element that is None may be any value."""
-    kind = _KINDS.get(type(item))
+    kind = KINDS.get(type(item))
     if kind is None or not isinstance(container, list | tuple):
         return None
     unsure = False
     for element in container:
         if element is None:
             unsure = True
-        elif _KINDS.get(type(element)) != kind:
+        elif KINDS.get(type(element)) != kind:
             return None
         elif element == item:
             return True
@@ -255,7 +256,7 @@ def _truth(fetch: Value) -> Code:
 
 def _column_and_literal(op: str, name: str, kind: str, place: int) -> Code:
     """Return the common comparison, without the calls the general one makes."""
-    types = tuple(type_ for type_, word in _KINDS.items() if word == kind)
+    types = tuple(type_ for type_, word in KINDS.items() if word == kind)
     if kind == _BOOLEAN and op not in _EQUALITIES:
         return lambda row, literals: None
     operation = COMPARE[op]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from streambroker_core.expression import tree
-from streambroker_core.expression.evaluate import kind_of_value
+from streambroker_core.expression.evaluate import KINDS, kind_of_value
 from streambroker_core.model import Properties
 
 MAX_ALTERNATIVES = 64
@@ -97,10 +97,10 @@ def facts_of(properties: Properties) -> Facts:
             if kind is not None:
                 facts[name, "in " + kind] = tuple(dict.fromkeys(value))
             continue
-        kind = kind_of_value(value)
+        kind = KINDS.get(type(value))
         if kind is not None:
             facts[name, kind] = (value,)
-        if name == tree.TOPIC_PROPERTY and kind == "text":
+        if kind == "text" and name == tree.TOPIC_PROPERTY:
             for number, level in enumerate(str(value).split("/")):
                 facts[name, f"level {number}"] = (level,)
     return facts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any, TypeAlias
 
 from streambroker_core.matching.conditions import (
@@ -50,8 +50,7 @@ class Offers:
             self._streams.setdefault(export.stream_id, set()).add(export.uid)
         facts = facts_of(export.properties or {})
         for attribute, values in facts.items():
-            for value in values:
-                self._add(attribute, value, export.uid)
+            self._add(attribute, values, export.uid)
         return facts
 
     def remove(self, uid: str) -> None:
@@ -68,17 +67,30 @@ class Offers:
             for value in values:
                 self._drop(attribute, value, uid)
 
-    def _add(self, attribute: Attribute, value: Any, uid: str) -> None:
-        holders = self._holders.setdefault(attribute, {})
-        known = holders.get(value)
-        if isinstance(known, set):
-            known.add(uid)
-        else:
-            holders[value] = uid if known is None else {known, uid}
+    def _add(self, attribute: Attribute, values: Iterable[Any], uid: str) -> None:
+        holders = self._holders.get(attribute)
+        if holders is None:
+            holders = self._holders[attribute] = {}
         if attribute[1] == "number":
-            numbers = self._numbers.setdefault(attribute[0], Ordered())
-            numbers.uses += 1
+            self._count_numbers(attribute[0], holders, values)
+        for value in values:
+            known = holders.get(value)
             if known is None:
+                holders[value] = uid
+            elif isinstance(known, set):
+                known.add(uid)
+            else:
+                holders[value] = {known, uid}
+
+    def _count_numbers(
+        self, name: str, holders: Mapping[Any, _Uids], values: Iterable[Any]
+    ) -> None:
+        numbers = self._numbers.get(name)
+        if numbers is None:
+            numbers = self._numbers[name] = Ordered()
+        for value in values:
+            numbers.uses += 1
+            if value not in holders:
                 numbers.add(value)
 
     def _drop(self, attribute: Attribute, value: Any, uid: str) -> None:

@@ -77,6 +77,16 @@ class _Option(NamedTuple):
     values: tuple[Any, ...]
 
 
+class _Grid:
+    """One width of cells: what to multiply a number with, and how often it is used."""
+
+    __slots__ = ("scale", "uses")
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.uses = 0
+
+
 class Wants:
     """Imports by access and by stream id.
 
@@ -87,7 +97,7 @@ class Wants:
     def __init__(self, share: Callable[[Condition], float]) -> None:
         self._share = share
         self._tables: dict[Attribute, dict[Attribute | None, _Table]] = {}
-        self._grids: dict[str, dict[Attribute, int]] = {}
+        self._grids: dict[str, dict[Attribute, _Grid]] = {}
         self._streams: dict[str, set[Want]] = {}
         self.others: set[Want] = set()
         self.places = 0
@@ -172,13 +182,15 @@ class Wants:
         return found
 
     def _with_cells(self, facts: Facts) -> Facts:
+        if not self._grids:
+            return facts
         cells: dict[Attribute, tuple[Any, ...]] = dict(facts)
         for (name, kind), values in facts.items():
             if kind == "number" and name in self._grids:
-                for grid in self._grids[name]:
-                    cell = _cell(values[0], _width_of(grid))
+                for attribute, grid in self._grids[name].items():
+                    cell = _cell(values[0], grid.scale)
                     if cell is not None:
-                        cells[grid] = (cell,)
+                        cells[attribute] = (cell,)
         return cells
 
     def _count_cells(self, attributes: Iterable[Attribute | None], change: int) -> None:
@@ -186,8 +198,9 @@ class Wants:
             if attribute is None or not attribute[1].startswith("cell "):
                 continue
             grids = self._grids.setdefault(attribute[0], {})
-            grids[attribute] = grids.get(attribute, 0) + change
-            if not grids[attribute]:
+            grid = grids.setdefault(attribute, _Grid(_scale(int(attribute[1][5:]))))
+            grid.uses += change
+            if not grid.uses:
                 del grids[attribute]
             if not grids:
                 del self._grids[attribute[0]]
@@ -262,17 +275,19 @@ def _cells(between: Between) -> tuple[Attribute, tuple[int, ...]] | None:
     low, high = float(between.low), float(between.high)
     width = high - low
     exponent = max(math.frexp(width)[1] - 1, _NARROWEST) if math.isfinite(width) else _WIDEST + 1
-    first, last = _cell(low, exponent), _cell(high, exponent)
+    scale = _scale(exponent)
+    first, last = _cell(low, scale), _cell(high, scale)
     if exponent > _WIDEST or first is None or last is None:
         return None
     return (between.name, f"cell {exponent}"), tuple(range(first, last + 1))
 
 
-def _width_of(grid: Attribute) -> int:
-    return int(grid[1][5:])
+def _scale(exponent: int) -> float:
+    """Return what makes of a number the number of its cell, 2**exponent wide."""
+    return 2.0**-exponent
 
 
-def _cell(number: float, exponent: int) -> int | None:
-    """Return the cell, 2**exponent wide, that a number is in; None if it is too far out."""
-    scaled = float(number) * 2.0**-exponent
+def _cell(number: float, scale: float) -> int | None:
+    """Return the cell that a number is in; None if it is too far out."""
+    scaled = float(number) * scale
     return math.floor(scaled) if math.isfinite(scaled) else None
