@@ -104,7 +104,7 @@ class Bench:
         self,
         figures: Figures,
         name: str,
-        ask: Callable[[], tuple[float, Resource, Mapping[str, Outcome]]],
+        ask: Callable[[], Asked],
         size: int,
     ) -> None:
         """Ask for new ones, and let the scan answer some of them, too."""

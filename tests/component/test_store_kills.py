@@ -43,13 +43,15 @@ def swept(place: Path, how: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.timeout(600)
 def test_a_kill_between_any_two_steps_leaves_all_of_a_write_or_nothing(memory: Path) -> None:
     kills = swept(memory, "steps")
 
-    assert min(kills.values()) >= 10
-    assert kills["create an export"] >= 50
+    assert min(kills.values()) >= 5
+    assert kills["create an export"] >= 30
 
 
+@pytest.mark.timeout(600)
 def test_a_kill_in_the_middle_of_any_page_leaves_all_of_a_write_or_nothing(memory: Path) -> None:
     kills = swept(memory, "torn")
 

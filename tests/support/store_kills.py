@@ -3,8 +3,8 @@
 ``python -m support.store_kills DIRECTORY steps|torn`` takes a list of commands. Each is done on a
 copy of the file that the ones before left, in a child that kills itself at its n-th step, for
 every n until the command completes. Steps are the system calls of SQLite's file layer, replaced by
-its own `xSetSystemCall`, and all calls and returns in the broker's modules, which lie between
-store, board and hint. Where the SQLite library cannot be reached, SQLite's own instructions are the
+its own `xSetSystemCall`, and all calls in the broker's modules, which lie between store, board and
+hint. Where the SQLite library cannot be reached, SQLite's own instructions are the
 steps. With ``torn`` the child is killed by the system when the log of writes would grow beyond n
 bytes, so that the last write is half done.
 """
@@ -163,7 +163,7 @@ class Fuse:
             store._db.set_progress_handler(self.step, 20)
 
     def _profile(self, frame: FrameType, event: str, arg: object) -> None:
-        if frame.f_code.co_filename.endswith(MODULES):
+        if event in ("call", "c_call") and frame.f_code.co_filename.endswith(MODULES):
             self.step()
 
     def _replace_system_calls(self) -> bool:

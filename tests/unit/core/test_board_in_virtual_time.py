@@ -126,7 +126,10 @@ class Steps:
 
 
 STEPS = [name for name in vars(Steps) if not name.startswith("_")]
-OFTEN = ["create", "change", "delete", "deliver", "deliver", "deliver", "wake_agent", "arrive"]
+OFTEN = [
+    *("create", "change", "delete", "arrive") * 2,
+    *("deliver", "wake_agent") * 8,
+]
 
 
 class Virtual(RuleBasedStateMachine):

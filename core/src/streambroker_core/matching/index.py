@@ -98,7 +98,7 @@ class IndexMatcher:
     def _of_export(self, export: Export) -> dict[str, Outcome]:
         found: dict[str, Outcome] = {}
         properties = export.properties
-        if properties is not None:
+        if properties is not None and self._imports:
             newest, facts = self._newest
             for want in self._wants.fitting(facts if newest is export else facts_of(properties)):
                 # What this leaves out, `match` refuses, and not as a near miss.
