@@ -31,6 +31,7 @@ Start: TypeAlias = Literal["latest", "earliest"]
 Kind: TypeAlias = Literal["Export", "Import"]
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _PORT = re.compile(r"[A-Za-z_][-A-Za-z0-9_]{0,62}")
 
 
@@ -40,8 +41,8 @@ def is_label(text: str) -> bool:
 
 
 def is_resource_name(text: str) -> bool:
-    """Say whether Kubernetes takes a text for a resource's name: DNS labels between dots."""
-    return len(text) <= 253 and all(map(is_label, text.split(".")))
+    """Say whether Kubernetes takes a text for a resource's name."""
+    return len(text) <= 253 and _NAME.fullmatch(text) is not None
 
 
 def is_port_name(text: str) -> bool:
@@ -218,7 +219,7 @@ def kind_of(resource: Resource) -> Kind:
 def name_of(resource: Resource) -> str:
     """Return the resource's name; where none was given, ``job-pe-port`` in lower case."""
     key = resource.key
-    return resource.name or f"{key.job}-{key.pe}-{key.port}".lower().replace("_", "-")
+    return resource.name or f"{key.job}-{key.pe}-{key.port}".lower().replace("_", "-").rstrip("-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

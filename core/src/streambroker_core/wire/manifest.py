@@ -102,7 +102,7 @@ def read_manifest(document: object, *, namespace: str = DEFAULT_NAMESPACE) -> Re
     resource = read_spec(kind, fields.get("spec"), namespace=where, path="spec")
     return replace(
         resource,
-        name=metadata.text("name", "", check=is_resource_name, wanted="lower-case DNS labels"),
+        name=metadata.text("name", "", check=is_resource_name, wanted="made of a-z, 0-9, - and ."),
         uid=metadata.text("uid", ""),
         generation=metadata.integer("generation", 1, low=0, high=_LARGEST),
         created=_created(metadata),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,6 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 SINGULAR = {"exports": "export", "imports": "import", "pes": "pe", "routes": "route"}
 UNKNOWN = {"exports": "UnknownPort", "imports": "UnknownPort", "pes": "UnknownPE"}
-_PLAIN = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9._/]*")
 
 Item = dict[str, Any]
 
@@ -121,18 +119,14 @@ def names_of(kind: str, item: Item) -> list[str]:
 
 
 def address_of(kind: str, item: Item, at: int = 0) -> str:
-    """Return a name of an item that may stand on a shell's command line as it is.
-
-    A resource may have any text for a name; one that a shell would not leave alone gives way
-    to the port.
+    """Return a name of an item.
 
     Args:
         kind: of the item.
         item: as the broker answers it.
         at: which of its names, as in `names_of`.
     """
-    name = names_of(kind, item)[at]
-    return name if kind == "routes" or _PLAIN.fullmatch(name) else names_of(kind, item)[1]
+    return names_of(kind, item)[at]
 
 
 def _short(key: str) -> str:
