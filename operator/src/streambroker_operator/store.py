@@ -139,6 +139,8 @@ class Store:
                 (secrets.token_bytes(32),),
             )
         self.secret = bytes(self._meta("secret"))
+        latest = self._db.execute("SELECT max(created) FROM resources").fetchone()[0]
+        self._latest = 0.0 if latest is None else float(latest)
         self.answered = Answered(self._db, self._clock)
 
     def close(self) -> None:
@@ -247,8 +249,7 @@ class Store:
     def _insert(self, kind: Kind, resource: Resource, spec: str) -> Stored:
         with self._transaction():
             version = self._next_version()
-            latest = self._db.execute("SELECT max(created) FROM resources").fetchone()[0]
-            created = max(self._clock(), (latest or 0.0) + 1e-6)
+            created = max(self._clock(), self._latest + 1e-6)
             stored = replace(resource, uid=self._new_uid(), generation=1, created=created)
             self._db.execute(
                 "INSERT INTO resources VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -267,6 +268,7 @@ class Store:
                 "INSERT OR IGNORE INTO pes VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
                 (owner.namespace, owner.job, owner.pe, version),
             )
+        self._latest = created
         found = Stored(resource=stored, version=version, created=True, changed=True)
         self._keep(found)
         return found

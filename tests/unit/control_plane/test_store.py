@@ -79,6 +79,35 @@ def test_who_came_later_is_younger_even_if_the_clock_stands(store: Store) -> Non
     assert ages == sorted(set(ages))
 
 
+def test_who_comes_after_a_restart_is_younger_than_all_that_was_there(tmp_path: Path) -> None:
+    before = Store(tmp_path / "broker.db", clock=lambda: 100.0)
+    first = before.put(export_of("feed/a")).resource.created
+    before.close()
+    after = Store(tmp_path / "broker.db", clock=lambda: 50.0)
+
+    assert after.put(export_of("feed/b")).resource.created > first
+    after.close()
+
+
+def test_a_new_resource_is_stored_with_the_same_work_however_many_there_are(store: Store) -> None:
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    taken = []
+    for number in range(200):
+        steps = 0
+        store._db.set_progress_handler(step, 1)
+        store.put(export_of(f"feed/p{number}"))
+        store._db.set_progress_handler(None, 1)
+        taken.append(steps)
+
+    assert taken[1] > 10
+    assert taken[-1] < taken[1] + 20
+
+
 def test_pes_are_known_from_their_first_resource_or_registration(store: Store) -> None:
     store.put(export_of())
     version = store.register(pe("alerts"), registration())
