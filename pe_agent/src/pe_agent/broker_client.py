@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import threading
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
+
+MAX_ANSWER = 64 << 20
+"""Bytes of an answer that are read."""
 
 
 class BrokerUnavailableError(StreambrokerError):
@@ -109,8 +115,16 @@ class BrokerClient:
     ) -> BrokerAnswer:
         """Perform one request below ``/api/subscriptions``.
 
+        Args:
+            method: of HTTP.
+            path: below ``/api/subscriptions``.
+            body: JSON-like data, None for none.
+            headers: more of them.
+            timeout: seconds in which the whole answer has to be there.
+            query: parameters beside the namespace.
+
         Raises:
-            BrokerUnavailableError: no answer, 503 or 429.
+            BrokerUnavailableError: no whole answer in time, 503 or 429.
             BrokerRefusedError: any other answer from 400 on.
         """
         target = f"/api/subscriptions{path}?" + urlencode(
@@ -119,14 +133,24 @@ class BrokerClient:
         data = None if body is None else json.dumps(body).encode()
         sent = self._headers(data, headers or {})
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+        late = threading.Event()
         reached = False
         try:
             connection.connect()
             reached = True
-            connection.request(method, target, body=data, headers=sent)
-            response = connection.getresponse()
-            text = response.read()
-        except (OSError, http.client.HTTPException) as error:
+            deadline = threading.Timer(timeout, _cut, (connection.sock, late))
+            deadline.daemon = True
+            deadline.start()
+            try:
+                connection.request(method, target, body=data, headers=sent)
+                with connection.getresponse() as response:
+                    text = response.read(MAX_ANSWER)
+                    whole = not response.read(1)
+            finally:
+                deadline.cancel()
+            if late.is_set() or not whole:
+                raise TimeoutError("the answer did not end")
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise BrokerUnavailableError(
                 f"the broker at {self.url} does not answer ({type(error).__name__}: {error})."
                 " Routes stay as they are; try again when it is back.",
@@ -157,6 +181,13 @@ class BrokerClient:
             raise _refusal(response.status, parsed if isinstance(parsed, dict) else {})
         headers = {k.lower(): v for k, v in response.getheaders()}
         return BrokerAnswer(response.status, headers, parsed)
+
+
+def _cut(sock: socket.socket, late: threading.Event) -> None:
+    """End a connection whose other side takes too long, piece by piece, for a whole answer."""
+    late.set()
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def pe_path(job: str, pe: int) -> str:

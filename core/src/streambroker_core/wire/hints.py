@@ -154,8 +154,12 @@ class HintGate:
         self._stale_since = None
         return True
 
+    def is_ahead_of(self, point: Point) -> bool:
+        """Say whether the agent's point is the newer one."""
+        return is_older(point, self._point)
+
     def _believed(self, point: Point, now: float) -> bool:
-        if not is_older(point, self._point):
+        if not self.is_ahead_of(point):
             return True
         if self._stale_since is None:
             self._stale_since = now

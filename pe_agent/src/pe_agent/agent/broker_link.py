@@ -62,6 +62,7 @@ class BrokerLink:
         view = hosts.routes.view
         self._gate = hints.HintGate(view.version or None, view.point) if view else hints.HintGate()
         self._register_again = 0.0
+        self._restored = False
         self._away = False
         self._refused: str | None = None
         self._refused_hints = 0
@@ -143,8 +144,7 @@ class BrokerLink:
         except BrokerRefusedError as error:
             if error.status != 404:
                 raise
-            for state in self._hosts.declarations().values():
-                state["told"] = False
+            self._tell_all_again()
             self._register()
             self._declare()
             self._poll()
@@ -156,11 +156,27 @@ class BrokerLink:
             )
         )
         answer = registration.decode_answer(self._client.request("PUT", self._path, body).body)
+        if self._hosts.key not in (b"", answer.key):
+            # Keys come from the broker's secret: this one has another file, and knows no ports.
+            self._tell_all_again()
         self._hosts.key = answer.key
         self._hosts.store.set("key", answer.key.hex())
         self._poll_seconds = float(answer.poll_s)
         # Said again at each poll: a broker whose file was restored knows an older address.
         self._register_again = time.monotonic() + self._poll_seconds
+
+    def _tell_all_again(self) -> None:
+        for state in self._hosts.declarations().values():
+            state["told"] = False
+
+    def _take(self, version: str, point: hints.Point) -> bool:
+        """Say whether to take a view; an older one shows a broker with an older file."""
+        restored = self._gate.is_ahead_of(point)
+        if restored and not self._restored:
+            self._tell_all_again()
+            self._wake.set()
+        self._restored = restored
+        return self._gate.take(version, point, time.monotonic())
 
     def _poll(self) -> None:
         view = self._hosts.routes.view
@@ -170,10 +186,10 @@ class BrokerLink:
         if answer.status == 304:
             point = hints.read_point(answer.headers.get("point", ""))
             if view is not None and point is not None:
-                self._gate.take(view.version, point, time.monotonic())
+                self._take(view.version, point)
             return
         taken = decode(answer.body)
-        if self._gate.take(taken.version, taken.point, time.monotonic()):
+        if self._take(taken.version, taken.point):
             self._hosts.routes.apply(taken)
 
     # -- declarations ------------------------------------------------------------------------

@@ -1,0 +1,117 @@
+"""A broker that has lost its file, or got an older one back: agents make it whole again."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pe_agent.agent.broker_link import BrokerLink
+from pe_agent.agent.hosts import Hosts
+from pe_agent.broker_client import BrokerClient
+from streambroker_core.model import PeKey
+from support.jobs import Broker
+
+
+class World:
+    """One broker process, and the link and ports of one importing agent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        pe = PeKey.parse("default/alerts/0")
+        (folder / "home").mkdir()
+        self.hosts = Hosts(pe, folder / "home", progress=lambda *_: None)
+        self.broker = Broker(folder)
+        self.link = BrokerLink(
+            self.hosts,
+            self.broker.url,
+            location="grpc+tcp://127.0.0.1:1",
+            instance="ab" * 8,
+            host="127.0.0.1",
+        )
+        self.client = BrokerClient(self.broker.url, "default")
+
+    def declare(self) -> None:
+        spec = {"subscription": 'kind == "trade"'}
+        self.hosts.actions["declare"]({"kind": "import", "port": "in", "spec": spec})
+
+    def imports(self) -> list[str]:
+        items = self.client.request("GET", "/imports").body["items"]
+        return [item["spec"]["port"] for item in items]
+
+    def save(self) -> None:
+        with sqlite3.connect(self.folder / "broker.sqlite") as db:
+            db.execute("VACUUM INTO ?", (str(self.folder / "backup"),))
+
+    def lose(self, *, restore: bool) -> None:
+        self.broker.kill()
+        for file in self.folder.glob("broker.sqlite*"):
+            file.unlink()
+        if restore:
+            shutil.copy(self.folder / "backup", self.folder / "broker.sqlite")
+        self.broker = self.broker.restart()
+
+    def end(self) -> None:
+        self.link.close()
+        self.hosts.close()
+        self.broker.end()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.end()
+
+
+@pytest.mark.parametrize("registers_first", [True, False])
+def test_ports_are_declared_again_to_a_broker_with_an_empty_file(
+    world: World, registers_first: bool
+) -> None:
+    world.declare()
+    world.link._round()
+    assert world.imports() == ["in"]
+    world.lose(restore=False)
+    if registers_first:
+        world.link._register_again = 0.0
+    world.link._round()
+
+    assert world.imports() == ["in"]
+    view = world.hosts.routes.view
+    assert view is not None
+    assert set(view.imports) == {"in"}
+
+
+@pytest.mark.parametrize("registers_first", [True, False])
+def test_ports_are_declared_again_to_a_broker_with_an_older_file(
+    world: World, registers_first: bool
+) -> None:
+    world.link._round()
+    world.save()
+    world.declare()
+    world.link._round()
+    world.lose(restore=True)
+    if registers_first:
+        world.link._register_again = 0.0
+    world.link._round()
+    assert world.link._wake.is_set()
+    world.link._round()
+
+    assert world.imports() == ["in"]
+    view = world.hosts.routes.view
+    assert view is not None
+    assert set(view.imports) == {"in"}
+
+
+def test_a_port_that_somebody_deleted_is_not_declared_again(world: World) -> None:
+    world.declare()
+    world.link._round()
+    world.client.request("DELETE", "/job/alerts/pe/0/import/in")
+    world.link._register_again = 0.0
+    world.link._round()
+    world.link._round()
+
+    assert world.imports() == []
