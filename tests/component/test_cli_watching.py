@@ -82,6 +82,27 @@ async def test_watch_tells_of_resources_and_routes_with_the_reason_of_a_cut(rest
     assert [added, cut] == [f"{route} added\n", f"{route} deleted\n"]
 
 
+async def test_a_route_that_goes_on_with_another_filter_is_shown_with_it(rest: Rest) -> None:
+    async with (
+        running(rest.url, "get", "routes", "-w") as table,
+        running(rest.url, "watch") as lines,
+        running(rest.url, "watch", "routes", "-o", "json") as programs,
+    ):
+        await told(lines, rest)
+        await rest("PUT", I, IMPORT)
+        await table.line_with("ADDED")
+        await programs.line()
+        await rest("PUT", I + "/filter", "price > 20.0")
+        row = await table.line()
+        line = await lines.line_with("MODIFIED  route")
+        event = json.loads(await programs.line())
+
+    assert row.split()[0] == "MODIFIED"
+    assert "price > 20.0" in row
+    assert line.rstrip().endswith(": filter price > 10.0 => price > 20.0")
+    assert (event["event"], event["was"]) == ("route-changed", {"filter": "price > 10.0"})
+
+
 async def test_watch_shows_lines_for_people_and_json_for_programs(rest: Rest) -> None:
     async with (
         running(rest.url, "watch") as lines,

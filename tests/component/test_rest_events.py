@@ -94,7 +94,7 @@ async def test_each_change_is_told_with_all_that_came_of_it(rest: Rest) -> None:
         await rest("PUT", I, IMPORT)
         imported = await stream.events(5)
         await rest("PUT", f"{I}/filter", "price > 20.0")
-        filtered = await stream.events(3)
+        filtered = await stream.events(4)
         await rest("PUT", f"{X}/properties", {"kind": "quote"})
         cut = await stream.events(5)
 
@@ -108,6 +108,7 @@ async def test_each_change_is_told_with_all_that_came_of_it(rest: Rest) -> None:
         ("import", "MODIFIED"),
         ("pe", "MODIFIED"),
         ("pe", "MODIFIED"),
+        ("route-changed", "MODIFIED"),
     ]
     ((_, gone),) = [event for event in cut if event[0] == "route-cut"]
     assert (gone["reason"], gone["route"]["import"]) == ("SubscriptionFalse", ROUTE["import"])
@@ -121,6 +122,31 @@ async def test_an_event_shows_the_object_as_the_list_does(rest: Rest) -> None:
 
     assert [exported["object"]] == (await rest("GET", "/exports")).body["items"]
     assert [pe["object"]] == (await rest("GET", "/pes")).body["items"]
+
+
+@pytest.mark.parametrize(
+    ("path", "patch", "name", "before"),
+    [
+        (I, {"filter": "price > 20.0"}, "filter", "price > 10.0"),
+        (X, {"congestionPolicy": "drop"}, "policy", "wait"),
+    ],
+)
+async def test_a_route_that_goes_on_in_another_way_is_told_as_the_list_shows_it(
+    rest: Rest, path: str, patch: Any, name: str, before: str
+) -> None:
+    await rest("PUT", X, EXPORT)
+    await rest("PUT", I, IMPORT)
+    async with following(rest) as stream:
+        await rest("PATCH", path, patch)
+        await rest("PUT", X + "2", {"streamId": "s"})
+        events = [await stream.event()]
+        while events[-1][1].get("object", {}).get("spec", {}).get("port") != "trades2":
+            events.append(await stream.event())
+
+    told = [(name, data) for name, data in events if name.startswith("route")]
+    assert kinds(told) == [("route-changed", "MODIFIED")]
+    assert told[0][1]["route"] == (await rest("GET", "/routes")).body["items"][0]
+    assert told[0][1]["was"] == {name: before}
 
 
 async def test_a_status_that_another_resource_changed_is_told(rest: Rest) -> None:
@@ -268,9 +294,9 @@ async def test_what_a_broker_found_when_it_started_is_no_change(tmp_path: Path) 
     ):
         await client("PUT", f"{I}/filter", "price > 20.0")
         await client("PUT", X + "2", {"streamId": "s"})
-        events = await stream.events(4)
+        events = await stream.events(5)
 
-    assert [name for name, _ in events] == ["import", "pe", "pe", "export"]
+    assert [name for name, _ in events] == ["import", "pe", "pe", "route-changed", "export"]
 
 
 async def test_a_reader_without_news_gets_comments(tmp_path: Path) -> None:

@@ -20,6 +20,12 @@ def route_body(route: Route) -> dict[str, Any]:
     }
 
 
+def earlier_body(now: Route, was: Route) -> dict[str, Any]:
+    """Return what of a route is another now, as it was."""
+    old, new = route_body(was), route_body(now)
+    return {name: value for name, value in old.items() if value != new[name]}
+
+
 def resource_body(board: Board, stored: Stored) -> dict[str, Any]:
     """Return a resource's manifest with the status that the board gives it."""
     resource = stored.resource

@@ -18,7 +18,7 @@ from streambroker_core.board import Board
 from streambroker_core.model import Kind, PeKey, PortKey, Route, kind_of
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.view import View
-from streambroker_operator.bodies import pe_body, resource_body, route_body
+from streambroker_operator.bodies import earlier_body, pe_body, resource_body, route_body
 from streambroker_operator.store import Stored
 
 KEPT_EVENTS = 10_000
@@ -35,7 +35,8 @@ class Change:
 
     Attributes:
         number: counts from 1 in a session.
-        name: ``export``, ``import``, ``pe``, ``route-added`` or ``route-cut``.
+        name: ``export``, ``import``, ``pe``, ``route-added``, ``route-changed`` or
+            ``route-cut``.
         namespaces: those it touches.
         data: canonical JSON.
     """
@@ -178,10 +179,13 @@ class ChangeLog:
             if pair not in new:
                 self._route("route-cut", "DELETED", route, reason=self._why_cut(route))
         for pair, route in new.items():
-            if pair not in old:
+            was = old.get(pair)
+            if was is None:
                 self._route("route-added", "ADDED", route)
+            elif was != route:
+                self._route("route-changed", "MODIFIED", route, was=earlier_body(route, was))
 
-    def _route(self, name: str, word: Word, route: Route, **more: str) -> None:
+    def _route(self, name: str, word: Word, route: Route, **more: Any) -> None:
         namespaces = (route.export.namespace, route.import_.namespace)
         self._add(name, namespaces, {"type": word, "route": route_body(route), **more})
 

@@ -373,6 +373,7 @@ def test_two_lists_give_the_events_that_lead_from_one_to_the_other() -> None:
         ("imports", "3"): resource("3"),
         ("routes", "x i"): route,
         ("routes", "y i"): {**route, "export": "y"},
+        ("routes", "s i"): {**route, "export": "s"},
     }
     after = {
         ("exports", "1"): resource("1"),
@@ -380,6 +381,7 @@ def test_two_lists_give_the_events_that_lead_from_one_to_the_other() -> None:
         ("exports", "4"): resource("4"),
         ("routes", "x i"): {**route, "policy": "drop"},
         ("routes", "z i"): {**route, "export": "z"},
+        ("routes", "s i"): {**route, "export": "s"},
     }
     found = [(e.name, e.change, e.item) for e in differences(before, after)]
 
@@ -388,6 +390,7 @@ def test_two_lists_give_the_events_that_lead_from_one_to_the_other() -> None:
         ("route-cut", "DELETED", {**route, "export": "y"}),
         ("export", "MODIFIED", resource("2", 5)),
         ("export", "ADDED", resource("4")),
+        ("route-changed", "MODIFIED", {**route, "policy": "drop"}),
         ("route-added", "ADDED", {**route, "export": "z"}),
     ]
 

@@ -23,9 +23,12 @@ EVENTS = {
     "import": "imports",
     "pe": "pes",
     "route-added": "routes",
+    "route-changed": "routes",
     "route-cut": "routes",
 }
 RESET = "reset"
+
+_ROUTE_CHANGES = {"route-added": "ADDED", "route-changed": "MODIFIED"}
 
 Item = dict[str, Any]
 
@@ -35,8 +38,9 @@ class Event:
     """Something that happened.
 
     Attributes:
-        name: export, import, pe, route-added, route-cut, or reset: some were lost, list again.
-        data: type, object or route, reason.
+        name: export, import, pe, route-added, route-changed, route-cut, or reset: some were
+            lost, list again.
+        data: type, object or route, reason, was.
         id: to resume after it.
     """
 
@@ -59,7 +63,7 @@ class Event:
     def change(self) -> str:
         """ADDED, MODIFIED or DELETED."""
         if self.kind == "routes":
-            return "ADDED" if self.name == "route-added" else "DELETED"
+            return _ROUTE_CHANGES.get(self.name, "DELETED")
         return str(self.data.get("type", "MODIFIED")).upper()
 
 
@@ -164,6 +168,9 @@ def differences(
         known = before.get((kind, identity))
         if kind == "routes" and known is None:
             yield Event(name="route-added", data={"route": item})
+        elif kind == "routes" and known is not None and known != item:
+            was = {name: value for name, value in known.items() if item.get(name) != value}
+            yield Event(name="route-changed", data={"route": item, "was": was})
         elif kind != "routes" and known != item:
             change = "ADDED" if known is None else "MODIFIED"
             yield Event(name=words[kind], data={"type": change, "object": item})

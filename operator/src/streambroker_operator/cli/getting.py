@@ -197,7 +197,13 @@ def _line(event: Event, now: datetime) -> str:
         what = names_of(event.kind, event.item)[-1]
         if event.kind == "pes":
             what = names_of(event.kind, event.item)[1]
-    reason = event.data.get("reason")
+    why = event.data.get("reason") or _turned(event)
     text = flat(f"{event.change:<8}  {SINGULAR[event.kind]:<6}  {what}")
     colour = _COLOURS.get(event.change)
-    return f"{now:%H:%M:%S}  {paint(text, colour)}{f': {reason}' if reason else ''}\n"
+    return f"{now:%H:%M:%S}  {paint(text, colour)}{f': {why}' if why else ''}\n"
+
+
+def _turned(event: Event) -> str:
+    """Return what is another of a route that goes on; empty for all else."""
+    was: Item = event.data.get("was", {})
+    return flat(", ".join(f"{name} {old} => {event.item.get(name)}" for name, old in was.items()))
