@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from multidict import CIMultiDict
 from streambroker_core.wire.capability import verify
 from streambroker_core.wire.hints import decode
 from streambroker_operator.errors import OpenError, TokensError
+from streambroker_operator.rest.description import description
 from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Answer, BrokerProcess, Rest, received, udp_ear
 
@@ -208,14 +210,44 @@ async def test_a_jobs_token_reads_its_own_namespaces_only(door: Door) -> None:
         "/exports?namespace=prod",
         "/exports?namespace=*",
         f"{FEED}?namespace=prod",
-        "/pes?export=prod/feed/0/trades",
-        "/pes?namespace=default&export=prod/feed/0/trades",
-        "/pes?import=default/alerts/0/trades&import=prod/feed/0/trades",
+        "/explain?export=prod/feed/0/trades",
+        "/explain?namespace=prod&import=default/alerts/0/trades",
     ):
         said = await refused(await door("feed", "GET", path), 403, "NotYours")
         assert "default" in said
     assert (await door("prod", "GET", "/exports?namespace=prod")).status == 200
     await refused(await door("prod", "GET", "/exports"), 403, "NotYours")
+
+
+GETS = [path for path, item in description()["paths"].items() if "get" in item]
+SELECTING = (
+    "import=prod/feed/0/trades",
+    "export=prod/feed/0/trades",
+    "export=prod",
+    "limit=1",
+    "wait=1s",
+    "continue=x",
+    "import=prod/feed/0/trades&export=prod/feed/0/trades&limit=1&wait=1s&continue=x&name=x",
+)
+
+
+@pytest.mark.parametrize("path", GETS)
+async def test_no_parameter_of_another_request_opens_a_namespace(door: Door, path: str) -> None:
+    await door("ops", "PUT", X, EXPORT)
+    await door("ops", "PUT", f"{FEED}/import/trades", IMPORT)
+    filled = path.format(job="feed", pe=0, port="trades", name="kind")
+    named = filled.removeprefix("/api/subscriptions")
+    if named in ("/explain", "/api/openapi.json"):
+        return  # The one is selected by ports, the other is for everybody.
+    for query in SELECTING:
+        await refused(await door("prod", "GET", f"{named}?{query}"), 403, "NotYours")
+
+
+def test_every_parameter_that_selects_is_tried_on_every_request() -> None:
+    told = json.dumps(description())
+    selecting = set(re.findall(r'"name": "([a-z]+)", "in": "query"', told))
+    tried = {pair.partition("=")[0] for pair in SELECTING[-1].split("&")}
+    assert tried == selecting - {"namespace"}
 
 
 async def test_whoever_reads_may_ask_what_a_change_would_do_and_why_ports_are_connected(

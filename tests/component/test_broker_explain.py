@@ -360,6 +360,74 @@ async def test_nobody_is_told_of_namespaces_that_they_do_not_read(
     assert found.status == 200
 
 
+SECRET = {**EXPORT, "application": {"scope": "Vault"}, "allowedNamespaces": ["default"]}
+VAULT = {"subscription": 'kind == "trade"', "applicationScope": "Vault"}
+V = "/job/alerts/pe/0/import/vault"
+HIDDEN = "/job/hidden/pe/0/export/trades?namespace=lab"
+
+
+async def test_a_job_is_told_of_the_exports_that_others_let_it_import(guarded: Rest) -> None:
+    await guarded("PUT", X + "?namespace=lab", SECRET, **bearer("ops"))
+    await guarded("PUT", HIDDEN, {**SECRET, "allowedNamespaces": []}, **bearer("ops"))
+    put = await guarded("PUT", V, VAULT, **bearer("job"))
+    assert [route["export"] for route in put.body["routes"]["added"]] == ["lab/feed/0/trades"]
+
+    key = "default/alerts/0/vault"
+    told = await guarded("GET", f"/explain?import={key}", **bearer("job"))
+    ports = f"/explain?import={key}&export=lab"
+    pair = await guarded("GET", f"{ports}/feed/0/trades", **bearer("job"))
+    found = await guarded("GET", "/lint", **bearer("job"))
+
+    assert (told.body["matched"], told.body["total"], told.body["lint"]) == (1, 2, [])
+    assert pair.body["pairs"][0]["matched"]
+    about = [one["resource"] for one in found.body["findings"]]
+    assert f"import {key}" not in about
+    assert not [one for one in about if one is None or "lab/" in one]
+    for hidden in ("/hidden/0/trades", "/nobody/0/trades"):
+        answer = await guarded("GET", ports + hidden, **bearer("job"))
+        assert (answer.status, answer.code) == (403, "NotYours")
+    alone = await guarded("GET", "/explain?export=lab/feed/0/trades", **bearer("job"))
+    assert (alone.status, alone.code) == (403, "NotYours")
+
+
+async def test_a_job_is_told_of_the_imports_of_others_that_its_exports_feed(guarded: Rest) -> None:
+    mine = "/job/alerts/pe/0/export/out"
+    given = {"properties": {"kind": "alert"}, "allowedNamespaces": ["lab"]}
+    wants = {"subscription": 'kind == "alert"'}
+    assert (await guarded("PUT", mine, given, **bearer("job"))).status == 201
+    for job, subscription in (("fed", wants), ("not", IMPORT)):
+        path = f"/job/{job}/pe/0/import/in?namespace=lab"
+        assert (await guarded("PUT", path, subscription, **bearer("ops"))).status == 201
+
+    ask = "/explain?export=default/alerts/0/out"
+    told = await guarded("GET", ask, **bearer("job"))
+    pair = await guarded("GET", f"{ask}&import=lab/fed/0/in", **bearer("job"))
+    other = await guarded("GET", f"{ask}&import=lab/not/0/in", **bearer("job"))
+    found = await guarded("GET", "/lint", **bearer("job"))
+
+    assert [p["import"] for p in told.body["pairs"] if p["matched"]] == ["lab/fed/0/in"]
+    assert "lab/not" not in told.body["text"]
+    assert pair.body["matched"] == 1
+    assert (other.status, other.code) == (403, "NotYours")
+    assert "export default/alerts/0/out" not in [one["resource"] for one in found.body["findings"]]
+
+
+async def test_nobody_is_told_of_all_exports_from_those_that_it_reads(guarded: Rest) -> None:
+    await guarded("DELETE", X, **bearer("ops"))
+    await guarded("PUT", "/job/other/pe/0/export/p", {"properties": {"a": 1}}, **bearer("ops"))
+    await guarded("PUT", "/job/other/pe/0/export/q", {"properties": {"a": "x"}}, **bearer("ops"))
+    both = [await guarded("GET", "/lint", **bearer(who)) for who in ("ops", "job")]
+    await guarded("DELETE", "/job/other/pe/0/export/p", **bearer("ops"))
+    await guarded("DELETE", "/job/other/pe/0/export/q", **bearer("ops"))
+    told = await guarded("GET", f"/explain?import={IMPORT_KEY}", **bearer("job"))
+
+    codes = [{one["code"] for one in found.body["findings"]} for found in both]
+    assert codes[0] - codes[1] == {"PropertyTypesDiffer"}
+    assert [one["message"] for one in told.body["lint"]] == [
+        "nothing in the scope Default may be imported from the namespace default"
+    ]
+
+
 async def test_nobody_is_told_what_a_change_does_where_they_do_not_read(guarded: Rest) -> None:
     change = manifest("Export", "feed", "trades", properties={})
     theirs = {**change, "metadata": {"namespace": "lab"}}

@@ -61,9 +61,15 @@ class Principal:
         """Say whether this caller may change the ports and the agents of a job."""
         return self.role == "admin" or (namespace, job) in self.jobs
 
+    @property
+    def namespaces(self) -> frozenset[str] | None:
+        """The namespaces that this caller may read; None for all."""
+        return frozenset(found for found, _ in self.jobs) if self.role == "job" else None
+
     def reads(self, namespace: str) -> bool:
         """Say whether this caller may read what is in a namespace; ``*`` stands for all."""
-        return self.role != "job" or namespace in {found for found, _ in self.jobs}
+        found = self.namespaces
+        return found is None or namespace in found
 
 
 ANYBODY = Principal(name="anonymous", role="admin")

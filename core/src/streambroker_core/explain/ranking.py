@@ -6,8 +6,8 @@ is the distance that the explanation has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from streambroker_core.explain.pairs import (
     filter_faults,
     nearness_of,
 )
+from streambroker_core.matching import Match
 from streambroker_core.matching.decide import parsed
 from streambroker_core.model import Export, Import, Kind
 from streambroker_core.schema import Schema
@@ -31,19 +32,21 @@ R = TypeVar("R", Export, Import)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """All resources at one moment; a value, so it can be looked at anywhere.
+    """Resources at one moment; a value, so it can be looked at anywhere.
 
     Attributes:
         exports: in no order.
         imports: in no order.
         taken_exports: why an Export does not take part, by uid.
         taken_imports: why an Import does not, by uid.
+        whole: whether these are all resources that there are.
     """
 
     exports: tuple[Export, ...]
     imports: tuple[Import, ...]
     taken_exports: Mapping[str, Obstacle]
     taken_imports: Mapping[str, Obstacle]
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +64,36 @@ class Ranking:
     pairs: tuple[Pair, ...]
 
 
-def survey(board: Board) -> Survey:
-    """Return what a board holds now."""
-    return Survey(
+def survey(board: Board, namespaces: Collection[str] | None = None) -> Survey:
+    """Return what a board holds now.
+
+    Args:
+        board: the board.
+        namespaces: what these may see, None for all: their resources, the Exports that
+            admit them, and the Imports that have routes from theirs.
+    """
+    known = Survey(
         exports=tuple(board.each_export()),
         imports=tuple(board.each_import()),
         taken_exports=_taken(board, "Export"),
         taken_imports=_taken(board, "Import"),
+    )
+    return known if namespaces is None else _seen_from(board, known, namespaces)
+
+
+def _seen_from(board: Board, known: Survey, namespaces: Collection[str]) -> Survey:
+    fed = {
+        uid
+        for export in known.exports
+        if export.key.namespace in namespaces
+        for uid, outcome in board.outcomes("Export", export.uid).items()
+        if isinstance(outcome, Match)
+    }
+    return replace(
+        known,
+        exports=tuple(x for x in known.exports if any(admits(x, name) for name in namespaces)),
+        imports=tuple(i for i in known.imports if i.key.namespace in namespaces or i.uid in fed),
+        whole=False,
     )
 
 

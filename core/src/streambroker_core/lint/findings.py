@@ -72,7 +72,8 @@ def scene(board: Board, known: Survey) -> Scene:
 
 def offers_of(known: Survey) -> Offers:
     """Return what all Exports that take part offer."""
-    return Offers(export for export in known.exports if export.uid not in known.taken_exports)
+    taking_part = (x for x in known.exports if x.uid not in known.taken_exports)
+    return Offers(taking_part, whole=known.whole)
 
 
 def lint_import(import_: Import, offers: Offers, *, matched: bool) -> list[Finding]:
@@ -99,7 +100,10 @@ def lint_export(export: Export, *, imported: bool) -> list[Finding]:
 
 
 def lint(scene: Scene) -> list[Finding]:
-    """Return all that looks wrong, in order of the resources' ports."""
+    """Return all that looks wrong, in order of the resources' ports.
+
+    What resources of a scope say together is told only where all of them are known.
+    """
     known = scene.known
     offers = offers_of(known)
     by_uid = {export.uid: export for export in known.exports}
@@ -115,7 +119,7 @@ def lint(scene: Scene) -> list[Finding]:
     for export in _in_order(known.exports):
         taken = _taken(known, export)
         found += taken or lint_export(export, imported=export.uid in imported)
-    return [*_clashes(offers), *found]
+    return [*_clashes(offers), *found] if known.whole else found
 
 
 def _in_order(resources: Iterable[R]) -> list[R]:
@@ -192,12 +196,14 @@ def _wanted(import_: Import, offers: Offers) -> Iterator[_Told]:
 
 
 def _no_scope(import_: Import, offers: Offers) -> str:
-    known = ", ".join(shown(scope) for scope in offers.scopes[:8])
-    there = f"exports are in {known}" if known else "nothing is exported at all"
-    return (
+    message = (
         f"nothing in the scope {shown(import_.application_scope)} may be imported from the "
-        f"namespace {import_.key.namespace}; {there}"
+        f"namespace {import_.key.namespace}"
     )
+    known = ", ".join(shown(scope) for scope in offers.scopes[:8])
+    if not known:
+        return f"{message}; nothing is exported at all" if offers.whole else message
+    return f"{message}; exports are in {known}"
 
 
 def _names(import_: Import, offer: Offer) -> Iterator[_Told]:

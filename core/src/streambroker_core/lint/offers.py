@@ -179,9 +179,15 @@ def types_text(types: dict[str, int]) -> str:
 
 
 class Offers:
-    """All exports, and what each namespace sees of them in each scope."""
+    """All exports, and what each namespace sees of them in each scope.
 
-    def __init__(self, exports: Iterable[Export]) -> None:
+    Args:
+        exports: those that take part.
+        whole: whether these are all; if not, nothing is to be said of all together.
+    """
+
+    def __init__(self, exports: Iterable[Export], *, whole: bool = True) -> None:
+        self.whole = whole
         self._by_scope: dict[str, list[Export]] = {}
         for export in exports:
             self._by_scope.setdefault(export.application.scope, []).append(export)

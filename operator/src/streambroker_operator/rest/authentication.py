@@ -38,6 +38,8 @@ QUIET = web.ResponseKey("quiet", bool)
 _READING = ("GET", "HEAD", "OPTIONS")
 _ASKING = ("/api/subscriptions/whatif",)
 """Paths whose POST changes nothing."""
+_NAMING = "/api/subscriptions/explain"
+"""The path that selects by the ports it names; everywhere else these parameters mean nothing."""
 _REALM = {"WWW-Authenticate": 'Bearer realm="streambroker"'}
 
 
@@ -94,7 +96,7 @@ def _check(request: web.Request, caller: Principal) -> None:
         RequestError: 403 `NotYours`.
     """
     if is_reading(request):
-        for namespace in _namespaces(request):
+        for namespace in _namespaces(request, caller):
             if not caller.reads(namespace):
                 mine = ", ".join(sorted({found for found, _ in caller.jobs}))
                 raise not_yours(
@@ -131,14 +133,19 @@ def _path(request: web.Request) -> str:
     return "" if resource is None else resource.canonical
 
 
-def _namespaces(request: web.Request) -> list[str]:
-    """Return the namespaces that a request asks about: chosen, or named by a port."""
-    if not _path(request).startswith("/api/subscriptions"):
+def _namespaces(request: web.Request, caller: Principal) -> list[str]:
+    """Return the namespaces that a caller has to read for what a request asks about."""
+    path = _path(request)
+    if not path.startswith("/api/subscriptions"):
         return []
-    ports = [port for name in ("import", "export") for port in request.query.getall(name, [])]
     chosen = request.query.get("namespace", DEFAULT_NAMESPACE)
-    named = [port.partition("/")[0] for port in ports]
-    return named if named and "namespace" not in request.query else [chosen, *named]
+    found = [request.query[name] for name in ("import", "export") if name in request.query]
+    if path != _NAMING or not found:
+        return [chosen]
+    named = [port.partition("/")[0] for port in found]
+    # Who reads one side is told of the other what its views show; the handler sees to that.
+    needed = [] if any(map(caller.reads, named)) else named
+    return [chosen, *needed] if "namespace" in request.query else needed
 
 
 def seen_by(request: web.Request, view: View | None) -> View | None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -70,6 +70,8 @@ MAX_ROUTES = 100_000
 MAX_FORECAST_S = 2.0
 """For how long a what-if may keep the broker, in seconds."""
 
+R = TypeVar("R", Export, Import)
+
 _KINDS: dict[str, Kind] = {"Export": "Export", "Import": "Import"}
 
 TURN = web.AppKey("turn", asyncio.Semaphore)
@@ -102,10 +104,13 @@ async def explain(request: web.Request) -> web.Response:
         )
     limit = _limit(request, usual=USUAL_PAIRS, most=MAX_PAIRS)
     async with request.app[TURN]:
+        known = survey(board, request[CALLER].namespaces)
+        exports = board.exports_on(export_key) if export_key else []
+        imports = board.imports_on(import_key) if import_key else []
         question = _Question(
-            exports=_held("export", export_key, board.exports_on(export_key) if export_key else []),
-            imports=_held("import", import_key, board.imports_on(import_key) if import_key else []),
-            known=_readable(request, survey(board)),
+            exports=_held(request, export_key, "export", _shown(exports, known.exports)),
+            imports=_held(request, import_key, "import", _shown(imports, known.imports)),
+            known=known,
             limit=limit,
         )
         body = await asyncio.to_thread(_explained, question)
@@ -125,10 +130,28 @@ def _port(request: web.Request, name: str) -> PortKey | None:
         ) from error
 
 
-def _held(kind: str, key: PortKey | None, found: list[Any]) -> list[Any]:
-    if key is not None and not found:
-        raise RequestError(404, "UnknownPort", f"There is no {kind} {key}.")
-    return sorted(found, key=lambda resource: (resource.created, resource.uid))
+def _shown(found: Sequence[R], known: Sequence[R]) -> list[R]:
+    """Return the resources that are among those known to the caller, the oldest first."""
+    uids = {resource.uid for resource in known} if found else set()
+    among = (resource for resource in found if resource.uid in uids)
+    return sorted(among, key=lambda resource: (resource.created, resource.uid))
+
+
+def _held(request: web.Request, key: PortKey | None, kind: str, found: list[R]) -> list[R]:
+    """Return the resources of a port that is asked about.
+
+    Raises:
+        RequestError: 404, there are none; 403, the caller may not know whether there are.
+    """
+    if key is None or found:
+        return found
+    caller = request[CALLER]
+    if not caller.reads(key.namespace):
+        raise not_yours(
+            f"The token {caller.name!r} does not read the namespace {key.namespace!r}, and no"
+            f" {kind} {key} is shown to its own."
+        )
+    raise RequestError(404, "UnknownPort", f"There is no {kind} {key}.")
 
 
 def _text(key: PortKey | None) -> str | None:
@@ -143,18 +166,6 @@ def _limit(request: web.Request, *, usual: int, most: int) -> int:
             400, "QueryInvalid", f"limit={text!r} is no whole number from 1 to {most}."
         )
     return number
-
-
-def _readable(request: web.Request, known: Survey) -> Survey:
-    """Return what of all resources the caller may read."""
-    reads = request[CALLER].reads
-    if reads("*"):
-        return known
-    return replace(
-        known,
-        exports=tuple(export for export in known.exports if reads(export.key.namespace)),
-        imports=tuple(import_ for import_ in known.imports if reads(import_.key.namespace)),
-    )
 
 
 def _explained(question: _Question) -> dict[str, Any]:
@@ -235,7 +246,7 @@ async def get_lint(request: web.Request) -> web.Response:
     limit = _limit(request, usual=USUAL_FINDINGS, most=MAX_FINDINGS)
     board = request.app[RUNTIME].board
     async with request.app[TURN]:
-        seen = scene(board, _readable(request, survey(board)))
+        seen = scene(board, survey(board, request[CALLER].namespaces))
         all_findings = await asyncio.to_thread(lint, seen)
     found = [
         finding
