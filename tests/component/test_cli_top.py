@@ -315,6 +315,6 @@ async def watched(rest: Rest, done: asyncio.Future[None]) -> dict[str, Any]:
         (route,) = await top(rest)
         if done.done():
             await done
-            if route["lagEpochs"]:
+            if route["lagEpochs"] == 2:
                 return route
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -34,7 +33,9 @@ from streambroker_operator.rest.limits import (
     limit_principals,
 )
 from streambroker_operator.rest.lists import SNAPSHOTS, snapshots_of
+from streambroker_operator.rest.parameters import described
 from streambroker_operator.rest.replay import replay
+from streambroker_operator.rest.turns import TURNS, Turns
 from streambroker_operator.runtime import Runtime
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -68,7 +69,8 @@ def create_app(
     app[RUNTIME] = runtime
     app[GAUGES] = Gauges(Limits() if limits is None else limits)
     app[SNAPSHOTS] = snapshots_of(runtime)
-    app[explaining.TURN] = asyncio.Semaphore(1)
+    app[TURNS] = Turns()
+    app[explaining.FORECASTS] = explaining.Forecasts(app[GAUGES].limits)
     app[reports.REPORTS] = reports.Reports()
     if tokens is not None:
         app[TOKENS] = tokens
@@ -150,5 +152,6 @@ _MIDDLEWARES = (
     _ready,
     replay,
     _problems,  # once more: what was refused is the answer to its repetition, too
+    described,
     conditional,
 )
