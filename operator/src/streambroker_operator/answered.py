@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 KEPT_S = 600.0
 """How long an answer is kept, in seconds."""
-MAX_BODY = 64 * 1024
+MAX_BODY = 8 * 1024
 """Bytes of an answer that is kept; of a larger one only that it was done."""
+MAX_BYTES = 64 * 1024 * 1024
+"""Bytes of all answers that are kept at a time; beyond, only that they were done."""
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS requests (
@@ -72,6 +75,8 @@ class Answered:
         self._db = db
         self._clock = clock
         self._claimed: ContextVar[RequestName | None] = ContextVar("claimed", default=None)
+        self._sizes: deque[tuple[float, int]] = deque()
+        self._bytes = 0
         self._db.execute(_TABLE)
         self._db.execute(_INDEX)
 
@@ -115,10 +120,10 @@ class Answered:
 
         This is not flushed: after a loss of power the change has its name, without the answer.
         """
-        kept = len(body) <= MAX_BODY
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute("BEGIN IMMEDIATE")
+        kept = len(body) <= MAX_BODY and self._has_room(len(body))
         try:
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("DELETE FROM requests WHERE at <= ?", (self._clock() - KEPT_S,))
             self._db.execute(
                 "INSERT INTO requests VALUES (?1, ?2, ?3, ?4, NULL, ?5, ?6, ?7) "
@@ -135,8 +140,18 @@ class Answered:
                 ),
             )
             self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
         finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             self._db.execute("PRAGMA synchronous = FULL")
+
+    def _has_room(self, size: int) -> bool:
+        """Count the bodies of the last `KEPT_S` seconds; False where there are too many."""
+        now = self._clock()
+        while self._sizes and self._sizes[0][0] <= now - KEPT_S:
+            self._bytes -= self._sizes.popleft()[1]
+        if self._bytes + size > MAX_BYTES:
+            return False
+        self._sizes.append((now, size))
+        self._bytes += size
+        return True
