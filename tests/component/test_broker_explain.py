@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import shlex
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import aiohttp
 import pytest
 import yaml
 
+from streambroker_core.whatif import Forecast, forecast
 from streambroker_operator.rest import explaining
+from streambroker_operator.rest.limits import Limits
 from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.commands import Cli
@@ -211,6 +215,51 @@ async def test_a_what_if_may_be_larger_than_other_requests(rest: Rest) -> None:
 
     assert (answer.status, answer.body["problems"]) == (200, [])
     assert (await rest("GET", "/exports")).body["items"] == []
+
+
+async def test_a_what_if_keeps_nobody_waiting_and_is_of_one_moment(
+    pair: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **named: Any) -> Forecast:
+        begun.set()
+        assert answered.wait(10.0)
+        return forecast(*arguments, **named)
+
+    monkeypatch.setattr(explaining, "forecast", slow)
+    gone = {"delete": [{"kind": "Export", "job": "feed", "port": "trades"}]}
+    asked = asyncio.create_task(pair("POST", "/whatif", gone))
+    await asyncio.to_thread(begun.wait, 10.0)
+    assert (await pair("GET", "/job/alerts/pe/0")).status == 200
+    assert (await pair("DELETE", I)).status == 200
+    assert not asked.done()
+    answered.set()
+
+    told = await asked
+    assert (told.status, [route["import"] for route in told.body["cut"]]) == (200, [IMPORT_KEY])
+    again = await pair("POST", "/whatif", gone)
+    assert (again.status, again.body["cut"]) == (200, [])
+
+
+async def test_what_ifs_have_a_limit_of_their_own(tmp_path: Path) -> None:
+    few = Limits(forecasts_per_s=0.01, forecast_burst=2)
+    async with running_broker(tmp_path / "broker.db", few) as (_, rest):
+        answers = [await rest("POST", "/whatif", {"delete": []}) for _ in range(3)]
+        others = [await rest("GET", path) for path in ("/routes", "/lint", "/exports")]
+
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    assert answers[2].code == "TooManyRequests"
+    assert 1 <= int(answers[2].headers["Retry-After"]) <= 100
+    assert [answer.status for answer in others] == [200, 200, 200]
+
+
+async def test_what_ifs_of_one_principal_are_not_counted_for_another(guarded: Rest) -> None:
+    asked = [await guarded("POST", "/whatif", {"delete": []}, **bearer("job")) for _ in range(25)]
+    other = await guarded("POST", "/whatif", {"delete": []}, **bearer("ops"))
+
+    assert [answer.status for answer in asked[:20]] == [200] * 20
+    assert (asked[-1].status, other.status) == (429, 200)
 
 
 @pytest.mark.parametrize("limit", ["MAX_ROUTES", "MAX_FORECAST_S"])

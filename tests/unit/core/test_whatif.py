@@ -16,9 +16,10 @@ from streambroker_core.board import (
     ImportApplied,
     ImportRemoved,
 )
+from streambroker_core.explain import survey
 from streambroker_core.matching import Match, expression_problem, import_filter_problem, match
 from streambroker_core.model import Export, Import, Kind, PortKey, Resource, Route, kind_of
-from streambroker_core.whatif import Proposal, forecast, tell_forecast
+from streambroker_core.whatif import Mirror, Proposal, forecast, tell_forecast
 from support.resources import board_of, export_of, import_of, port
 
 PRICE = [{"name": "price", "type": "double"}]
@@ -176,6 +177,29 @@ def picture(board: Board) -> Any:
         [board.status(kind_of(r), r.uid) for r in everything],
         [dict(board.outcomes_for(r)) for r in everything],
     )
+
+
+def keeping_names(earlier: list[Resource], later: list[Resource]) -> list[Resource]:
+    """Return the later resources with the names that they had; a name once given stays."""
+    had = {(kind_of(r), r.uid): r.name for r in earlier}
+    kept = [replace(r, name=had.get((kind_of(r), r.uid)) or r.name) for r in later]
+    return list({(kind_of(r), r.name or r.uid): r for r in kept}.values())
+
+
+@settings(deadline=None, max_examples=200)
+@given(earlier=boards(), held=boards(), proposal=proposals())
+def test_a_mirror_shows_what_is_held_now_whatever_it_showed_before(
+    earlier: list[Resource], held: list[Resource], proposal: Proposal
+) -> None:
+    mirror = Mirror()
+    mirror.follow(survey(board_of(*earlier)))
+    board = board_of(*keeping_names(earlier, held))
+    shown = mirror.follow(survey(board))
+
+    assert (shown.exports(), shown.imports()) == (board.exports(), board.imports())
+    assert shown.routes() == board.routes()
+    if fits(held, proposal):
+        assert forecast(shown, proposal) == forecast(board, proposal)
 
 
 @settings(deadline=None, max_examples=300)

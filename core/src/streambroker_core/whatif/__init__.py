@@ -8,6 +8,16 @@ from streambroker_core.whatif.forecast import (
     Proposal,
     forecast,
 )
+from streambroker_core.whatif.mirror import Mirror
 from streambroker_core.whatif.telling import tell_forecast
 
-__all__ = ["Changed", "Cut", "Forecast", "Problem", "Proposal", "forecast", "tell_forecast"]
+__all__ = [
+    "Changed",
+    "Cut",
+    "Forecast",
+    "Mirror",
+    "Problem",
+    "Proposal",
+    "forecast",
+    "tell_forecast",
+]

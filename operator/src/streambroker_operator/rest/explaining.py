@@ -1,12 +1,14 @@
 """``…/explain``, ``…/lint`` and ``…/whatif``: questions about routes; none of them changes any.
 
-Explaining looks at every resource, so it is done in a thread, on a picture of the board:
-the broker answers others meanwhile. A what-if asks the board itself and is short.
+All of them may take long, so they are done in a thread, on a picture of the board or on its
+mirror: the broker answers others meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from streambroker_core.board import Board
 from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.explain import (
     Pair,
@@ -46,7 +49,14 @@ from streambroker_core.model import (
     is_label,
     is_port_name,
 )
-from streambroker_core.whatif import Forecast, Problem, Proposal, forecast, tell_forecast
+from streambroker_core.whatif import (
+    Forecast,
+    Mirror,
+    Problem,
+    Proposal,
+    forecast,
+    tell_forecast,
+)
 from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.manifest import read_manifest
 from streambroker_operator.bodies import earlier_body
@@ -54,7 +64,9 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.answers import json_answer, route_body
 from streambroker_operator.rest.asking import RUNTIME, json_body, namespace_of
 from streambroker_operator.rest.authentication import CALLER, not_yours
+from streambroker_operator.rest.limits import Buckets, Limits, too_many
 from streambroker_operator.rest.lists import LISTS, chosen_namespace
+from streambroker_operator.rest.turns import TURNS, who_asks
 
 USUAL_PAIRS = 20
 MAX_PAIRS = 500
@@ -68,14 +80,13 @@ MAX_CHANGES = 1_000
 MAX_ROUTES = 100_000
 """Routes that a what-if may lead to at the resources it changes."""
 MAX_FORECAST_S = 2.0
-"""For how long a what-if may keep the broker, in seconds."""
+"""For how long a what-if may keep a thread, in seconds."""
+MIRROR_KEPT_S = 300.0
+"""How long the mirror is kept after the last what-if, in seconds."""
 
 R = TypeVar("R", Export, Import)
 
 _KINDS: dict[str, Kind] = {"Export": "Export", "Import": "Import"}
-
-TURN = web.AppKey("turn", asyncio.Semaphore)
-"""Who explains or lints: one request at a time, so that most of the core stays the broker's."""
 
 routes = web.RouteTableDef()
 
@@ -103,7 +114,7 @@ async def explain(request: web.Request) -> web.Response:
             400, "QueryInvalid", "Name an import, an export or both: ?import=default/job/0/port."
         )
     limit = _limit(request, usual=USUAL_PAIRS, most=MAX_PAIRS)
-    async with request.app[TURN]:
+    async with request.app[TURNS].of(who_asks(request)):
         known = survey(board, request[CALLER].namespaces)
         exports = board.exports_on(export_key) if export_key else []
         imports = board.imports_on(import_key) if import_key else []
@@ -245,7 +256,7 @@ async def get_lint(request: web.Request) -> web.Response:
     namespace = chosen_namespace(request)
     limit = _limit(request, usual=USUAL_FINDINGS, most=MAX_FINDINGS)
     board = request.app[RUNTIME].board
-    async with request.app[TURN]:
+    async with request.app[TURNS].of(who_asks(request)):
         seen = scene(board, survey(board, request[CALLER].namespaces))
         all_findings = await asyncio.to_thread(lint, seen)
     found = [
@@ -268,32 +279,96 @@ async def get_lint(request: web.Request) -> web.Response:
 # ---- what-if -----------------------------------------------------------------------------------
 
 
+class Forecasts:
+    """Who may ask for a forecast, and the mirror that is asked.
+
+    Args:
+        limits: how often one caller may ask.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._per_s = limits.forecasts_per_s
+        self._buckets = Buckets(limits.forecasts_per_s, limits.forecast_burst)
+        self._mirror: Mirror | None = None
+        self._using = threading.Lock()
+        self._end: asyncio.TimerHandle | None = None
+
+    def check(self, who: str) -> None:
+        """Count a what-if of somebody.
+
+        Raises:
+            RequestError: 429, it is one too many.
+        """
+        wait = self._buckets.take(who, asyncio.get_running_loop().time())
+        if wait:
+            raise too_many(f"This is more than {self._per_s:g} what-ifs per second.", wait)
+
+    async def ask(self, board: Board, proposal: _Proposed) -> web.Response:
+        """Answer what a proposal would do to a board as it is now."""
+        if self._end is not None:
+            self._end.cancel()
+        loop = asyncio.get_running_loop()
+        try:
+            return await asyncio.to_thread(self._ask, survey(board), proposal)
+        finally:
+            self._end = loop.call_later(MIRROR_KEPT_S, self._forget)
+
+    def _ask(self, known: Survey, proposed: _Proposed) -> web.Response:
+        # A request that was given up may still be at work.
+        with self._using:
+            mirror, self._mirror = self._mirror or Mirror(), None
+            board = mirror.follow(known)
+            self._mirror = mirror
+            found = forecast(board, proposed.proposal, watch=_bounded())
+        return json_answer(_forecast_body(_numbered(found, proposed.read)))
+
+    def _forget(self) -> None:
+        self._mirror = None
+
+
+FORECASTS = web.AppKey("forecasts", Forecasts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proposed:
+    """A proposal, and what each of its manifests was read as."""
+
+    proposal: Proposal
+    read: Sequence[Resource | StreambrokerError]
+
+
 @routes.post(LISTS + "/whatif")
 async def whatif(request: web.Request) -> web.Response:
     """Answer what a set of changes would do to the routes."""
-    body = Fields(await json_body(request.clone(client_max_size=MAX_PROPOSAL)))
-    body.only(("resources", "delete"))
+    forecasts, who = request.app[FORECASTS], who_asks(request)
+    forecasts.check(who)
+    body = await json_body(request.clone(client_max_size=MAX_PROPOSAL))
     namespace = namespace_of(request)
-    documents = body.items("resources", most=MAX_CHANGES)
-    read = [_read(document, namespace) for document in documents]
+    async with request.app[TURNS].of(who):
+        proposed = await asyncio.to_thread(_proposed, body, namespace)
+        puts, deletes = proposed.proposal.puts, proposed.proposal.deletes
+        _check_namespaces(request, [*(one.key for one in puts), *(key for _, key in deletes)])
+        return await forecasts.ask(request.app[RUNTIME].board, proposed)
+
+
+def _proposed(document: object, namespace: str) -> _Proposed:
+    body = Fields(document)
+    body.only(("resources", "delete"))
+    read = [_read(one, namespace) for one in body.items("resources", most=MAX_CHANGES)]
     deletes = [
         _delete(Fields(item, f"delete[{place}]"), namespace)
         for place, item in enumerate(body.items("delete", most=MAX_CHANGES))
     ]
-    resources = [one for one in read if not isinstance(one, StreambrokerError)]
-    _check_namespaces(request, [*(one.key for one in resources), *(key for _, key in deletes)])
-    proposal = Proposal(puts=tuple(resources), deletes=tuple(deletes))
-    found = forecast(request.app[RUNTIME].board, proposal, watch=_bounded())
-    return json_answer(_forecast_body(_numbered(found, read)))
+    puts = tuple(one for one in read if not isinstance(one, StreambrokerError))
+    return _Proposed(proposal=Proposal(puts=puts, deletes=tuple(deletes)), read=read)
 
 
 def _bounded() -> Callable[[int], None]:
     """Return a watch that ends a forecast that becomes too large or takes too long."""
-    clock = asyncio.get_running_loop().time
-    end = clock() + MAX_FORECAST_S
+    end = time.monotonic() + MAX_FORECAST_S
 
     def watch(found: int) -> None:
-        if found > MAX_ROUTES or clock() > end:
+        if found > MAX_ROUTES or time.monotonic() > end:
             raise RequestError(
                 422,
                 "ForecastTooLarge",

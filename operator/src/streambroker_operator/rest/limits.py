@@ -33,6 +33,9 @@ class Limits:
         write_burst: changes at once.
         reads_per_s: reads, and what agents repeat, per second, lasting.
         read_burst: the same at once.
+        forecasts_per_s: what-ifs per second, lasting, of one principal, or of one address
+            where nobody is asked who they are.
+        forecast_burst: the same at once.
         followers: how many may follow events at the same time, all together.
         keepalive_s: pause of the events after which a comment is sent, in seconds.
     """
@@ -41,6 +44,8 @@ class Limits:
     write_burst: int = 400
     reads_per_s: float = 2_000.0
     read_burst: int = 4_000
+    forecasts_per_s: float = 2.0
+    forecast_burst: int = 20
     followers: int = 500
     keepalive_s: float = 15.0
 
