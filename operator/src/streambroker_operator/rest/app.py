@@ -34,6 +34,7 @@ from streambroker_operator.rest.limits import (
 )
 from streambroker_operator.rest.lists import SNAPSHOTS, snapshots_of
 from streambroker_operator.rest.parameters import described
+from streambroker_operator.rest.pictures import PICTURES, Pictures
 from streambroker_operator.rest.replay import replay
 from streambroker_operator.rest.turns import TURNS, Turns
 from streambroker_operator.runtime import Runtime
@@ -70,6 +71,7 @@ def create_app(
     app[GAUGES] = Gauges(Limits() if limits is None else limits)
     app[SNAPSHOTS] = snapshots_of(runtime)
     app[TURNS] = Turns()
+    app[PICTURES] = Pictures(runtime)
     app[explaining.FORECASTS] = explaining.Forecasts(app[GAUGES].limits)
     app[reports.REPORTS] = reports.Reports()
     if tokens is not None:

@@ -61,7 +61,7 @@ from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.manifest import read_manifest
 from streambroker_operator.bodies import earlier_body
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.answers import json_answer, route_body
+from streambroker_operator.rest.answers import json_answer, long_answer, route_body
 from streambroker_operator.rest.asking import RUNTIME, json_body, namespace_of
 from streambroker_operator.rest.authentication import CALLER, not_yours
 from streambroker_operator.rest.limits import Buckets, Limits, too_many
@@ -320,7 +320,7 @@ class Forecasts:
             board = mirror.follow(known)
             self._mirror = mirror
             found = forecast(board, proposed.proposal, watch=_bounded())
-        return json_answer(_forecast_body(_numbered(found, proposed.read)))
+        return long_answer(_forecast_body(_numbered(found, proposed.read)))
 
     def _forget(self) -> None:
         self._mirror = None

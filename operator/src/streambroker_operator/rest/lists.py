@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 from aiohttp import web
 
-from streambroker_core.model import Kind, PeKey, PortKey
+from streambroker_core.model import Kind, PeKey, PortKey, Route
 from streambroker_core.wire.canonical import canonical
+from streambroker_core.wire.hints import Point
 from streambroker_operator.bodies import pe_body, route_body, shown
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.asking import RUNTIME, namespace_of
+from streambroker_operator.rest.pictures import PICTURES
 from streambroker_operator.rest.snapshots import Item, Page, Selection, Snapshots
+from streambroker_operator.rest.turns import who_asks
 from streambroker_operator.runtime import Runtime
 
 LISTS = "/api/subscriptions"
@@ -25,6 +28,14 @@ SNAPSHOTS = web.AppKey("snapshots", Snapshots)
 routes = web.RouteTableDef()
 
 T = TypeVar("T")
+
+
+class _Taken(NamedTuple):
+    """A whole list: the count of the board's changes, its point, and what is listed."""
+
+    change: int
+    point: Point
+    items: Sequence[Item]
 
 
 @routes.get(LISTS + "/exports")
@@ -52,18 +63,16 @@ async def list_routes(request: web.Request) -> web.Response:
 
 
 async def _listed(
-    request: web.Request, what: str, items: Callable[[], Iterable[Item]]
+    request: web.Request, what: str, taken: Callable[[], Awaitable[_Taken]]
 ) -> web.Response:
-    runtime = request.app[RUNTIME]
     snapshots = request.app[SNAPSHOTS]
     selection = Selection(what=what, namespace=chosen_namespace(request))
     limit = _limit(request)
     now = asyncio.get_running_loop().time()
     token = request.query.get("continue")
     if token is None:
-        page = snapshots.first(
-            selection, runtime.changes.count, runtime.board.point, list(items()), limit, now
-        )
+        change, point, items = await taken()
+        page = snapshots.first(selection, change, point, items, limit, now)
     else:
         page = snapshots.following(selection, token, limit, now)
     return web.Response(body=await written(page), content_type="application/json")
@@ -104,27 +113,52 @@ def chosen_namespace(request: web.Request) -> str:
     return "*" if request.query.get("namespace") == "*" else namespace_of(request)
 
 
-def _resources(request: web.Request, kind: Kind) -> Iterable[Item]:
+async def _resources(request: web.Request, kind: Kind) -> _Taken:
     runtime = request.app[RUNTIME]
     chosen = _choice(request)
-    for stored in runtime.all_of(kind):
-        if chosen(stored.resource.key):
-            yield partial(shown, stored, runtime.board.status(kind, stored.resource.uid))
+    items = [
+        partial(shown, stored, runtime.board.status(kind, stored.resource.uid))
+        for stored in runtime.all_of(kind)
+        if chosen(stored.resource.key)
+    ]
+    return _Taken(runtime.changes.count, runtime.board.point, items)
 
 
-def _pes(request: web.Request) -> Iterable[Item]:
+async def _pes(request: web.Request) -> _Taken:
     runtime = request.app[RUNTIME]
     chosen = _choice(request)
-    for pe in runtime.board.pes():
-        if chosen(pe):
-            yield partial(_itself, pe_body(runtime.board, pe))
+    items = [
+        partial(_itself, pe_body(runtime.board, pe)) for pe in runtime.board.pes() if chosen(pe)
+    ]
+    return _Taken(runtime.changes.count, runtime.board.point, items)
 
 
-def _routes(request: web.Request) -> Iterable[Item]:
-    chosen = _choice(request)
-    for route in request.app[RUNTIME].board.routes():
-        if chosen(route.export) or chosen(route.import_):
-            yield partial(route_body, route)
+async def _routes(request: web.Request) -> _Taken:
+    namespace = chosen_namespace(request)
+    picture = await request.app[PICTURES].of_now(who_asks(request))
+    routes = await asyncio.to_thread(picture.touching, namespace)
+    return _Taken(picture.change, picture.point, _Routes(routes))
+
+
+class _Routes(Sequence[Item]):
+    """Routes as items, each made when it is asked for."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = routes
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    @overload
+    def __getitem__(self, at: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Item]: ...
+
+    def __getitem__(self, at: int | slice) -> Item | Sequence[Item]:
+        if isinstance(at, slice):
+            return [partial(route_body, route) for route in self._routes[at]]
+        return partial(route_body, self._routes[at])
 
 
 def _itself(body: T) -> T:

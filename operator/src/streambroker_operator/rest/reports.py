@@ -16,11 +16,13 @@ from aiohttp import web
 
 from streambroker_core.model import PeKey, PortKey, Route
 from streambroker_core.wire.fields import Fields
-from streambroker_operator.rest.answers import json_answer
-from streambroker_operator.rest.asking import RUNTIME, json_body, known_pe
+from streambroker_operator.rest.answers import json_answer, long_answer
+from streambroker_operator.rest.asking import json_body, known_pe
 from streambroker_operator.rest.authentication import QUIET
 from streambroker_operator.rest.lists import LISTS, chosen_namespace
 from streambroker_operator.rest.pe import PE
+from streambroker_operator.rest.pictures import PICTURES
+from streambroker_operator.rest.turns import who_asks
 
 AGAIN_S = 30
 """When an agent reports again, in seconds."""
@@ -208,11 +210,9 @@ async def get_top(request: web.Request) -> web.Response:
     Many routes take a while to write down; that is done in a thread, on a picture.
     """
     namespace = chosen_namespace(request)
-    found = [
-        route
-        for route in request.app[RUNTIME].board.routes()
-        if namespace in ("*", route.export.namespace, route.import_.namespace)
-    ]
+    picture = await request.app[PICTURES].of_now(who_asks(request))
     now = time.monotonic()
     known = request.app[REPORTS].seen(now)
-    return await asyncio.to_thread(lambda: json_answer({"routes": top(found, known, now)}))
+    return await asyncio.to_thread(
+        lambda: long_answer({"routes": top(picture.touching(namespace), known, now)})
+    )

@@ -27,9 +27,13 @@ class Turns:
     """One at a time; the next is of the caller who was not served for longest.
 
     So a caller with many requests waits for its own, and others for one of them at most.
+
+    Args:
+        most: requests of one caller that may wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_WAITING) -> None:
+        self._most = most
         self._busy = False
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
@@ -51,8 +55,8 @@ class Turns:
             self._busy = True
             return
         mine = self._waiting.get(who, ())
-        if len(mine) >= MAX_WAITING:
-            raise too_many(f"{MAX_WAITING} such requests of one caller are waiting already.", 1.0)
+        if len(mine) >= self._most:
+            raise too_many(f"{self._most} such requests of one caller are waiting already.", 1.0)
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(who, deque()).append(turn)
         try:

@@ -1,0 +1,136 @@
+"""Lists of all routes: drawn while others are answered, and once for all who ask meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streambroker_core.model import Route
+from streambroker_operator.rest import pictures
+from streambroker_operator.rest.answers import json_answer, long_answer
+from streambroker_operator.rest.pictures import drawn
+from support.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.resources import board_of, export_of, import_of
+
+VIEW = "/job/feed/pe/0"
+
+
+class Brush:
+    """Draws as the broker does, when it may; counts."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.begun, self.free = threading.Event(), threading.Event()
+        self.free.set()
+
+    def __call__(self, *arguments: Any) -> tuple[Route, ...]:
+        self.times += 1
+        self.begun.set()
+        assert self.free.wait(10.0)
+        return drawn(*arguments)
+
+    def hold(self) -> None:
+        self.begun.clear()
+        self.free.clear()
+
+
+@pytest.fixture
+def brush(monkeypatch: pytest.MonkeyPatch) -> Brush:
+    found = Brush()
+    monkeypatch.setattr(pictures, "drawn", found)
+    return found
+
+
+@pytest.fixture
+async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
+    async with running_broker(tmp_path / "broker.db") as (_, client):
+        for number in range(3):
+            await client("PUT", f"/job/feed/pe/0/export/p{number}", EXPORT)
+        await client("PUT", "/job/alerts/pe/0/import/i", IMPORT)
+        yield client
+
+
+def exporters(answer: Any, name: str = "items") -> list[str]:
+    return [route["export"].rpartition("/")[2] for route in answer.body[name]]
+
+
+@pytest.mark.parametrize("path", ["/routes", "/routes?limit=1", "/top"])
+async def test_others_are_answered_while_routes_are_drawn(
+    rest: Rest, brush: Brush, path: str
+) -> None:
+    brush.hold()
+    asked = asyncio.create_task(rest("GET", path))
+    assert await asyncio.to_thread(brush.begun.wait, 10.0)
+    assert (await rest("GET", VIEW)).status == 200
+    assert (await rest("PUT", f"{VIEW}/export/new", EXPORT)).status == 201
+    assert not asked.done()
+    brush.free.set()
+
+    answer = await asked
+    name = "routes" if path == "/top" else "items"
+    assert exporters(answer, name) == ["p0", "p1", "p2"][: 1 if "limit" in path else 3]
+
+
+async def test_routes_are_drawn_anew_only_after_a_change(rest: Rest, brush: Brush) -> None:
+    for path in ("/routes?limit=1", "/routes?limit=1", "/routes", "/top", "/top?namespace=*"):
+        assert (await rest("GET", path)).status == 200
+    assert brush.times == 1
+
+    await rest("DELETE", f"{VIEW}/export/p1")
+    assert exporters(await rest("GET", "/routes")) == ["p0", "p2"]
+    assert exporters(await rest("GET", "/top"), "routes") == ["p0", "p2"]
+    assert brush.times == 2
+
+
+async def test_one_drawing_is_for_all_who_asked_before_it_began(rest: Rest, brush: Brush) -> None:
+    brush.hold()
+    first = asyncio.create_task(rest("GET", "/routes"))
+    assert await asyncio.to_thread(brush.begun.wait, 10.0)
+    await rest("DELETE", f"{VIEW}/export/p1")
+    others = [asyncio.create_task(rest("GET", "/routes?limit=1")) for _ in range(5)]
+    await rest("GET", VIEW)
+    brush.free.set()
+    found = [await task for task in (first, *others)]
+
+    assert exporters(found[0]) == ["p0", "p1", "p2"]
+    assert {one.body["remaining"] for one in found[1:]} == {1}
+    assert brush.times == 2
+
+
+async def test_a_page_of_routes_continues_with_the_routes_of_its_picture(rest: Rest) -> None:
+    first = await rest("GET", "/routes?limit=2")
+    await rest("DELETE", f"{VIEW}/export/p2")
+    second = await rest("GET", f"/routes?limit=2&continue={first.body['continue']}")
+
+    assert exporters(first) + exporters(second) == ["p0", "p1", "p2"]
+
+
+def test_what_is_drawn_are_the_routes_of_the_board_in_their_order() -> None:
+    dice = random.Random(7)
+    places = [
+        f"{n}/{job}/{pe}/{p}" for n in ("a", "b") for job in "xy" for pe in (2, 10) for p in "pq"
+    ]
+    exports = [
+        export_of(at, uid=f"x{n}", created=dice.random(), allowedNamespaces=["*"])
+        for n, at in enumerate(dice.choices(places, k=12))
+    ]
+    imports = [
+        import_of(at, uid=f"i{n}", created=dice.random(), filter=dice.choice((None, "size > 1")))
+        for n, at in enumerate(dice.choices(places, k=12))
+    ]
+    board = board_of(*exports, *imports)
+    met = [(export, board.outcomes("Export", export.uid)) for export in board.each_export()]
+
+    assert len(board.routes()) > 20
+    assert list(drawn(met, board.each_import())) == board.routes()
+
+
+@pytest.mark.parametrize("body", [{}, {"b": [], "a": [{"y": 1, "x": [2.0]}, None], "c": "é"}])
+def test_a_long_answer_is_written_as_any_other(body: dict[str, Any]) -> None:
+    assert long_answer(body).body == json_answer(body).body
