@@ -18,6 +18,7 @@ from streambroker_core.board import (
     Action,
     AgentRegistered,
     Board,
+    CaughtUp,
     Event,
     ExportApplied,
     ExportRemoved,
@@ -217,7 +218,7 @@ class Runtime:
         before = self._routes_at(kind, resource.key)
         stored = self._store.put(resource)
         if stored.changed:
-            self._tell(_applied(stored))
+            self._tell_write(_applied(stored), stored.version)
             self.changes.resource("ADDED" if stored.created else "MODIFIED", stored)
             self._warn()
         return self._written(stored, before)
@@ -230,11 +231,8 @@ class Runtime:
         before = self._routes_at(kind, key)
         version = self._store.delete(kind, key)
         uid = known.resource.uid
-        self._tell(
-            ExportRemoved(uid=uid, version=version)
-            if kind == "Export"
-            else ImportRemoved(uid=uid, version=version)
-        )
+        removed = ExportRemoved if kind == "Export" else ImportRemoved
+        self._tell_write(removed(uid=uid, version=version), version)
         cut = tuple(Cut(route=route, reason=f"{kind}Removed") for route in before)
         stored = Stored(resource=known.resource, version=version)
         self.changes.resource("DELETED", stored)
@@ -251,7 +249,8 @@ class Runtime:
         version = self._store.register(pe, registration, owner)
         if self.board.registration(pe) != registration:
             self.changes.touch(pe)
-        self._tell(AgentRegistered(pe=pe, registration=registration, version=version))
+        event = AgentRegistered(pe=pe, registration=registration, version=version)
+        self._tell_write(event, version)
         self.changes.settle()
         return Registered(key=self.key(pe, registration))
 
@@ -269,7 +268,8 @@ class Runtime:
                 409, "PortsRemain", f"{pe} still has the ports {ports}; delete them first."
             )
         version = self._store.withdraw(pe)
-        self._tell(PeWithdrawn(pe=pe, version=version))
+        self._drawn.pop(pe, None)
+        self._tell_write(PeWithdrawn(pe=pe, version=version), version)
         self.changes.settle()
 
     def _check(self, resource: Resource) -> None:
@@ -331,6 +331,11 @@ class Runtime:
     def _tell(self, event: Event) -> None:
         for action in self.board.handle(event):
             self._perform(action)
+
+    def _tell_write(self, event: Event, version: int) -> None:
+        """Tell of a write; the store's versions are one sequence, so nothing older follows."""
+        self._tell(event)
+        self._tell(CaughtUp(version=version))
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, RoutesChanged):

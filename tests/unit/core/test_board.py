@@ -7,6 +7,7 @@ from dataclasses import replace
 from streambroker_core.board import (
     AgentRegistered,
     Board,
+    CaughtUp,
     ExportApplied,
     ExportRemoved,
     FeedLost,
@@ -305,3 +306,32 @@ def test_a_list_that_shows_a_known_resource_younger_than_it_was_proves_a_restore
 
     assert [str(export.key) for export in board.exports()] == ["default/a/0/p"]
     assert board.point == (12, 5)
+
+
+def test_what_was_gone_when_the_board_caught_up_does_not_come_back() -> None:
+    board = board_of(version=1)
+    named = replace(export_of(uid="x"), name="mine")
+    board.handle(ExportApplied(export=named, version=2))
+    board.handle(AgentRegistered(pe=FEED, registration=registration(), version=3))
+    board.handle(ExportRemoved(uid="x", version=4))
+    board.handle(PeWithdrawn(pe=FEED, version=5))
+    board.handle(CaughtUp(version=5))
+
+    assert board.handle(ExportApplied(export=named, version=2)) == []
+    late = AgentRegistered(pe=FEED, registration=registration("grpc+tcp://h:2"), version=3)
+    assert board.handle(late) == []
+    assert board.view(FEED) is None
+    board.handle(ExportApplied(export=replace(named, uid="y"), version=6))
+    board.handle(replace(late, version=7))
+    assert board.view(FEED) is not None
+    assert board.named("Export", "default", "mine") == "y"
+
+
+def test_a_board_does_not_catch_up_backwards() -> None:
+    board = board_of(version=9)
+    board.handle(CaughtUp(version=9))
+    board.handle(CaughtUp(version=2))
+    board.handle(AgentRegistered(pe=FEED, registration=registration(), version=5))
+    board.handle(ExportApplied(export=export_of(), version=5))
+
+    assert board.view(FEED) is None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from streambroker_core.board import (
     Board,
+    CaughtUp,
     Event,
     ExportApplied,
     ExportRemoved,
@@ -207,3 +208,35 @@ def test_versions_that_go_down_are_a_restore_and_the_list_decides(
 
     assert_shows(board, history)
     assert board.point == (back, back)
+
+
+@settings(deadline=None, max_examples=150)
+@given(plan=steps, data=st.data())
+def test_a_board_that_has_caught_up_takes_in_what_follows_and_nothing_older(
+    plan: list[Step], data: st.DataObject
+) -> None:
+    history = history_of(plan)
+    at = data.draw(st.integers(0, len(history.events)))
+    board = empty_board()
+    for event in data.draw(st.permutations(history.events[:at])):
+        board.handle(event)
+    assert board.handle(CaughtUp(version=at)) == []
+    for event in data.draw(st.permutations(history.events[:at])):
+        assert board.handle(event) == []
+    for event in data.draw(st.permutations(history.events[at:])):
+        board.handle(event)
+
+    assert_shows(board, history)
+
+
+@settings(deadline=None, max_examples=100)
+@given(plan=steps)
+def test_a_board_that_catches_up_with_each_event_shows_what_is_there(plan: list[Step]) -> None:
+    history = history_of(plan)
+    board, plain = empty_board(), empty_board()
+    for version, event in enumerate(history.events, 1):
+        orders = board.handle(event)
+        assert board.handle(CaughtUp(version=version)) == []
+        assert orders == plain.handle(event)
+
+    assert_shows(board, history)

@@ -3,6 +3,7 @@
 from streambroker_core.board.events import (
     Action,
     AgentRegistered,
+    CaughtUp,
     Event,
     ExportApplied,
     ExportRemoved,
@@ -23,6 +24,7 @@ __all__ = [
     "Action",
     "AgentRegistered",
     "Board",
+    "CaughtUp",
     "Event",
     "ExportApplied",
     "ExportRemoved",

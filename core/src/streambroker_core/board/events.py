@@ -88,6 +88,17 @@ class FeedLost:
     kind: Kind
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaughtUp:
+    """All that happened up to a version was told; none of it comes late.
+
+    Only a feed that is one ordered sequence of both kinds and of the agents can say so.
+    Without it the board has to remember who is gone until the next `Synced`.
+    """
+
+    version: int
+
+
 Event: TypeAlias = (
     ExportApplied
     | ExportRemoved
@@ -98,6 +109,7 @@ Event: TypeAlias = (
     | PeWithdrawn
     | Synced
     | FeedLost
+    | CaughtUp
 )
 
 

@@ -10,13 +10,16 @@ one is worth, by four rules:
 - Two resources of one name cannot exist together: the lower version is gone.
 - Versions that go down mean that the store behind the feed was restored. A new
   session begins; what the list leaves out is gone, whatever version it had.
+
+Who is gone is remembered until nothing older can come: until the next list, or
+until the feed is known to have caught up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from streambroker_core.model import Export, Import
 
@@ -42,14 +45,23 @@ class _Held(Generic[R]):
     session: int
 
 
+class _Grave(NamedTuple):
+    """Of a resource that went: at which version, in which session, and its name if known."""
+
+    version: int
+    session: int
+    name: tuple[str, str] | None
+
+
 class Shelf(Generic[R]):
     """All resources of one kind, by uid."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held[R]] = {}
-        self._gone: dict[str, tuple[int, int]] = {}
+        self._gone: dict[str, _Grave] = {}
         self._names: dict[tuple[str, str], tuple[int, str]] = {}
         self._session = 0
+        # Whoever is not here at this version was told to be gone, or never was.
         self._listed_at = -1
         self._reached = 0
         self.point = 0
@@ -122,20 +134,33 @@ class Shelf(Generic[R]):
 
     def _drop(self, uid: str, version: int) -> list[Change[R]]:
         held = self._held.pop(uid, None)
-        self._bury(uid, version)
         if held is None:
+            self._bury(uid, version)
             return []
         name = (held.resource.key.namespace, held.resource.name)
+        self._bury(uid, version, name)
         if self._names.get(name, (0, ""))[1] == uid:
             self._names[name] = (version, uid)
         return [Change(uid=uid, old=held.resource, new=None)]
 
-    def _bury(self, uid: str, version: int) -> None:
-        self._gone[uid] = (version, self._session)
+    def _bury(self, uid: str, version: int, name: tuple[str, str] | None = None) -> None:
+        known = self._gone.get(uid)
+        if name is None and known is not None:
+            name = known.name
+        self._gone[uid] = _Grave(version, self._session, name)
 
     def _buried_after(self, uid: str, version: int) -> bool:
-        at, session = self._gone.get(uid, (-1, self._session))
-        return at > version and session == self._session
+        grave = self._gone.get(uid)
+        return grave is not None and grave.version > version and grave.session == self._session
+
+    def caught_up(self, version: int) -> None:
+        """Take in that nothing older than a version comes any more; forget who was gone by then."""
+        self._listed_at = max(self._listed_at, version)
+        settled = [uid for uid, grave in self._gone.items() if grave.version <= version]
+        for uid in settled:
+            name = self._gone.pop(uid).name
+            if name is not None and self._names.get(name, (0, ""))[1] == uid:
+                del self._names[name]
 
     def lost(self) -> None:
         """Note that the feed broke off: what was seen so far is of an old session."""

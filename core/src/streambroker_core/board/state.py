@@ -15,6 +15,7 @@ from dataclasses import replace
 from streambroker_core.board.events import (
     Action,
     AgentRegistered,
+    CaughtUp,
     Event,
     ExportApplied,
     ExportRemoved,
@@ -80,8 +81,9 @@ class Board:
         self._exports: Half[Export] = Half(stream_of)
         self._imports: Half[Import] = Half(lambda _: None)
         self._agents: dict[PeKey, AgentRegistered] = {}
-        # Of PEs that were withdrawn, too: their agents' late registrations bring nothing back.
-        self._agent_versions: dict[PeKey, int] = {}
+        # When PEs were withdrawn: their agents' late registrations bring nothing back.
+        self._withdrawn: dict[PeKey, int] = {}
+        self._caught_up = 0
         self._known: set[PeKey] = set()
         self._views: dict[PeKey, View] = {}
         self._statuses: dict[tuple[Kind, str], Status] = {}
@@ -108,6 +110,8 @@ class Board:
                 self._synced(event)
             case FeedLost(kind=kind):
                 (self._exports if kind == "Export" else self._imports).shelf.lost()
+            case CaughtUp(version=version):
+                self._forget(version)
             case AgentRegistered() | PeDeclared() | PeWithdrawn():
                 self._agent(event)
         return self._settle() if self.synced else []
@@ -126,19 +130,29 @@ class Board:
             self._known.add(pe)
             self._dirty.add(pe)
             return
-        if event.version < self._agent_versions.get(pe, 0):
+        known = self._agents.get(pe)
+        last = self._withdrawn.get(pe, self._caught_up) if known is None else known.version
+        if event.version < last:
             return
-        self._agent_versions[pe] = event.version
         if isinstance(event, AgentRegistered):
+            self._withdrawn.pop(pe, None)
             self._agents[pe] = event
             self._known.add(pe)
         else:
             self._agents.pop(pe, None)
+            self._withdrawn[pe] = event.version
             if not self._exports.of_pe(pe) and not self._imports.of_pe(pe):
                 self._known.discard(pe)
         self._dirty.add(pe)
         for uid in self._exports.of_pe(pe):
             self._mark_importers(uid)
+
+    def _forget(self, version: int) -> None:
+        """Forget who was gone at a version that all feeds have passed."""
+        self._caught_up = max(self._caught_up, version)
+        self._exports.shelf.caught_up(version)
+        self._imports.shelf.caught_up(version)
+        self._withdrawn = {pe: at for pe, at in self._withdrawn.items() if at > version}
 
     def _mark_importers(self, export_uid: str) -> None:
         for uid in self._exports.outcomes_of(export_uid):
