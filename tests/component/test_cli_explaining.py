@@ -80,7 +80,7 @@ async def test_explain_shows_as_many_pairs_as_asked_for(cli: Cli) -> None:
     [
         (["alert-trades"], 1, "no import 'alert-trades' in namespace default. Did you mean"),
         (["nobody/0/port"], 1, "UnknownPort"),
-        (["export", "feed/zero/trades"], 1, "'zero' is not a PE number"),
+        (["export", "feed/zero/trades"], 2, "'zero' is not a PE number"),
         (["alerts/0/trades", "--limit", "0"], 1, "QueryInvalid"),
     ],
 )
@@ -232,12 +232,12 @@ async def test_apply_and_delete_with_a_guard_change_nothing_that_cuts_more(cli: 
 
 async def test_with_a_guard_a_file_is_applied_as_a_whole_or_not_at_all(cli: Cli) -> None:
     cli.file.write_text(DOCUMENTS.replace("GOOG", "SAP").replace("price > 10.0", "price >"))
-    guarded, out, _ = await cli("apply", "-f", str(cli.file), "--max-removed", "5")
+    guarded, _, err = await cli("apply", "-f", str(cli.file), "--max-removed", "5")
     after = (await cli.rest("GET", "/job/feed/pe/0/export/trades")).body
     fine, _, _ = await cli("delete", "ex/no/0/port", "--ignore-not-found", "--max-removed", "0")
 
     assert (guarded, fine) == (1, 0)
-    assert "FilterInvalid" in out
+    assert "FilterInvalid" in err
     assert after["spec"]["properties"]["tickers"] == ["IBM", "GOOG"]
 
 

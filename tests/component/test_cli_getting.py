@@ -62,7 +62,7 @@ async def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterat
         (["pe", "audit/1"], ["pe/audit/1"]),
         (["audit/1"], ["pe/audit/1"]),
         (["pes"], ["pe/alerts/0", "pe/audit/1", "pe/feed/0"]),
-        (["routes", "alerts/0/trades"], ["route/default/feed/0/trades->default/alerts/0/trades"]),
+        (["routes", "alerts/0/trades"], ["route/default/feed/0/trades:default/alerts/0/trades"]),
     ],
 )
 async def test_resources_are_named_as_kubectl_users_guess(
@@ -211,7 +211,7 @@ async def test_a_port_is_set_by_its_address_or_its_name(cli: Cli) -> None:
     assert [first.body["filter"], second.body["filter"]] == ["price > 1.0", "price > 2.0"]
     assert (code, out.splitlines()[0]) == (
         0,
-        "export default/feed/0/trades properties set (routes: 0 kept, 0 added, 1 cut)",
+        "export default/feed/0/trades properties set: {} (routes: 0 kept, 0 added, 1 cut)",
     )
 
 

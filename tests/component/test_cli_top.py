@@ -220,17 +220,17 @@ async def test_without_a_terminal_top_shows_its_table_once(cli: Cli, clock: Cloc
     head, row = (line.split() for line in out.splitlines())
 
     assert (code, err) == (0, "")
-    assert head[:4] == ["EXPORT", "IMPORT", "POLICY", "ROWS/S"]
+    assert head[:4] == ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S"]
     assert row == [
+        "waits",
         "default/feed/0/trades",
         ALERTS,
-        "wait",
         "1,234",
         "4",
         "3.0Mi",
-        "waits",
         "2",
         "0s",
+        "wait",
     ]
     assert "\x1b" not in out
 
@@ -238,11 +238,11 @@ async def test_without_a_terminal_top_shows_its_table_once(cli: Cli, clock: Cloc
 async def test_top_answers_json_for_programs_and_takes_ports(cli: Cli) -> None:
     _, out, _ = await cli("top", "-o", "json")
     _, mine, _ = await cli("top", "alerts/0/trades", "--once")
-    _, other, _ = await cli("top", "routes", "other/0/port", "--once")
+    code, other, err = await cli("top", "routes", "other/0/port", "--once")
 
     assert json.loads(out)["routes"][0]["import"] == ALERTS
     assert ALERTS in mine
-    assert other == "no routes\n"
+    assert (code, other, "UnknownPort" in err) == (1, "", True)
 
 
 async def test_on_a_terminal_top_is_drawn_again_and_coloured_until_interrupted(cli: Cli) -> None:
@@ -256,7 +256,7 @@ async def test_on_a_terminal_top_is_drawn_again_and_coloured_until_interrupted(c
     finally:
         terminal.kill()
 
-    assert "1 routes, 1 waiting" in first
+    assert "1 route, 1 waiting" in first
     assert RED in first
     assert code == 130
 

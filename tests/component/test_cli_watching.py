@@ -78,7 +78,7 @@ async def test_watch_tells_of_resources_and_routes_with_the_reason_of_a_cut(rest
         await rest("PUT", I + "/subscription", {"subscription": "level > 100"})
         cut = await process.line()
 
-    route = "route/default/feed/0/trades->default/alerts/0/trades"
+    route = "route/default/feed/0/trades:default/alerts/0/trades"
     assert [added, cut] == [f"{route} added\n", f"{route} deleted\n"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -51,4 +52,4 @@ def test_long_texts_are_cut_in_tables_only() -> None:
 
 def test_an_empty_list_says_so() -> None:
     assert shown("pes", [], "table") == "no pes\n"
-    assert shown("pes", [], "json") == '{\n  "items": []\n}\n'
+    assert json.loads(shown("pes", [], "json"))["items"] == []

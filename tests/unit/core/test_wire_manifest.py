@@ -220,6 +220,7 @@ def test_each_bad_field_is_blamed_by_its_path(kind: str, change: dict[str, Any],
         (document("Export", EXPORT, name="$(reboot)"), "metadata.name"),
         (document("Export", EXPORT, name="a..b"), "metadata.name"),
         (document("Export", EXPORT, generation="1"), "metadata.generation"),
+        (document("Export", EXPORT, nam="one"), "metadata.nam"),
         (document("Export", EXPORT, creationTimestamp="today"), "metadata.creationTimestamp"),
     ],
 )

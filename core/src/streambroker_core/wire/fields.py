@@ -7,6 +7,7 @@ and raises `ManifestError` with the path from the root of the document.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from streambroker_core.errors import ManifestError
@@ -78,7 +79,9 @@ class Fields:
         known = sorted(allowed)
         for key in self._data:
             if key not in known:
-                raise self.bad(key, f"is not known here; known are {', '.join(known)}")
+                near = get_close_matches(key, known, n=1)
+                hint = f"; did you mean {near[0]}? Known" if near else "; known"
+                raise self.bad(key, f"is not known here{hint} are {', '.join(known)}")
 
     def text(
         self,

@@ -72,6 +72,24 @@ _IMPORT = (
     "onCongestion",
     "start",
 )
+_METADATA = (
+    "annotations",
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generateName",
+    "generation",
+    "labels",
+    "managedFields",
+    "name",
+    "namespace",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+)
+"""All that Kubernetes has there; what is not read is not kept."""
 _LARGEST = (1 << 63) - 1
 
 
@@ -98,6 +116,7 @@ def read_manifest(document: object, *, namespace: str = DEFAULT_NAMESPACE) -> Re
     if not fields.has("spec"):
         raise fields.bad("spec", "is required")
     metadata = fields.child("metadata")
+    metadata.only(_METADATA)
     where = metadata.text("namespace", namespace, check=is_label, wanted="a DNS label")
     resource = read_spec(kind, fields.get("spec"), namespace=where, path="spec")
     return replace(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streambroker_core.errors import ManifestError
-from streambroker_core.model import PortKey
+from streambroker_core.model import PortKey, is_resource_name
 from streambroker_operator.cli.calling import Caller, port_path
 from streambroker_operator.cli.failing import UsageError, meant
 from streambroker_operator.errors import RequestError
@@ -55,9 +55,13 @@ def read_targets(words: Sequence[str]) -> list[Target]:
         return [_alone(word) for word in words]
     names = list(words[1:])
     if len(names) > 1 and names[1].isdigit() and "/" not in names[0]:
-        if len(names) != 3:
-            raise UsageError("One port is given as `export|import JOB PE PORT`.")
+        if len(names) != (2 if kinds == ("pes",) else 3):
+            raise UsageError("Write one port as `export|import JOB PE PORT`, a PE as `pe JOB PE`.")
         names = ["/".join(names)]
+    for name in names:
+        if len(names) > 1 and name.lower() in WORDS:
+            each = "export/NAME import/NAME"
+            raise UsageError(f"{name!r} is a kind; to name several kinds write {each}.")
     if not names:
         return [Target(kinds=kinds)]
     return [Target(kinds=kinds, name=_bare(name, kinds)) for name in names]
@@ -74,7 +78,11 @@ def _kinds(word: str) -> tuple[str, ...] | None:
 def _bare(name: str, kinds: tuple[str, ...]) -> str:
     """Return a name without the kind before it, where somebody wrote both."""
     found = _alone(name) if "/" in name else None
-    return name if found is None or found.name is None or found.kinds != kinds else found.name
+    if found is None or found.name is None or found.name == name:
+        return name
+    if found.kinds != kinds:
+        raise UsageError(f"{name!r} is of another kind; write KIND/NAME for each of them.")
+    return found.name
 
 
 def _alone(word: str) -> Target:
@@ -87,6 +95,8 @@ def _alone(word: str) -> Target:
         return Target(kinds=PORT_KINDS, name=word)
     if len(parts) == 2 and parts[1].isdigit():
         return Target(kinds=("pes",), name=word)
+    if not slash and not meant(first.lower(), WORDS) and is_resource_name(word):
+        return Target(kinds=PORT_KINDS, name=word)
     raise UsageError(
         f"There is no kind {first!r}.{meant(first.lower(), WORDS)} Write exports, imports, pes, "
         "routes or all, export/NAME, or JOB/PE/PORT."
@@ -109,7 +119,7 @@ def names_of(kind: str, item: Item) -> list[str]:
     """Return all names by which an item may be asked for, the best first."""
     if kind == "routes":
         ends = [item["export"], item["import"]]
-        return [f"{ends[0]}->{ends[1]}", *ends, *(_short(end) for end in ends)]
+        return [f"{ends[0]}:{ends[1]}", *ends, *(_short(end) for end in ends)]
     if kind == "pes":
         short = f"{item['job']}/{item['pe']}"
         return [short, f"{item['namespace']}/{short}", item["job"]]
@@ -151,9 +161,7 @@ def find(caller: Caller, target: Target, namespace: str) -> list[tuple[str, list
     Raises:
         RequestError: nothing has that name; the message names the nearest that there is.
     """
-    where = namespace
-    if target.name is not None and target.name.count("/") == 3:
-        where = target.name.partition("/")[0]
+    where = _where(target, namespace)
     at_port = _at_port(caller, target, where)
     if at_port:
         return at_port
@@ -165,6 +173,14 @@ def find(caller: Caller, target: Target, namespace: str) -> list[tuple[str, list
         name for kind, items in lists.items() for item in items for name in names_of(kind, item)
     ]
     raise missing(target, where, known)
+
+
+def _where(target: Target, namespace: str) -> str:
+    """Return the namespace that a name says, or the one that is asked about."""
+    name = target.name or ""
+    whole = 2 if target.kinds == ("pes",) else 3
+    of_route = target.kinds == ("routes",) and ":" in name
+    return name.partition("/")[0] if of_route or name.count("/") == whole else namespace
 
 
 def _at_port(caller: Caller, target: Target, namespace: str) -> list[tuple[str, list[Item]]]:
@@ -214,20 +230,44 @@ def find_port(caller: Caller, kind: str, word: str, namespace: str) -> PortKey:
 
     Raises:
         RequestError: nothing has that name.
-        ManifestError: it is written like a port but cannot be one.
+        UsageError: it is written like a port but cannot be one.
     """
     first, _, rest = word.partition("/")
     parts = word.split("/")
+    other = WORDS.get(first.lower(), ())
+    if rest and len(other) == 1 and other != (kind,) and not parts[1].isdigit():
+        raise UsageError(f"{word!r} is no {SINGULAR[kind]}, which is wanted here.")
     if WORDS.get(first.lower()) == (kind,) and not (len(parts) == 3 and parts[1].isdigit()):
         word = rest
-    key = read_port(word, namespace)
+    try:
+        key = read_port(word, namespace)
+    except ManifestError as error:
+        raise UsageError(f"{word!r} is no JOB/PE/PORT: {error.reason}.") from error
     if key is not None:
         return key
     if "/" in word:
-        raise ManifestError(path="", reason=f"{word!r} is neither NAME nor JOB/PE/PORT")
-    ((_, items),) = find(caller, Target(kinds=(kind,), name=word), namespace)
+        raise UsageError(f"{word!r} is neither NAME nor JOB/PE/PORT.")
+    ((_, items),) = _named(caller, kind, word, namespace)
     spec = items[0]["spec"]
     return PortKey.parse(f"{namespace}/{spec['job']}/{spec['pe']}/{spec['port']}")
+
+
+def _named(caller: Caller, kind: str, word: str, namespace: str) -> list[tuple[str, list[Item]]]:
+    """Return the resource of a name; where one of the other kind has it, say so."""
+    try:
+        return find(caller, Target(kinds=(kind,), name=word), namespace)
+    except RequestError as error:
+        if error.status != 404:
+            raise
+        (other,) = set(PORT_KINDS) - {kind}
+        if not chosen(other, caller.items(f"/{other}", namespace=namespace), word):
+            raise
+        raise RequestError(
+            404,
+            error.code,
+            f"There is no {SINGULAR[kind]} {word!r} in namespace {namespace}; it is an "
+            f"{SINGULAR[other]}: write {SINGULAR[other]}/{word} where one is wanted.",
+        ) from error
 
 
 def suggested(caller: Caller, kind: str, key: PortKey, error: RequestError) -> RequestError:

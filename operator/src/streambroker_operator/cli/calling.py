@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from streambroker_core.model import PeKey, PortKey
@@ -21,6 +24,9 @@ PAGE = 500
 PATIENCE_S = 60.0
 """How long a call that is told to come later (429) is tried again, in seconds."""
 LIST_TRIES = 3
+REQUEST_ID = "Request-Id"
+
+_UNSENT = (ConnectionRefusedError, ValueError, http.client.InvalidURL)
 
 
 class Caller:
@@ -40,6 +46,12 @@ class Caller:
             raise RequestError(
                 0, "UrlInvalid", f"{url!r} is not an http:// address; write --url http://host:port."
             )
+        if urllib.parse.urlsplit(self.url)[2:] != ("", "", ""):
+            raise RequestError(
+                0,
+                "UrlInvalid",
+                f"{url!r} has more than host and port; write --url http://host:port.",
+            )
 
     def call(self, method: str, path: str, body: object = None, **query: str) -> Any:
         """Return the answer's JSON; None where it has none. 429 is waited out.
@@ -47,10 +59,55 @@ class Caller:
         Raises:
             RequestError: the broker refuses or cannot be reached (status 0).
         """
+        return self._patient(method, path, body, {}, query)
+
+    def change(
+        self, method: str, path: str, body: object = None, *, match: str = "", **query: str
+    ) -> Any:
+        """Make a change under a name of its own, so that it is made once, if asked for twice.
+
+        Args:
+            method: of HTTP.
+            path: as of `open`.
+            body: sent as JSON.
+            match: the ETag that the resource has to have; empty for any.
+            query: after the path.
+
+        Returns:
+            As `call`.
+
+        Raises:
+            RequestError: as of `call`; where the answer is lost twice, it is not known
+                whether the change was made, and the error says so.
+        """
+        headers = {REQUEST_ID: uuid.uuid4().hex}
+        if match:
+            headers["If-Match"] = match
+        try:
+            return self._patient(method, path, body, headers, query)
+        except RequestError as error:
+            if not error.facts.get("lost"):
+                raise
+        try:
+            return self._patient(method, path, body, headers, query)
+        except RequestError as error:
+            if error.status not in (0, 503):
+                raise
+            raise RequestError(
+                0,
+                "BrokerUnavailable",
+                f"The broker at {self.url} took the request and gave no answer: "
+                f"{error.facts.get('reason', error)}. It is not known whether the change was "
+                "made; ask with `streambroker get`.",
+            ) from error
+
+    def _patient(
+        self, method: str, path: str, body: object, headers: dict[str, str], query: dict[str, str]
+    ) -> Any:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                with self.open(method, path, body, **query) as answer:
+                with self.open(method, path, body, headers=headers, **query) as answer:
                     text = _whole(answer)
                 return json.loads(text) if text else None
             except RequestError as error:
@@ -60,11 +117,18 @@ class Caller:
                 time.sleep(pause)
             except ValueError as error:
                 raise RequestError(
-                    0, "Failed", f"What answers at {self.url} is no broker: {error}."
+                    0, "Http200", f"What answers at {self.url} is no broker: {error}."
                 ) from error
 
     def open(
-        self, method: str, path: str, body: object = None, *, last: str = "", **query: str
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        last: str = "",
+        headers: Mapping[str, str] | None = None,
+        **query: str,
     ) -> Any:
         """Return the open answer of one request.
 
@@ -73,39 +137,48 @@ class Caller:
             path: below the base, or from ``/api/`` on.
             body: sent as JSON.
             last: the last event that was seen, for a stream that is resumed.
+            headers: more of them.
             query: after the path.
 
         Raises:
             RequestError: the broker refuses or cannot be reached (status 0).
         """
-        headers = {"Content-Type": "application/json"}
+        sent = {"Content-Type": "application/json", **(headers or {})}
         if last:
-            headers["Last-Event-ID"] = last
+            sent["Last-Event-ID"] = last
         if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
+            sent["Authorization"] = f"Bearer {self._token}"
         address = self.url + (path if path.startswith("/api/") else BASE + path)
         if query:
             address += "?" + urllib.parse.urlencode(query)
         data = None if method in ("GET", "DELETE") else json.dumps(body).encode()
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
-            address, data=data, method=method, headers=headers
+            address, data=data, method=method, headers=sent
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay)
         try:
             return opener.open(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
-            raise _refusal(error) from error
+            raise _refusal(error, self.url) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self.away(error) from error
 
     def away(self, error: Exception) -> RequestError:
         """Return the error that says what to do when the broker does not answer."""
         reason = getattr(error, "reason", error)
+        sent = not isinstance(error, urllib.error.URLError) or isinstance(reason, ConnectionError)
+        lost = sent and not isinstance(reason, _UNSENT)
+        what = str(reason) or type(error).__name__
+        remedy = "Start one with `streambroker up`, or set STREAMBROKER_URL or --url."
+        if isinstance(reason, TimeoutError):
+            remedy = "Is it busy or stopped? --request-timeout waits longer."
+        elif isinstance(reason, ssl.SSLError):
+            remedy = "Does it speak http:// only?"
         return RequestError(
             0,
             "BrokerUnavailable",
-            f"No broker answers at {self.url}: {reason or type(error).__name__}. Start one with "
-            "`streambroker up`, or set STREAMBROKER_URL or --url.",
+            f"No broker answers at {self.url}: {what}. {remedy}",
+            facts={"lost": lost, "reason": what},
         )
 
     def items(self, path: str, **query: str) -> list[dict[str, Any]]:
@@ -144,16 +217,25 @@ def _whole(answer: Any) -> bytes:
     try:
         return bytes(answer.read())
     except (OSError, http.client.HTTPException) as error:
-        reason = f"The broker's answer broke off: {error or type(error).__name__}. Try again."
-        raise RequestError(0, "BrokerUnavailable", reason) from error
+        what = str(error) or type(error).__name__
+        raise RequestError(
+            0,
+            "BrokerUnavailable",
+            f"The broker's answer broke off: {what}. Try again.",
+            facts={"lost": True, "reason": what},
+        ) from error
 
 
-def _refusal(error: urllib.error.HTTPError) -> RequestError:
+def _refusal(error: urllib.error.HTTPError, url: str) -> RequestError:
     with error:
         try:
             body: object = json.loads(error.read())
         except (OSError, http.client.HTTPException, ValueError):
             body = None
+    if not isinstance(body, Mapping) or not isinstance(body.get("code"), str):
+        return RequestError(
+            error.code, f"Http{error.code}", f"What answers at {url} is no broker ({error.code})."
+        )
     found = problems.decode(body, status=error.code)
     facts = dict(found.facts)
     later = error.headers.get("Retry-After", "")

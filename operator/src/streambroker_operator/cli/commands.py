@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_operator.cli import (
     applying,
     completing,
+    deleting,
     describing,
     explaining,
     getting,
@@ -21,7 +23,16 @@ from streambroker_operator.cli import (
 from streambroker_operator.cli.failing import INTERRUPTED, UsageError, exit_code, meant, tell
 from streambroker_operator.cli.options import Parser, add_shared
 
-GROUPS = (running, getting, describing, applying, explaining, setting, top, completing)
+GROUPS = (running, getting, describing, applying, deleting, explaining, setting, top, completing)
+INSTEAD = {
+    "create": "`apply` creates, too.",
+    "diff": "`whatif` shows what a file would do.",
+    "edit": "`get -o yaml` and `apply` do that, or `set-filter` and the like.",
+    "patch": "Use `set-filter`, `set-subscription` or `set-properties`, or REST.",
+    "replace": "`apply` replaces, too.",
+    "logs": "Agents write agent.log in their data directory.",
+}
+"""What to use in the place of commands that people know from elsewhere."""
 _WITH_VALUE = ("--url", "-n", "--namespace", "--token-file", "--request-timeout")
 
 
@@ -37,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[:1] == [completing.HIDDEN]:
             return completing.complete(words[1:])
         _check_command(words)
-        options = _parser().parse_args(words)
+        try:
+            options = _parser().parse_args(words)
+        except SystemExit as end:  # of --help and --version
+            return int(end.code or 0)
         code: int = options.run(options)
         return code
     except StreambrokerError as error:
@@ -50,11 +64,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="streambroker", description="Streams between Spark jobs, by subscription.")
     add_shared(parser, root=True)
+    release = f"streambroker {version('streambroker-operator')}"
+    parser.add_argument("--version", action="version", version=release, help="the release")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for group in GROUPS:
         group.add(commands)
+    told = commands.add_parser("help", help="show what a command takes")
+    told.add_argument("words", nargs="*", metavar="COMMAND")
+    told.set_defaults(run=_help)
     parser.set_defaults(commands=sorted(commands.choices))
     return parser
+
+
+def _help(options: argparse.Namespace) -> int:
+    _check_command(options.words)
+    return main([*options.words[:1], "--help"])
 
 
 def _check_command(words: Sequence[str]) -> None:
@@ -62,9 +86,9 @@ def _check_command(words: Sequence[str]) -> None:
     command = _first_word(words)
     known: Any = _parser().get_default("commands")
     if command is not None and command not in known:
+        near = f" {INSTEAD[command]}" if command in INSTEAD else meant(command, known)
         raise UsageError(
-            f"There is no command {command!r}.{meant(command, known)} "
-            "`streambroker --help` lists them."
+            f"There is no command {command!r}.{near} `streambroker --help` lists them."
         )
 
 

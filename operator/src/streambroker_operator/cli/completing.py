@@ -57,12 +57,13 @@ complete -c streambroker -l token-file -r -F
 }
 
 _KINDS = ("exports", "imports", "pes", "routes", "all")
-_LISTED = ("get", "describe", "watch", "top")
+_LISTED = ("get", "describe", "watch")
 _NAMED = {
     "set-filter": "imports",
     "set-subscription": "imports",
     "set-properties": "exports",
 }
+_WITH_VALUE = ("--url", "-n", "--namespace", "-o", "--output", "--request-timeout", "--delete")
 _FILES = ("-f", "--file", "--filename", "--token-file", "--db", "--tokens")
 
 
@@ -99,10 +100,15 @@ def candidates(before: Sequence[str], current: str) -> Iterable[str]:
     if before and (before[-1] in _FILES):
         return []
     if not plain:
+        waited = _values(_parser(), before)
+        if waited is not None:
+            return waited
         return _flags(_parser()) if current.startswith("-") else sorted(parsers)
     command = plain[0]
     if command not in parsers:
         return []
+    if before[-1] == "--delete":
+        return _with_kind(("exports", "imports"), before)
     values = _values(parsers[command], before)
     if values is not None:
         return values
@@ -123,6 +129,8 @@ def _arguments(
         if given and WORDS.get(given[-1], ())[:1] in (("exports",), ("imports",)):
             return _names(WORDS[given[-1]][0], before, at=1)
         return [*_names("exports" if given else "imports", before, at=1), "export", "import"]
+    if command == "top":
+        return [*_names("exports", before, at=1), *_names("imports", before, at=1)]
     if command not in (*_LISTED, "delete"):
         return []
     kinds = WORDS.get(given[0], ()) if given else ()
@@ -133,6 +141,10 @@ def _arguments(
         return [f"{first}/{name}" for name in _names(WORDS[first][0], before, at=0)]
     words = SINGULAR.values() if command == "delete" else _KINDS
     return [word for word in words if not (command == "delete" and word == "route")]
+
+
+def _with_kind(kinds: Sequence[str], before: Sequence[str]) -> list[str]:
+    return [f"{SINGULAR[k]}/{name}" for k in kinds for name in _names(k, before, at=0)]
 
 
 def _names(kind: str, before: Sequence[str], *, at: int) -> list[str]:
@@ -172,7 +184,7 @@ def _positional(before: Sequence[str]) -> list[str]:
     found: list[str] = []
     rest = iter(before)
     for word in rest:
-        if word in ("--url", "-n", "--namespace", "-o", "--output", *_FILES, "--request-timeout"):
+        if word in (*_WITH_VALUE, *_FILES):
             next(rest, None)
         elif not word.startswith("-"):
             found.append(word)

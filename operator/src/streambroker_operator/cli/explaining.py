@@ -26,7 +26,9 @@ def add(commands: Any) -> None:
     """Add the commands."""
     explain = remote(commands, "explain", "say why an import and exports are connected or not")
     explain.add_argument("words", nargs="+", metavar=WHAT, help="each as NAME or JOB/PE/PORT")
-    explain.add_argument("--limit", type=int, default=20, help="pairs shown, the nearest first")
+    explain.add_argument(
+        "--limit", type=int, default=20, help="pairs shown, 1 to 500, the nearest first; default 20"
+    )
     add_output(explain, "text", "json", "yaml")
     explain.set_defaults(run=_explain)
     lint = remote(commands, "lint", "find what can never match, and properties of two types")
@@ -67,7 +69,9 @@ def read_pair(words: Sequence[str]) -> dict[str, str]:
         UsageError: it is more than one of a kind, or none.
     """
     found: dict[str, str] = {}
-    rest = list(words)
+    rest = _joined(words)
+    if len(rest) == 1 and WORDS.get(rest[0].lower()) in (("exports",), ("imports",)):
+        raise UsageError(f"Name one: `streambroker explain {rest[0]} NAME`, or JOB/PE/PORT.")
     while rest:
         word = rest.pop(0)
         kinds = WORDS.get(word.lower(), ())
@@ -78,6 +82,16 @@ def read_pair(words: Sequence[str]) -> dict[str, str]:
         if kind in found:
             raise UsageError(f"One import and one export can be explained; {word!r} is too much.")
         found[kind] = word
+    return found
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Return words with ``JOB PE PORT`` as one."""
+    found, rest = [], list(words)
+    while rest:
+        three = len(rest) > 2 and rest[1].isdigit() and "/" not in rest[0]
+        found.append("/".join(rest[:3]) if three else rest[0])
+        rest = rest[3 if three else 1 :]
     return found
 
 

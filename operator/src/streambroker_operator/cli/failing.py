@@ -53,6 +53,20 @@ def tell(error: StreambrokerError) -> None:
     sys.stderr.write("\n".join(lines) + "\n")
 
 
+def note(lines: Iterable[str]) -> None:
+    """Write to the standard error what is no failure, but may not be what was meant."""
+    for line in lines:
+        sys.stderr.write(f"streambroker: note: {plain(' '.join(line.split()))}\n")
+
+
+def tally(verb: str, done: int, total: int, *, refused: int, how: str = "refused") -> None:
+    """Write to the standard error what became of several changes, of which some were refused."""
+    if total > 1:
+        left = total - done - refused
+        counts = f"{done} of {total} {verb}, {refused} {how}, {left} not tried"
+        sys.stderr.write(f"streambroker: {counts}\n")
+
+
 def pointed(text: Any, position: Any) -> list[str]:
     """Return the line of an expression that is wrong, and one with a caret under the place."""
     if not isinstance(text, str) or not isinstance(position, Mapping):

@@ -14,7 +14,6 @@ from streambroker_operator.cli.addresses import (
     SINGULAR,
     Item,
     Target,
-    address_of,
     chosen,
     find,
     names_of,
@@ -34,6 +33,7 @@ from streambroker_operator.cli.tables import (
     Layout,
     as_json,
     as_yaml,
+    name_in,
     shown,
     table,
     widths_of,
@@ -96,7 +96,8 @@ def _document(found: Sequence[tuple[str, list[Item]]], output: str, *, single: b
     items = [with_kind(kind, item) for kind, found_ in found for item in found_]
     if output == "yaml":
         return as_yaml(items)
-    return as_json(items[0] if single else {"items": items})
+    whole = {"apiVersion": "v1", "kind": "List", "items": items}
+    return as_json(items[0] if single else whole)
 
 
 def _get_on(options: argparse.Namespace, targets: Sequence[Target], caller: Caller) -> int:
@@ -134,7 +135,7 @@ class _Sheet:
         self._kind = kind
         self._output = options.output
         self._title = f"\n{paint(kind, 'bold')}\n" if titled else ""
-        self._named = titled
+        self._everywhere = options.all_namespaces
         self._layout = Layout(
             kind, wide=options.output == "wide", everywhere=options.all_namespaces
         )
@@ -164,7 +165,8 @@ class _Sheet:
     def _write(self, change: str, item: Item) -> None:
         body = {"type": change, "object": with_kind(self._kind, item)}
         if self._output == "name":
-            say(f"{SINGULAR[self._kind]}/{address_of(self._kind, item)} {change.lower()}\n")
+            name = name_in(self._kind, item, self._everywhere)
+            say(f"{SINGULAR[self._kind]}/{name} {change.lower()}\n")
         elif self._output == "yaml":
             say("---\n" + as_yaml([body]))
         else:

@@ -26,7 +26,8 @@ class Parser(argparse.ArgumentParser):
             UsageError: always.
         """
         text = message[:1].upper() + message[1:]
-        raise UsageError(f"{text.rstrip('.')}. See `{self.prog} --help`.")
+        stop = "" if text.endswith(("?", ".")) else "."
+        raise UsageError(f"{text}{stop} See `{self.prog} --help`.")
 
 
 def one_of(*words: str) -> Callable[[str], str]:
@@ -35,9 +36,7 @@ def one_of(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:
             listed = ", ".join(words)
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is none of {listed}.{meant(text, words)}".rstrip(".")
-            )
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {listed}.{meant(text, words)}")
         return text
 
     return read
@@ -48,7 +47,7 @@ def add_shared(command: argparse.ArgumentParser, *, root: bool = False) -> None:
     missing: Any = argparse.SUPPRESS
     command.add_argument(
         "--url",
-        default=os.environ.get("STREAMBROKER_URL", DEFAULT_URL) if root else missing,
+        default=os.environ.get("STREAMBROKER_URL") or DEFAULT_URL if root else missing,
         help="the broker; default $STREAMBROKER_URL or " + DEFAULT_URL,
     )
     command.add_argument("-n", "--namespace", default=DEFAULT_NAMESPACE if root else missing)

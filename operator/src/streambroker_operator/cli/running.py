@@ -16,13 +16,15 @@ from streambroker_operator.cli.tables import as_json, as_yaml
 from streambroker_operator.cli.terminal import say
 from streambroker_operator.errors import RequestError
 
+MAX_TCP_PORT = 65_535
+
 
 def add(commands: Any) -> None:
     """Add the commands."""
     up = commands.add_parser("up", help="run a broker over a SQLite file")
     up.add_argument("--db", type=Path, default=Path("streambroker.db"), metavar="FILE")
     up.add_argument("--host", default="127.0.0.1")
-    up.add_argument("--port", type=int, default=8470, help="0 picks a free one")
+    up.add_argument("--port", type=_tcp_port, default=8470, help="default 8470; 0 picks a free one")
     up.add_argument("--tokens", type=Path, metavar="FILE", help="who may call; see the documents")
     up.add_argument(
         "--insecure", action="store_true", help="listen for other machines without tokens"
@@ -38,6 +40,12 @@ def add(commands: Any) -> None:
     told.add_argument("--client", action="store_true", help="of this command only")
     add_output(told, "text", "json", "yaml")
     told.set_defaults(run=_version)
+
+
+def _tcp_port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text[:9]) <= MAX_TCP_PORT):
+        raise argparse.ArgumentTypeError(f"{text!r} is no TCP port; write 0 to {MAX_TCP_PORT}")
+    return int(text)
 
 
 def _up(options: argparse.Namespace) -> int:

@@ -6,21 +6,22 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from streambroker_core.errors import ManifestError
 from streambroker_core.model import PortKey
 from streambroker_core.properties import normalise
 from streambroker_core.wire.fields import Fields
-from streambroker_operator.cli.addresses import find_port, suggested
+from streambroker_operator.cli.addresses import WORDS, find_port, suggested
 from streambroker_operator.cli.calling import Caller, port_path
-from streambroker_operator.cli.documents import read_value
-from streambroker_operator.cli.failing import OK, UsageError, with_text
+from streambroker_operator.cli.documents import check_value, read_value
+from streambroker_operator.cli.explaining import explained
+from streambroker_operator.cli.failing import OK, UsageError, note, with_text
 from streambroker_operator.cli.forecasting import routes_text
 from streambroker_operator.cli.options import caller_of, remote
-from streambroker_operator.cli.terminal import say
+from streambroker_operator.cli.tables import properties_text, short
+from streambroker_operator.cli.terminal import flat, say
 from streambroker_operator.errors import RequestError
 
-IMPORT = "JOB PE PORT EXPR | JOB/PE/PORT EXPR | NAME EXPR"
-EXPORT = "JOB PE PORT | JOB/PE/PORT | NAME, then NAME=VALUE… or one YAML mapping"
+IMPORT = "NAME EXPR | JOB/PE/PORT EXPR"
+EXPORT = "NAME | JOB/PE/PORT, then NAME=VALUE… or one YAML mapping"
 
 
 def add(commands: Any) -> None:
@@ -47,32 +48,46 @@ def _set_subscription(options: argparse.Namespace) -> int:
 
 
 def _set_expression(options: argparse.Namespace, part: str) -> int:
-    *address, text = options.words
-    if len(address) not in (1, 3):
-        raise UsageError(f"Write `streambroker set-{part}` JOB PE PORT EXPR, or JOB/PE/PORT EXPR.")
+    *address, text = _without_kind(options.words, "imports")
+    if not address:
+        raise UsageError(f"Write `streambroker set-{part} NAME EXPR`, or JOB/PE/PORT EXPR.")
+    three = len(address) == 3 and address[1].isdigit()
+    if len(address) > 1 and not three:
+        whole = " ".join([*address[1:], text]).replace("'", "")
+        raise UsageError(
+            f"One port as NAME, JOB/PE/PORT or JOB PE PORT, then one expression in single quotes: "
+            f"`streambroker set-{part} {address[0]} '{whole}'`."
+        )
     return _set(options, "imports", address, part, {part: text})
 
 
+def _without_kind(words: Sequence[str], kind: str) -> list[str]:
+    """Return the words without the kind before them, which the command knows already."""
+    said = len(words) > 2 and WORDS.get(words[0].lower()) == (kind,)
+    return list(words[1:] if said else words)
+
+
 def _set_properties(options: argparse.Namespace) -> int:
-    words = options.words
-    three = len(words) >= 3 and "/" not in words[0] and not any(map(_is_value, words[1:3]))
+    words = _without_kind(options.words, "exports")
+    three = len(words) >= 3 and "/" not in words[0] and words[1].isdigit()
     count = 3 if three else 1
     return _set(options, "exports", words[:count], "properties", _mapping(words[count:]))
 
 
-def _is_value(word: str) -> bool:
-    return "=" in word or word.lstrip().startswith("{")
-
-
 def _mapping(words: Sequence[str]) -> Any:
-    if len(words) == 1 and words[0].lstrip().startswith("{"):
-        return normalise(Fields(read_value(words[0]), "properties").raw())
     found: dict[str, Any] = {}
+    if len(words) == 1 and words[0].lstrip().startswith("{"):
+        found.update(Fields(read_value(words[0]), "properties").raw())
+        words = []
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or name in found:
-            raise ManifestError(path=word, reason="is not NAME=VALUE, each name once")
+        if not equals:
+            raise UsageError(f"{word!r} is not NAME=VALUE, as in `kind=trade`.")
+        if name in found:
+            raise UsageError(f"{name!r} is given twice; leave one out.")
         found[name] = read_value(value)
+    for name, value in found.items():
+        check_value(name, value)
     return normalise(found)
 
 
@@ -84,15 +99,25 @@ def _set(
     word = kind.removesuffix("s")
     try:
         path = f"{port_path(word, key)}/{part}"
-        answer = caller.call("PUT", path, body, namespace=key.namespace)
+        answer = caller.change("PUT", path, body, namespace=key.namespace)
     except RequestError as error:
         raise with_text(suggested(caller, kind, key, error), body) from error
     done = "set" if answer["changed"] else "unchanged"
-    say(f"{word} {key} {part} {done}{routes_text(answer)}\n")
+    stored = f": {short(properties_text(body), 200)}" if kind == "exports" else ""
+    say(f"{word} {key} {part} {done}{flat(stored)}{routes_text(answer)}\n")
+    if kind == "imports" and not (answer["routes"]["kept"] or answer["routes"]["added"]):
+        note(_hints(caller, key))
     return OK
 
 
+def _hints(caller: Caller, key: PortKey) -> list[str]:
+    """Return what the linter says of an import without a route; nothing if it cannot be asked."""
+    try:
+        findings = explained(caller, {"import": str(key)}, 1)["lint"]
+    except RequestError:
+        return []
+    return [str(found["message"]) for found in findings]
+
+
 def _port(caller: Caller, kind: str, address: Sequence[str], namespace: str) -> PortKey:
-    if len(address) == 3:
-        return PortKey.parse(f"{namespace}/{'/'.join(address)}")
-    return find_port(caller, kind, address[0], namespace)
+    return find_port(caller, kind, "/".join(address), namespace)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-import yaml
-
 from streambroker_operator.cli.addresses import SINGULAR, address_of
+from streambroker_operator.cli.plain_yaml import dump_all
 from streambroker_operator.cli.terminal import age, flat
 
 Row = list[str]
@@ -36,15 +35,23 @@ def shown(
         now: for ages; None for the present.
     """
     if output == "json":
-        return as_json({"items": [with_kind(kind, item) for item in items]})
+        items = [with_kind(kind, item) for item in items]
+        return as_json({"apiVersion": "v1", "kind": "List", "items": items})
     if output == "yaml":
         return as_yaml([with_kind(kind, item) for item in items])
     if output == "name":
-        return "".join(f"{SINGULAR[kind]}/{address_of(kind, item)}\n" for item in items)
+        return "".join(f"{SINGULAR[kind]}/{name_in(kind, item, everywhere)}\n" for item in items)
     if not items:
         return f"no {kind}\n"
     layout = Layout(kind, wide=output == "wide", everywhere=everywhere)
     return table([layout.head, *(layout.row(item, now) for item in items)])
+
+
+def name_in(kind: str, item: Item, everywhere: bool) -> str:
+    """Return a name by which commands find the item; with its namespace for everywhere."""
+    if everywhere and kind != "routes":
+        return address_of(kind, item, 1 if kind == "pes" else 2)
+    return address_of(kind, item)
 
 
 def as_json(body: object) -> str:
@@ -54,7 +61,7 @@ def as_json(body: object) -> str:
 
 def as_yaml(documents: Sequence[object]) -> str:
     """Return YAML documents."""
-    return str(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True))
+    return dump_all(documents)
 
 
 def with_kind(kind: str, item: Item) -> Item:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from streambroker_operator.cli.addresses import Item, Target, chosen, read_targets
+from streambroker_operator.cli.addresses import Item, Target, chosen, find, names_of, read_targets
+from streambroker_operator.cli.calling import Caller
 from streambroker_operator.cli.failing import OK, UsageError
 from streambroker_operator.cli.options import (
     add_everywhere,
@@ -27,16 +28,17 @@ INTERVAL_S = 2.0
 STALE_S = 90.0
 """A report older than this is of an agent that reports no more."""
 HEAD = [
+    "CONGESTION",
     "EXPORT",
     "IMPORT",
-    "POLICY",
     "ROWS/S",
     "LAG",
     "LAG BYTES",
-    "CONGESTION",
     "DROPPED",
     "AGE",
+    "POLICY",
 ]
+"""What is looked for stands where a narrow terminal still shows it."""
 _RIGHT = range(3, 6)
 _CLEAR = "\x1b[H\x1b[J"
 _COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}
@@ -66,8 +68,9 @@ def _interval(text: str) -> float:
 
 
 def _top(options: argparse.Namespace) -> int:
-    caller, targets = caller_of(options), _targets(options.words)
-    namespace = namespace_of(options)
+    caller, namespace = caller_of(options), namespace_of(options)
+    asked = _targets(options.words)
+    targets = [port for target in asked for port in _of_ports(caller, target, namespace)]
 
     def ask() -> list[Item]:
         routes = caller.call("GET", "/top", namespace=namespace)["routes"]
@@ -87,6 +90,30 @@ def _targets(words: Sequence[str]) -> list[Target]:
         raise UsageError("`top` shows routes; name ports as JOB/PE/PORT, or give no word.")
     named = [target for target in found if target.name is not None]
     return named or found
+
+
+def _of_ports(caller: Caller, target: Target, namespace: str) -> list[Target]:
+    """Return a target whose name is one of a resource by its ports, as routes have them.
+
+    Raises:
+        RequestError: nothing has that name.
+    """
+    if target.name is None or target.kinds == ("routes",):
+        return [target]
+    found = find(caller, target, namespace)
+    return [
+        Target(kinds=("routes",), name=end)
+        for kind, items in found
+        for item in items
+        for end in _ends(kind, item)
+    ]
+
+
+def _ends(kind: str, item: Item) -> list[str]:
+    if kind != "pes":
+        return [names_of(kind, item)[-1]]
+    whole = names_of(kind, item)[1]
+    return [f"{whole}/{port}" for port in (*item["exports"], *item["imports"])]
 
 
 def _of(routes: Sequence[Item], targets: Sequence[Target]) -> list[Item]:
@@ -127,7 +154,8 @@ def screen(
 ) -> str:
     """Return one picture of the live view, no larger than the terminal."""
     waiting = sum(1 for route in routes if state_of(route) == "waits")
-    head = f"streambroker top  {url}  {len(routes)} routes, {waiting} waiting  {now:%H:%M:%S}"
+    count = "1 route" if len(routes) == 1 else f"{len(routes)} routes"
+    head = f"streambroker top  {url}  {count}, {waiting} waiting  {now:%H:%M:%S}"
     lines = [paint(head[:columns], "bold")]
     if note:
         lines.append(paint(note[:columns], "yellow"))
@@ -163,15 +191,15 @@ def lines_of(routes: Sequence[Item], columns: int | None = None) -> list[str]:
 def row_of(route: Item) -> list[str]:
     """Return a route's cells; what nobody reported is ``-``."""
     return [
+        state_of(route),
         plain(route["export"]),
         plain(route["import"]),
-        route["policy"],
         _number(route["rowsPerSecond"]),
         _number(route["lagEpochs"]),
         _bytes(route["lagBytes"]),
-        state_of(route),
         _number(route["droppedRows"]),
         "-" if route["age"] is None else lasted(route["age"]),
+        route["policy"],
     ]
 
 

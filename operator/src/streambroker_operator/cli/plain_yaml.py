@@ -1,0 +1,71 @@
+"""YAML the way people mean it: numbers of YAML 1.2, no dates, no key twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import yaml
+
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+_OWN = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+_FIRST = list("-+.0123456789")
+
+
+class Loader(yaml.SafeLoader):
+    """YAML without dates, base 60 and octal zeros, and without keys that stand there twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Return a mapping; refuse a key that stands there twice."""
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands there twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+    def whole_number(self, node: yaml.ScalarNode) -> int:
+        """Return an integer of YAML 1.2; ``0123`` is 123."""
+        text = str(self.construct_scalar(node))
+        if _INT.fullmatch(text) is None:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{text!r} is no integer", node.start_mark
+            )
+        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts in quotes what either YAML 1.1 or the loader would take for something else."""
+
+
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag not in _OWN]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _class in (Loader, _Dumper):
+    for _tag, _pattern in zip(_OWN, (_INT, _FLOAT), strict=False):
+        _class.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern.pattern})$"), _FIRST)
+Loader.add_constructor(_OWN[0], Loader.whole_number)
+
+
+def load_all(text: str) -> list[Any]:
+    """Return the documents of a text.
+
+    Raises:
+        yaml.YAMLError: it is not YAML.
+        RecursionError: it is nested too deeply.
+    """
+    return list(yaml.load_all(text, Loader=Loader))
+
+
+def dump_all(documents: Sequence[object]) -> str:
+    """Return documents as YAML that reads back as what they are."""
+    return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
