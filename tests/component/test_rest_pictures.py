@@ -14,7 +14,8 @@ import pytest
 from streambroker_core.model import Route
 from streambroker_operator.rest import pictures
 from streambroker_operator.rest.answers import json_answer, long_answer
-from streambroker_operator.rest.pictures import drawn
+from streambroker_operator.rest.pictures import Pictures, drawn
+from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.resources import board_of, export_of, import_of
 
@@ -22,22 +23,29 @@ VIEW = "/job/feed/pe/0"
 
 
 class Brush:
-    """Draws as the broker does, when it may; counts."""
+    """Draws as the broker does; counts, and once held draws only when it may."""
 
     def __init__(self) -> None:
         self.times = 0
-        self.begun, self.free = threading.Event(), threading.Event()
-        self.free.set()
+        self._held = False
+        self._begun, self._free = threading.Semaphore(0), threading.Semaphore(0)
 
     def __call__(self, *arguments: Any) -> tuple[Route, ...]:
         self.times += 1
-        self.begun.set()
-        assert self.free.wait(10.0)
+        if self._held:
+            self._begun.release()
+            assert self._free.acquire(timeout=10.0)
         return drawn(*arguments)
 
     def hold(self) -> None:
-        self.begun.clear()
-        self.free.clear()
+        self._held = True
+
+    async def begun(self) -> None:
+        """Wait until the next drawing has begun."""
+        assert await asyncio.to_thread(self._begun.acquire, timeout=10.0)
+
+    def go_on(self) -> None:
+        self._free.release()
 
 
 @pytest.fixture
@@ -48,12 +56,17 @@ def brush(monkeypatch: pytest.MonkeyPatch) -> Brush:
 
 
 @pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
+async def door(tmp_path: Path) -> AsyncIterator[tuple[Broker, Rest]]:
+    async with running_broker(tmp_path / "broker.db") as (broker, client):
         for number in range(3):
             await client("PUT", f"/job/feed/pe/0/export/p{number}", EXPORT)
         await client("PUT", "/job/alerts/pe/0/import/i", IMPORT)
-        yield client
+        yield broker, client
+
+
+@pytest.fixture
+def rest(door: tuple[Broker, Rest]) -> Rest:
+    return door[1]
 
 
 def exporters(answer: Any, name: str = "items") -> list[str]:
@@ -66,11 +79,11 @@ async def test_others_are_answered_while_routes_are_drawn(
 ) -> None:
     brush.hold()
     asked = asyncio.create_task(rest("GET", path))
-    assert await asyncio.to_thread(brush.begun.wait, 10.0)
+    await brush.begun()
     assert (await rest("GET", VIEW)).status == 200
     assert (await rest("PUT", f"{VIEW}/export/new", EXPORT)).status == 201
     assert not asked.done()
-    brush.free.set()
+    brush.go_on()
 
     answer = await asked
     name = "routes" if path == "/top" else "items"
@@ -88,18 +101,24 @@ async def test_routes_are_drawn_anew_only_after_a_change(rest: Rest, brush: Brus
     assert brush.times == 2
 
 
-async def test_one_drawing_is_for_all_who_asked_before_it_began(rest: Rest, brush: Brush) -> None:
+async def test_one_drawing_is_for_all_who_asked_before_it_began(
+    door: tuple[Broker, Rest], brush: Brush
+) -> None:
+    broker, rest = door
+    asked = Pictures(broker.runtime)
     brush.hold()
-    first = asyncio.create_task(rest("GET", "/routes"))
-    assert await asyncio.to_thread(brush.begun.wait, 10.0)
+    first = asyncio.create_task(asked.of_now("a"))
+    await brush.begun()
     await rest("DELETE", f"{VIEW}/export/p1")
-    others = [asyncio.create_task(rest("GET", "/routes?limit=1")) for _ in range(5)]
-    await rest("GET", VIEW)
-    brush.free.set()
+    others = [asyncio.create_task(asked.of_now(who)) for who in "aabbc"]
+    await asyncio.sleep(0)
+    brush.go_on()
+    await brush.begun()
+    await rest("DELETE", f"{VIEW}/export/p2")
+    brush.go_on()
     found = [await task for task in (first, *others)]
 
-    assert exporters(found[0]) == ["p0", "p1", "p2"]
-    assert {one.body["remaining"] for one in found[1:]} == {1}
+    assert [len(picture.routes) for picture in found] == [3, 2, 2, 2, 2, 2]
     assert brush.times == 2
 
 

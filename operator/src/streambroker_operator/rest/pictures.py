@@ -53,11 +53,14 @@ class Pictures:
 
     Args:
         runtime: whose board is drawn.
+
+    Attributes:
+        turns: who draws routes, or writes all of them down in a thread.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._turns = Turns(MAX_WAITING)
+        self.turns = Turns(MAX_WAITING)
         self._last: Picture | None = None
         self._begun = 0
         self._end: asyncio.TimerHandle | None = None
@@ -71,7 +74,7 @@ class Pictures:
         self._keep()
         asked_at = self._begun
         if self._last is None or self._last.change != self._runtime.changes.count:
-            async with self._turns.of(who):
+            async with self.turns.of(who):
                 return await self._after(asked_at)
         return self._last
 

@@ -207,12 +207,14 @@ async def put_report(request: web.Request) -> web.Response:
 async def get_top(request: web.Request) -> web.Response:
     """Answer the routes that touch a namespace, or all with ``?namespace=*``, with figures.
 
-    Many routes take a while to write down; that is done in a thread, on a picture.
+    Many routes take a while to write down; that is done in a thread, one request at a time.
     """
-    namespace = chosen_namespace(request)
-    picture = await request.app[PICTURES].of_now(who_asks(request))
-    now = time.monotonic()
-    known = request.app[REPORTS].seen(now)
-    return await asyncio.to_thread(
-        lambda: long_answer({"routes": top(picture.touching(namespace), known, now)})
-    )
+    namespace, who = chosen_namespace(request), who_asks(request)
+    pictures = request.app[PICTURES]
+    picture = await pictures.of_now(who)
+    async with pictures.turns.of(who):
+        now = time.monotonic()
+        known = request.app[REPORTS].seen(now)
+        return await asyncio.to_thread(
+            lambda: long_answer({"routes": top(picture.touching(namespace), known, now)})
+        )
