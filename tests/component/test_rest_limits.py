@@ -44,6 +44,33 @@ async def test_what_agents_repeat_and_what_is_read_is_not_counted_as_changes(
             assert (await client("GET", PE)).status == 200
 
 
+async def test_agents_that_are_new_or_say_something_else_are_counted_as_changes(
+    tmp_path: Path,
+) -> None:
+    moved = {**AGENT, "location": "grpc+tcp://127.0.0.1:4712"}
+    async with running_broker(tmp_path / "broker.db", FEW) as (_, client):
+        new = [(await client("PUT", f"/job/feed/pe/{n}", AGENT)).status for n in range(4)]
+        other = await client("PUT", PE, moved)
+        same = await client("PUT", PE, AGENT)
+        pes = (await client("GET", "/pes")).body["items"]
+
+    assert new == [200, 200, 200, 429]
+    assert (other.status, other.code, same.status) == (429, "TooManyRequests", 200)
+    assert [(found["pe"], found["location"]) for found in pes] == [
+        (n, AGENT["location"]) for n in range(3)
+    ]
+
+
+async def test_new_agents_of_one_token_are_counted_from_however_many_addresses(
+    tmp_path: Path,
+) -> None:
+    async with from_both_addresses(tmp_path, admins(tmp_path)) as (first, second):
+        mine = [(await first("PUT", f"/job/a/pe/{n}", AGENT)).status for n in range(2)]
+        other = [(await second("PUT", f"/job/b/pe/{n}", AGENT)).status for n in range(2)]
+
+    assert (mine, other) == ([200, 200], [200, 429])
+
+
 async def test_reads_have_a_limit_of_their_own(tmp_path: Path) -> None:
     limits = Limits(reads_per_s=0.01, read_burst=2)
     async with running_broker(tmp_path / "broker.db", limits) as (_, client):
@@ -74,10 +101,10 @@ async def test_a_caller_is_refused_no_more_once_it_has_waited(tmp_path: Path) ->
 
 @asynccontextmanager
 async def from_both_addresses(
-    folder: Path, tokens: Path | None
+    folder: Path, tokens: Path | None, limits: Limits = FEW
 ) -> AsyncIterator[tuple[Rest, Rest]]:
     """Two clients of one broker that has a token file or none, each with its own address."""
-    broker = Broker(db=folder / "broker.db", port=0, tokens=tokens, limits=FEW)
+    broker = Broker(db=folder / "broker.db", port=0, tokens=tokens, limits=limits)
     await broker.start()
     headers = {} if tokens is None else {"Authorization": f"Bearer {TOKEN}"}
     elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
@@ -119,6 +146,70 @@ async def test_guessing_tokens_is_limited(tmp_path: Path) -> None:
         guesses = [await first("PUT", X, EXPORT, Authorization=token) for token in shown]
 
     assert [guess.status for guess in guesses] == [401, 401, 401, 429]
+
+
+def admins(folder: Path) -> Path:
+    """Write a token file with one admin."""
+    tokens = folder / "tokens.yaml"
+    tokens.write_text(f"tokens: [{{name: ops, token: {TOKEN}, role: admin}}]")
+    tokens.chmod(0o600)
+    return tokens
+
+
+@asynccontextmanager
+async def followed(client: Rest) -> AsyncIterator[int]:
+    """Ask for events and keep the connection; the status that came."""
+    async with client._session.get(f"{client.url}/api/subscriptions/events") as answer:
+        if answer.status == 200:
+            assert await answer.content.readline()
+        yield answer.status
+
+
+@pytest.mark.parametrize(("with_tokens", "elsewhere"), [(False, 200), (True, 429)])
+async def test_one_caller_does_not_take_the_places_of_all_who_follow(
+    tmp_path: Path, with_tokens: bool, elsewhere: int
+) -> None:
+    limits = Limits(followers_each=2, keepalive_s=0.01)
+    tokens = admins(tmp_path) if with_tokens else None
+    async with from_both_addresses(tmp_path, tokens, limits) as (first, second):
+        async with (
+            followed(first) as one,
+            followed(first) as two,
+            followed(first) as three,
+            followed(second) as other,
+        ):
+            seen = [one, two, three, other]
+        again = 429
+        while again == 429:
+            async with followed(first) as again:
+                pass
+
+    assert seen == [200, 200, 429, elsewhere]
+    assert again == 200
+
+
+@pytest.mark.parametrize(("with_tokens", "elsewhere"), [(False, 304), (True, 429)])
+async def test_one_caller_waits_for_only_so_many_views(
+    tmp_path: Path, with_tokens: bool, elsewhere: int
+) -> None:
+    tokens = admins(tmp_path) if with_tokens else None
+    async with from_both_addresses(tmp_path, tokens, Limits(polls_each=2)) as (first, second):
+        await first("PUT", PE, AGENT)
+        tag = (await first("GET", PE)).headers["ETag"]
+        ended = asyncio.as_completed(
+            [first("GET", PE + "?wait=60s", If_None_Match=tag) for _ in range(5)]
+        )
+        refused = [(await next(ended)).code for _ in range(3)]
+        other = (await second("GET", PE + "?wait=1ms", If_None_Match=tag)).status
+        at_once = [(await first("GET", PE + way)).status for way in ("", "?wait=60s")]
+        await first("PUT", X, EXPORT)
+        answered = [(await next(ended)).status for _ in range(2)]
+        new = (await first("GET", PE)).headers["ETag"]
+        again = (await first("GET", PE + "?wait=1ms", If_None_Match=new)).status
+
+    assert refused == ["TooManyRequests"] * 3
+    assert (other, at_once) == (elsewhere, [200, 200])
+    assert (answered, again) == ([200, 200], 304)
 
 
 def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:

@@ -26,6 +26,9 @@ from streambroker_operator.store import Stored
 
 RUNTIME = web.AppKey("runtime", Runtime)
 
+PE = "/api/subscriptions/job/{job}/pe/{pe}"
+"""The address of a PE; what belongs to it is below."""
+
 MAX_BODY = 64 * 1024
 """Bytes of a request's body."""
 MAX_WAIT_S = 60.0

@@ -36,13 +36,20 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     """Answer events for as long as the reader and the broker are there."""
     namespace = chosen_namespace(request)
     changes = request.app[RUNTIME].changes
-    limits = request.app[GAUGES].limits
+    gauges = request.app[GAUGES]
     if changes.closed:
         raise RequestError(
             503, "NotSynced", "The broker is stopping.", headers={"Retry-After": "1"}
         )
-    if changes.followers >= limits.followers:
-        raise too_many(f"{limits.followers} readers follow already.", 5.0)
+    if changes.followers >= gauges.limits.followers:
+        raise too_many(f"{gauges.limits.followers} readers follow already.", 5.0)
+    with gauges.following(request):
+        return await _answer(request, changes, namespace, gauges.limits.keepalive_s)
+
+
+async def _answer(
+    request: web.Request, changes: ChangeLog, namespace: str, keepalive_s: float
+) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={
             "Content-Type": "text/event-stream",
@@ -52,7 +59,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     )
     await response.prepare(request)
     if request.method == "GET":
-        await _Stream(request, response, changes, namespace).run(limits.keepalive_s)
+        await _Stream(request, response, changes, namespace).run(keepalive_s)
     return response
 
 

@@ -1,22 +1,24 @@
 """How much one caller may ask for: token buckets by address and by principal.
 
 What agents repeat by themselves (asking for views, registering, reporting) counts
-with the reads: thousands of agents behind one address are no misuse.
+with the reads: thousands of agents behind one address are no misuse. A registration
+that is new or another one is written, and counts as a change, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from streambroker_operator.errors import RequestError
+from streambroker_operator.rest.asking import PE
 from streambroker_operator.rest.authentication import PRINCIPAL, TOKENS, is_reading
-from streambroker_operator.rest.pe import PE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -37,6 +39,8 @@ class Limits:
             where nobody is asked who they are.
         forecast_burst: the same at once.
         followers: how many may follow events at the same time, all together.
+        followers_each: how many of them may be of one caller.
+        polls_each: how many views one caller may wait for at the same time.
         keepalive_s: pause of the events after which a comment is sent, in seconds.
     """
 
@@ -47,6 +51,8 @@ class Limits:
     forecasts_per_s: float = 2.0
     forecast_burst: int = 20
     followers: int = 500
+    followers_each: int = 50
+    polls_each: int = 200
     keepalive_s: float = 15.0
 
 
@@ -80,13 +86,72 @@ class Buckets:
         return wait
 
 
+class Places:
+    """How many requests of each caller go on at the same time.
+
+    Args:
+        most: of one caller.
+        what: what they are, for the refusal.
+    """
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most = most
+        self._what = what
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def of(self, callers: Sequence[str]) -> Iterator[None]:
+        """Take a place, as long as the block lasts, with each that a request counts for.
+
+        Raises:
+            RequestError: 429, one of them has no place left.
+        """
+        if any(self._taken[who] >= self._most for who in callers):
+            raise too_many(f"One caller may have {self._most} {self._what} at the same time.", 5.0)
+        self._taken.update(callers)
+        try:
+            yield
+        finally:
+            self._taken.subtract(callers)
+            for who in callers:
+                if not self._taken[who]:
+                    del self._taken[who]
+
+
 class Gauges:
-    """The buckets of a broker: writes and reads, by address and by principal."""
+    """How much each caller asks for, by address and by principal."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._writes = Buckets(limits.writes_per_s, limits.write_burst)
         self._reads = Buckets(limits.reads_per_s, limits.read_burst)
+        self._followers = Places(limits.followers_each, "streams of events")
+        self._polls = Places(limits.polls_each, "requests that wait for views")
+
+    def following(self, request: web.Request) -> AbstractContextManager[None]:
+        """Count a request as one that follows events, as long as the block lasts.
+
+        Raises:
+            RequestError: 429, on entering: it is one too many.
+        """
+        return self._followers.of(_callers(request))
+
+    def waiting(self, request: web.Request) -> AbstractContextManager[None]:
+        """Count a request as one that waits for a view, as long as the block lasts.
+
+        Raises:
+            RequestError: 429, on entering: it is one too many.
+        """
+        return self._polls.of(_callers(request))
+
+    def count_change(self, request: web.Request) -> None:
+        """Count a request that looked like a repetition as the change that it is.
+
+        Raises:
+            RequestError: 429, it is one too many.
+        """
+        for who in _callers(request):
+            self._count(who, writes=True)
 
     def check(self, request: web.Request, who: str) -> None:
         """Count a request of somebody.
@@ -94,7 +159,9 @@ class Gauges:
         Raises:
             RequestError: 429, it is one too many.
         """
-        writes = not is_reading(request) and not _repeated(request)
+        self._count(who, writes=not is_reading(request) and not _repeated(request))
+
+    def _count(self, who: str, *, writes: bool) -> None:
         buckets, limit = (
             (self._writes, self.limits.writes_per_s)
             if writes
@@ -120,6 +187,21 @@ def too_many(message: str, wait_s: float) -> RequestError:
     )
 
 
+def _address(request: web.Request) -> str:
+    return f"address {request.remote}"
+
+
+def _principal(request: web.Request) -> str | None:
+    """Return the caller by name; None where the broker asks nobody who they are."""
+    return None if request.app.get(TOKENS) is None else f"principal {request[PRINCIPAL]}"
+
+
+def _callers(request: web.Request) -> list[str]:
+    """Return all that a request counts for."""
+    principal = _principal(request)
+    return [_address(request), *([] if principal is None else [principal])]
+
+
 def _repeated(request: web.Request) -> bool:
     resource = request.match_info.route.resource
     path = "" if resource is None else resource.canonical
@@ -129,7 +211,7 @@ def _repeated(request: web.Request) -> bool:
 @web.middleware
 async def limit_addresses(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse what an address asks for too often, before anything else is looked at."""
-    request.app[GAUGES].check(request, f"address {request.remote}")
+    request.app[GAUGES].check(request, _address(request))
     return await handler(request)
 
 
@@ -139,6 +221,7 @@ async def limit_principals(request: web.Request, handler: Handler) -> web.Stream
 
     Where the broker asks nobody who they are, callers are told apart by address alone.
     """
-    if request.app.get(TOKENS) is not None:
-        request.app[GAUGES].check(request, f"principal {request[PRINCIPAL]}")
+    principal = _principal(request)
+    if principal is not None:
+        request.app[GAUGES].check(request, principal)
     return await handler(request)

@@ -9,6 +9,7 @@ from streambroker_core.wire import registration, view
 from streambroker_core.wire.hints import point_text
 from streambroker_operator.rest.answers import json_answer
 from streambroker_operator.rest.asking import (
+    PE,
     RUNTIME,
     json_body,
     known_pe,
@@ -17,8 +18,10 @@ from streambroker_operator.rest.asking import (
 )
 from streambroker_operator.rest.authentication import QUIET, binding, check_withdrawal, seen_by
 from streambroker_operator.rest.conditions import check_tag, tags
+from streambroker_operator.rest.limits import GAUGES
 
-PE = "/api/subscriptions/job/{job}/pe/{pe}"
+__all__ = ["PE", "routes"]
+
 routes = web.RouteTableDef()
 
 
@@ -30,7 +33,8 @@ async def get_view(request: web.Request) -> web.Response:
     known = tags(request.headers.get("If-None-Match"))
     runtime = request.app[RUNTIME]
     if wait_s and _current(request, pe) in known:
-        await runtime.changed(pe, wait_s)
+        with request.app[GAUGES].waiting(request):
+            await runtime.changed(pe, wait_s)
     found = seen_by(request, runtime.view(known_pe(request)))
     if found is None:
         raise LookupError("a known PE has a view")
@@ -58,6 +62,8 @@ async def register(request: web.Request) -> web.Response:
     runtime = request.app[RUNTIME]
     owner = binding(request, pe, body)
     same = runtime.board.registration(pe) == body and owner in (None, runtime.owner(pe))
+    if not same:
+        request.app[GAUGES].count_change(request)
     registered = registration.encode_answer(runtime.register(pe, body, owner))
     answer = json_answer(registered, headers={"Cache-Control": "no-store"})
     answer[QUIET] = same
