@@ -209,6 +209,16 @@ async def test_a_typo_in_the_metadata_is_refused(cli: Cli, change: str, said: st
     assert said in err
 
 
+async def test_every_fault_of_a_file_is_told(cli: Cli) -> None:
+    two = export_of(1).replace("port:", "prot:") + export_of(2).replace("n: 2", "n: {a: 1}")
+    code, out, err = await cli("apply", "-f", written(cli, "a.yaml", two + export_of(3)))
+    first, second = err.splitlines()
+
+    assert (code, out) == (1, "")
+    assert "document 1: spec.prot is not known here; did you mean port?" in first
+    assert "document 2: Invalid property `n`" in second
+
+
 # ---- all or nothing ----------------------------------------------------------------------------
 
 
@@ -327,6 +337,9 @@ async def test_an_import_that_a_change_leaves_without_a_route_is_told_why(applie
         (["--url", "http://x:1/api", "get"], "write --url http://host:port"),
         (["diff"], "`whatif` shows"),
         (["get", "-o", "wid"], "Did you mean 'wide'? See"),
+        (["get", "-o", "jsonpath={.items}"], "use json, and jq"),
+        (["get", "export", "default/feed-trades"], "`-n default`"),
+        ([], "Give a COMMAND"),
     ],
 )
 def test_a_wrong_command_line_is_told_what_to_write(
@@ -363,6 +376,22 @@ async def test_a_resource_of_the_other_kind_is_named(applied: Cli) -> None:
     assert (code, out) == (0, "export/feed-trades\n")
     assert (top, "UnknownPort" in told, shown) == (1, True, 0)
     assert "default/feed/0/trades" in routes
+
+
+async def test_a_pe_is_named_as_a_port_is(applied: Cli) -> None:
+    words = (["pe", "alerts", "0"], ["pe/alerts/0"], ["pe/default/alerts/0"], ["alerts/0"])
+    found = [await applied("get", *word, "-o", "name") for word in words]
+
+    assert found == [(0, "pe/alerts/0\n", "")] * 4
+
+
+async def test_a_long_expression_is_cut_around_what_is_wrong(applied: Cli) -> None:
+    _, _, err = await applied("set-filter", "alerts-trades", "price > 1 && " * 100 + "price >")
+    line, caret = err.splitlines()[1:]
+
+    assert len(line) < 80
+    assert caret.index("^") == len(line)
+    assert line.endswith("price >")
 
 
 async def test_names_of_everywhere_can_be_used_again(applied: Cli) -> None:
@@ -444,3 +473,37 @@ async def test_a_broker_that_was_not_reached_changed_nothing(applied: Cli) -> No
     code, _, err = await applied("delete", "export/feed/0/trades", url="http://127.0.0.1:1")
 
     assert (code, "not known" in err) == (4, False)
+
+
+def test_a_silent_broker_is_not_taken_for_one_that_was_not_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        code = main(["--url", url, "get", "exports", "--request-timeout", "0.05"])
+    err = capsys.readouterr().err
+
+    assert code == 4
+    assert "--request-timeout waits longer" in err
+    assert "streambroker up" not in err
+
+
+def test_an_empty_address_in_the_environment_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMBROKER_URL", "")
+    monkeypatch.setattr("streambroker_operator.cli.options.DEFAULT_URL", "http://127.0.0.1:1")
+
+    assert main(["get"]) == 4
+    assert "http://127.0.0.1:1" in capsys.readouterr().err
+
+
+async def test_what_a_deletion_did_before_it_was_refused_is_counted(
+    applied: Cli,
+) -> None:
+    words = ["export/feed/0/trades", "export/feed/0/nope", "import/alerts/0/trades"]
+    code, out, err = await applied("delete", *words)
+
+    assert (code, out.count("deleted")) == (1, 1)
+    assert "UnknownPort" in err.splitlines()[0]
+    assert err.splitlines()[1] == "streambroker: 1 of 3 deleted, 1 refused, 1 not tried"

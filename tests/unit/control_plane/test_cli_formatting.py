@@ -121,6 +121,14 @@ def test_a_failure_has_the_exit_code_of_its_kind(code: str, exit_code: int) -> N
     assert failing.exit_code(RequestError(0, code, "x")) == exit_code
 
 
+def test_a_remedy_for_requests_is_told_as_one_for_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failing.tell(RequestError(403, "NotYours", "It reads lab: choose it with ?namespace=, or go."))
+
+    assert "choose it with -n, or go." in capsys.readouterr().err
+
+
 def test_a_failure_is_one_line_whatever_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     failing.tell(RequestError(422, "Bad", "two\nlines and \x1b[31mcolour."))
 

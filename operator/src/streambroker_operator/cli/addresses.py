@@ -77,7 +77,12 @@ def _kinds(word: str) -> tuple[str, ...] | None:
 
 def _bare(name: str, kinds: tuple[str, ...]) -> str:
     """Return a name without the kind before it, where somebody wrote both."""
-    found = _alone(name) if "/" in name else None
+    first, slash, _ = name.partition("/")
+    if name.count("/") == 1 and first.lower() not in WORDS and set(kinds) <= set(PORT_KINDS):
+        raise UsageError(
+            f"{name!r} is neither NAME nor JOB/PE/PORT; a namespace is given as `-n {first}`."
+        )
+    found = _alone(name) if slash else None
     if found is None or found.name is None or found.name == name:
         return name
     if found.kinds != kinds:

@@ -77,12 +77,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _help(options: argparse.Namespace) -> int:
-    _check_command(options.words)
+    if options.words:
+        _check_command(options.words)
     return main([*options.words[:1], "--help"])
 
 
 def _check_command(words: Sequence[str]) -> None:
     """Refuse a command that there is none of, with the one that was probably meant."""
+    if not words:
+        raise UsageError("Give a COMMAND; `streambroker --help` lists them.")
     command = _first_word(words)
     known: Any = _parser().get_default("commands")
     if command is not None and command not in known:

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from streambroker_core.errors import ManifestError, PropertyError
+from streambroker_core.errors import ManifestError, PropertyError, StreambrokerError
 from streambroker_core.model import Resource, kind_of
 from streambroker_core.wire.manifest import read_manifest
-from streambroker_operator.cli.failing import UsageError
+from streambroker_operator.cli.failing import UsageError, tell
 from streambroker_operator.cli.plain_yaml import load_all
 from streambroker_operator.errors import RequestError
 
@@ -55,29 +55,54 @@ def read_resources(files: Sequence[str], namespace: str) -> Documents:
             of one name; nothing has been sent yet.
         RequestError: a property cannot be kept.
     """
-    found = Documents()
-    places: dict[tuple[str, ...], str] = {}
-    not_kept, passed_over = [], []
-    for place, document in _documents(files):
-        if isinstance(document, Mapping) and document.get("kind") in SHOWN_ONLY:
-            passed_over.append(place)
-            continue
-        resource = _read(document, place, namespace)
-        for what, same in _claims(resource):
-            first = places.setdefault(same, place)
-            if first != place:
-                reason = f"is {what}, which {_beside(first, place)} has; leave one out"
-                raise ManifestError(path=place, reason=reason)
-        if any((document.get("metadata") or {}).get(name) for name in NOT_KEPT):
-            not_kept.append(place)
-        found.resources.append(resource)
-    if not found.resources:
+    documents = list(_documents(files))
+    passed_over = [place for place, document in documents if _is_shown_only(document)]
+    read = _all_read([pair for pair in documents if not _is_shown_only(pair[1])], namespace)
+    if not read:
         raise ManifestError(path=", ".join(files), reason="holds no resource")
+    _check_once(read)
+    not_kept = [place for place, document in documents if _has_more(document)]
+    found = Documents(resources=[resource for _, resource in read])
     if not_kept:
         found.notes.append(f"labels and annotations are not kept ({_some(not_kept)})")
     if passed_over:
         found.notes.append(f"PEs and Routes are passed over ({_some(passed_over)})")
     return found
+
+
+def _is_shown_only(document: Any) -> bool:
+    return isinstance(document, Mapping) and document.get("kind") in SHOWN_ONLY
+
+
+def _has_more(document: Any) -> bool:
+    return any((document.get("metadata") or {}).get(name) for name in NOT_KEPT)
+
+
+def _all_read(documents: Sequence[tuple[str, Any]], namespace: str) -> list[tuple[str, Resource]]:
+    """Return the resources with their places; tell all faults but the last, and raise that."""
+    found: list[tuple[str, Resource]] = []
+    faults: list[StreambrokerError] = []
+    for place, document in documents:
+        try:
+            found.append((place, _read(document, place, namespace)))
+        except StreambrokerError as error:
+            faults.append(error)
+    for fault in faults[:-1]:
+        tell(fault)
+    if faults:
+        raise faults[-1]
+    return found
+
+
+def _check_once(read: Sequence[tuple[str, Resource]]) -> None:
+    """Refuse two documents for one port, or of one kind and name."""
+    places: dict[tuple[str, ...], str] = {}
+    for place, resource in read:
+        for what, same in _claims(resource):
+            first = places.setdefault(same, place)
+            if first != place:
+                reason = f"is {what}, which {_beside(first, place)} has; leave one out"
+                raise ManifestError(path=place, reason=reason)
 
 
 def _some(places: Sequence[str]) -> str:

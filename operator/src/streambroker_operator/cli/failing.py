@@ -17,6 +17,8 @@ USAGE = 2
 WOULD_CUT = 3
 UNREACHABLE = 4
 INTERRUPTED = 130
+BESIDE = 38
+"""Characters of an expression that are shown on either side of what is wrong."""
 
 _CODES = {
     "Usage": USAGE,
@@ -46,6 +48,7 @@ def tell(error: StreambrokerError) -> None:
     """Write an error to the standard error: a line, and for an expression where it is wrong."""
     remedy = _REMEDIES.get(error.code)
     text = str(error) if remedy is None or remedy in str(error) else f"{error} {remedy}"
+    text = text.replace("choose it with ?namespace=", "choose it with -n")
     code = paint(error.code, "red", sys.stderr)
     lines = [f"streambroker: {code}: {plain(' '.join(text.split()))}"]
     if isinstance(error, RequestError):
@@ -76,7 +79,11 @@ def pointed(text: Any, position: Any) -> list[str]:
     if not isinstance(line, int) or not isinstance(column, int) or not 0 < line <= len(lines):
         return []
     shown = plain(lines[line - 1].replace("\t", " "))
-    return [f"  {shown}", "  " + " " * max(0, column - 1) + "^"]
+    place = max(0, column - 1)
+    start = max(0, place - BESIDE) if len(shown) > 2 * BESIDE else 0
+    before, after = "…" if start else "", "…" if len(shown) > start + 2 * BESIDE else ""
+    part = shown[start : start + 2 * BESIDE]
+    return [f"  {before}{part}{after}", "  " + " " * (place - start + len(before)) + "^"]
 
 
 def with_text(error: RequestError, texts: Mapping[str, object]) -> RequestError:

@@ -13,6 +13,8 @@ from streambroker_operator.cli.calling import TIMEOUT_S, Caller
 from streambroker_operator.cli.failing import UsageError, meant
 
 DEFAULT_URL = "http://127.0.0.1:8470"
+_ELSEWHERE = ("jsonpath", "jsonpath-file", "go-template", "template", "custom-columns")
+"""Outputs that people know from kubectl."""
 OUTPUTS = ("table", "wide", "json", "yaml", "name")
 
 
@@ -34,6 +36,8 @@ def one_of(*words: str) -> Callable[[str], str]:
     """Return a type for an option that takes one of these words."""
 
     def read(text: str) -> str:
+        if text.partition("=")[0] in _ELSEWHERE:
+            raise argparse.ArgumentTypeError(f"{text!r} is not known; use json, and jq to select")
         if text not in words:
             listed = ", ".join(words)
             raise argparse.ArgumentTypeError(f"{text!r} is none of {listed}.{meant(text, words)}")
