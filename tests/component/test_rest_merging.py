@@ -195,3 +195,31 @@ async def test_options_say_what_a_path_takes(rest: Rest) -> None:
     assert resource.headers["Accept-Patch"] == "application/merge-patch+json"
     assert (list_.status, list_.headers["Allow"]) == (204, "GET, HEAD, OPTIONS")
     assert (await rest("OPTIONS", "/nothing")).status == 404
+
+
+async def test_a_resource_does_not_grow_piece_by_piece_beyond_what_a_request_may_have(
+    tmp_path: Path,
+) -> None:
+    async with running_broker(tmp_path / "broker.db") as (_, rest):
+        port = "/job/feed/pe/0/export/grown"
+        await rest("PUT", port, {"properties": {}})
+        statuses = []
+        for number in range(12):
+            value = [f"{number:02d}{item:08d}" for item in range(400)]
+            answer = await rest("PUT", f"{port}/property/p{number}", value)
+            statuses.append(answer.status)
+        whole = await rest("GET", port)
+        again = await rest("PUT", port, whole.body)
+        asked = {**whole.body, "spec": {**whole.body["spec"]}}
+        asked["spec"]["properties"] = {
+            **asked["spec"]["properties"],
+            "more": ["x" * 200 + str(item) for item in range(60)],
+        }
+        forecast = await rest("POST", "/whatif", {"resources": [asked]})
+
+    assert statuses[:9] == [201] * 9
+    assert statuses[-1] == 422
+    assert answer.body["code"] == "ManifestInvalid"
+    assert "bytes as JSON" in answer.body["detail"]
+    assert again.status == 200
+    assert [problem["code"] for problem in forecast.body["problems"]] == ["ManifestInvalid"]

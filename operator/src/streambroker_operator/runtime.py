@@ -31,6 +31,7 @@ from streambroker_core.board import (
     StatusChanged,
     Synced,
 )
+from streambroker_core.errors import StreambrokerError
 from streambroker_core.matching import (
     Refusal,
     expression_problem,
@@ -39,6 +40,7 @@ from streambroker_core.matching import (
 )
 from streambroker_core.model import (
     Export,
+    Import,
     Kind,
     PeKey,
     PortKey,
@@ -47,6 +49,7 @@ from streambroker_core.model import (
     kind_of,
 )
 from streambroker_core.wire import capability, hints
+from streambroker_core.wire.manifest import size_problem
 from streambroker_core.wire.registration import Registered, Registration, derive_key
 from streambroker_core.wire.view import ImportRoute, View, with_capabilities
 from streambroker_operator.answered import Answered
@@ -212,6 +215,7 @@ class Runtime:
         Raises:
             SubscriptionError: the subscription cannot be read.
             FilterError: the filter cannot be read, or can never work.
+            ManifestError: the resource has become too large.
         """
         self._check(resource)
         kind = kind_of(resource)
@@ -234,7 +238,7 @@ class Runtime:
         removed = ExportRemoved if kind == "Export" else ImportRemoved
         self._tell_write(removed(uid=uid, version=version), version)
         cut = tuple(Cut(route=route, reason=f"{kind}Removed") for route in before)
-        stored = Stored(resource=known.resource, version=version)
+        stored = Stored(resource=known.resource, version=version, changed=True)
         self.changes.resource("DELETED", stored)
         return Written(stored=stored, cut=cut)
 
@@ -273,11 +277,11 @@ class Runtime:
         self.changes.settle()
 
     def _check(self, resource: Resource) -> None:
-        if isinstance(resource, Export):
-            return
-        problem = expression_problem(resource.subscription, "subscription")
-        if problem is None:
-            problem = import_filter_problem(resource, self.board.wanted_by(resource))
+        problem: StreambrokerError | None = size_problem(resource)
+        if problem is None and isinstance(resource, Import):
+            problem = expression_problem(resource.subscription, "subscription")
+            if problem is None:
+                problem = import_filter_problem(resource, self.board.wanted_by(resource))
         if problem is not None:
             raise problem.with_traceback(None)
 

@@ -24,6 +24,7 @@ from streambroker_core.matching import (
 )
 from streambroker_core.model import Export, Import, Kind, PortKey, Resource, Route, kind_of, name_of
 from streambroker_core.whatif.overlay import Overlay
+from streambroker_core.wire.manifest import size_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,9 @@ def _refusal(overlay: Overlay, index: int, resource: Resource) -> Problem | None
     taken = None if resource.uid else _taken(overlay, resource)
     if taken is not None:
         return Problem(index=index, code=taken[0], detail=taken[1])
-    fault = None if isinstance(resource, Export) else _fault(overlay, resource)
+    fault: StreambrokerError | None = size_problem(resource)
+    if fault is None and isinstance(resource, Import):
+        fault = _fault(overlay, resource)
     return None if fault is None else Problem(index=index, code=fault.code, detail=str(fault))
 
 

@@ -34,6 +34,7 @@ from streambroker_core.model import (
 )
 from streambroker_core.properties import normalise
 from streambroker_core.schema import Schema, from_items, to_items
+from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.fields import Fields, json_type
 from streambroker_core.wire.quantity import (
     format_duration,
@@ -43,6 +44,8 @@ from streambroker_core.wire.quantity import (
 )
 from streambroker_core.wire.view import CONGESTIONS, POLICIES, STARTS
 
+MAX_SPEC = 48 * 1024
+"""Bytes of a resource's spec as JSON, so that a whole manifest fits into a request."""
 GROUP = "streambroker.io"
 API_VERSION = f"{GROUP}/v1alpha1"
 
@@ -329,6 +332,17 @@ def _created(metadata: Fields) -> float:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
     return moment.timestamp()
+
+
+def size_problem(resource: Resource) -> ManifestError | None:
+    """Return what is wrong with the size of a resource, or None.
+
+    Parts of a resource can be set one by one; whole, it has to go through every door.
+    """
+    size = len(canonical(write_spec(resource)))
+    if size <= MAX_SPEC:
+        return None
+    return ManifestError(path="spec", reason=f"has {size} bytes as JSON; at most {MAX_SPEC}")
 
 
 def write_spec(resource: Resource) -> dict[str, Any]:
