@@ -373,7 +373,7 @@ async def test_a_reader_that_is_too_slow_is_reset_and_closed_and_delays_nobody(
 ) -> None:
     monkeypatch.setattr(changes, "BEHIND", 40)
     deaf = deaf_reader(rest.url)
-    large = {"properties": {f"p{n}": "x" * 2_000 for n in range(25)}}
+    large = {"properties": {f"p{n}": "x" * 2_000 for n in range(20)}}
     told: list[str] = []
     async with following(rest) as stream:
         for number in range(250):
