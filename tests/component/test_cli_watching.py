@@ -88,10 +88,10 @@ async def test_a_route_that_goes_on_with_another_filter_is_shown_with_it(rest: R
         running(rest.url, "watch") as lines,
         running(rest.url, "watch", "routes", "-o", "json") as programs,
     ):
-        await told(lines, rest)
+        await told(rest, lines, programs)
         await rest("PUT", I, IMPORT)
-        await table.line_with("ADDED")
-        await programs.line()
+        await table.line_with("alerts/0/trades")
+        await programs.line_with("alerts/0/trades")
         await rest("PUT", I + "/filter", "price > 20.0")
         row = await table.line()
         line = await lines.line_with("MODIFIED  route")
@@ -108,12 +108,12 @@ async def test_watch_shows_lines_for_people_and_json_for_programs(rest: Rest) ->
         running(rest.url, "watch") as lines,
         running(rest.url, "watch", "routes", "-o", "json") as programs,
     ):
-        await told(lines, rest)
+        await told(rest, lines, programs)
         await rest("PUT", I, IMPORT)
-        import_ = await lines.line_with("import ")
+        import_ = await lines.line_with("import  default/alerts/0/trades")
         added = await lines.line_with("route")
         await rest("PUT", I + "/subscription", {"subscription": "level > 100"})
-        cut = await lines.line_with("DELETED")
+        cut = await lines.line_with("DELETED   route")
         events = [json.loads(await programs.line()) for _ in range(2)]
 
     assert "ADDED     import  default/alerts/0/trades" in import_
@@ -123,16 +123,17 @@ async def test_watch_shows_lines_for_people_and_json_for_programs(rest: Rest) ->
     assert events[1]["reason"] == "SubscriptionFalse"
 
 
-async def told(process: CliProcess, rest: Rest) -> None:
-    """Return once a watching command shows events: it says nothing when it begins."""
-    line = asyncio.ensure_future(process.line())
-    level = 100
-    while not line.done():
-        level += 1
-        await rest("PUT", X + "/property/level", level)
-        await asyncio.wait([line], timeout=0.05)
-    await rest("PUT", X + "/property/level", 1)
-    await process.line_with("MODIFIED")
+async def told(rest: Rest, *processes: CliProcess) -> None:
+    """Return once all of some watching commands show events: they say nothing when they begin."""
+    lines = [asyncio.ensure_future(process.line()) for process in processes]
+    while not all(line.done() for line in lines):
+        await rest("PUT", "/job/alerts/pe/0/import/probe", IMPORT)
+        await rest("DELETE", "/job/alerts/pe/0/import/probe")
+        await asyncio.wait(lines, timeout=0.05)
+    await rest("PUT", "/job/alerts/pe/0/import/last", IMPORT)
+    for process in processes:
+        while "/last" not in (line := await process.line()) or "route" not in line:
+            assert line
 
 
 async def test_watch_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
