@@ -327,8 +327,9 @@ class Net:
     def settle(self, *, hinted: bool) -> None:
         """Let the network be well for one poll period after the last change: all are right.
 
-        A PE that was withdrawn and an agent that begins anew are changes; these are over when the
-        agent has registered, which takes a poll period at most.
+        A PE that was withdrawn and an agent that begins anew are changes, and so is a registration
+        that a restored store has an older one of; these are over when the agent has registered,
+        which takes two polls at most: the first may come just before it is time to.
         """
         badness, self.badness = self.badness, 0.0
         for agent in self.agents:
@@ -336,7 +337,7 @@ class Net:
         for replica in self.replicas:
             replica.catch_up()
         self.calm = True
-        self.advance(POLL_S * JITTER + RETRY_S)
+        self.advance(2 * POLL_S * JITTER + RETRY_S)
         self.flight = self.flight if hinted else []
         while self.flight:
             self.arrive(0, keep=False)

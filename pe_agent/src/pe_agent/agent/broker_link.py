@@ -162,7 +162,7 @@ class BrokerLink:
         self._hosts.key = answer.key
         self._hosts.store.set("key", answer.key.hex())
         self._poll_seconds = float(answer.poll_s)
-        # Said again at each poll: a broker whose file was restored knows an older address.
+        # Said again before long: a broker whose file was restored knows an older address.
         self._register_again = time.monotonic() + self._poll_seconds
 
     def _tell_all_again(self) -> None:
