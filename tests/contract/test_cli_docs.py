@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streambroker_operator.cli import commands, failing
+from streambroker_operator.cli import commands, errors
 from streambroker_operator.cli.addresses import WORDS
 from streambroker_operator.cli.top import HEAD
 
@@ -53,9 +53,9 @@ def test_a_command_and_its_options_are_documented(command: str) -> None:
 def test_every_exit_code_is_documented() -> None:
     section = PAGE.partition("\n## Exit codes\n")[2].partition("\n## ")[0]
     told = {int(found) for found in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
-    known = {failing.OK, failing.REFUSED, failing.USAGE, failing.WOULD_CUT}
+    known = {errors.OK, errors.REFUSED, errors.USAGE, errors.WOULD_CUT}
 
-    assert told == known | {failing.UNREACHABLE, failing.INTERRUPTED}
+    assert told == known | {errors.UNREACHABLE, errors.INTERRUPTED}
 
 
 def test_every_word_for_a_kind_is_documented() -> None:

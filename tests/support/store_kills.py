@@ -30,8 +30,8 @@ from typing import Any
 from streambroker_core.board import Board
 from streambroker_core.matching import ScanMatcher
 from streambroker_core.model import PeKey
-from streambroker_operator.answered import RequestName
 from streambroker_operator.hinting import HintSender
+from streambroker_operator.idempotency import RequestName
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Store
 from support.resources import export_of, import_of, pe, port, registration

@@ -52,10 +52,10 @@ from streambroker_core.wire import capability, hints
 from streambroker_core.wire.manifest import size_problem
 from streambroker_core.wire.registration import Registered, Registration, derive_key
 from streambroker_core.wire.view import ImportRoute, View, with_capabilities
-from streambroker_operator.answered import Answered
 from streambroker_operator.changes import ChangeLog
 from streambroker_operator.errors import RequestError
 from streambroker_operator.hinting import HintSender
+from streambroker_operator.idempotency import Answered
 from streambroker_operator.store import Store, Stored
 
 _log = logging.getLogger("streambroker.matching")

@@ -25,8 +25,8 @@ from streambroker_core.model import Kind, PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.manifest import read_spec, write_spec
 from streambroker_core.wire.registration import Registration
-from streambroker_operator.answered import Answered
 from streambroker_operator.errors import RequestError, StoreError
+from streambroker_operator.idempotency import Answered
 
 FORMAT_VERSION = 1
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pe_agent.asking import PortLink
+from pe_agent.broker_calls import PortLink
 from pe_agent.broker_client import (
     BrokerRefusedError,
     BrokerUnavailableError,

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_operator.cli import failing, following, options, terminal, top
+from streambroker_operator.cli import errors, options, terminal, top
+from streambroker_operator.cli import events as cli_events
 from streambroker_operator.cli.addresses import Target, names_of, read_targets
-from streambroker_operator.cli.explaining import read_pair
-from streambroker_operator.cli.following import Event, differences, follow, read_events
-from streambroker_operator.cli.forecasting import foretold
+from streambroker_operator.cli.events import Event, differences, follow, read_events
+from streambroker_operator.cli.explain import read_pair
+from streambroker_operator.cli.forecast import foretold
 from streambroker_operator.cli.tables import shown, table
 from streambroker_operator.errors import RequestError
 
@@ -73,7 +74,7 @@ def test_words_name_resources(words: list[str], targets: list[Target]) -> None:
 
 @pytest.mark.parametrize("words", [["export", "feed", "0"], ["exprot"], ["a/b"], ["x/y/z/w/v"]])
 def test_words_that_name_nothing_are_wrong_usage(words: list[str]) -> None:
-    with pytest.raises(failing.UsageError):
+    with pytest.raises(errors.UsageError):
         read_targets(words)
 
 
@@ -118,25 +119,25 @@ def test_a_route_is_named_by_its_ends_with_and_without_namespace() -> None:
     ],
 )
 def test_a_failure_has_the_exit_code_of_its_kind(code: str, exit_code: int) -> None:
-    assert failing.exit_code(RequestError(0, code, "x")) == exit_code
+    assert errors.exit_code(RequestError(0, code, "x")) == exit_code
 
 
 def test_a_remedy_for_requests_is_told_as_one_for_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    failing.tell(RequestError(403, "NotYours", "It reads lab: choose it with ?namespace=, or go."))
+    errors.tell(RequestError(403, "NotYours", "It reads lab: choose it with ?namespace=, or go."))
 
     assert "choose it with -n, or go." in capsys.readouterr().err
 
 
 def test_a_failure_is_one_line_whatever_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    failing.tell(RequestError(422, "Bad", "two\nlines and \x1b[31mcolour."))
+    errors.tell(RequestError(422, "Bad", "two\nlines and \x1b[31mcolour."))
 
     assert capsys.readouterr().err == "streambroker: Bad: two lines and �[31mcolour.\n"
 
 
 def test_a_failure_that_users_can_mend_says_how(capsys: pytest.CaptureFixture[str]) -> None:
-    failing.tell(RequestError(401, "TokenMissing", "This broker wants a token."))
+    errors.tell(RequestError(401, "TokenMissing", "This broker wants a token."))
 
     assert "--token-file, or set STREAMBROKER_TOKEN" in capsys.readouterr().err
 
@@ -154,27 +155,27 @@ def test_a_failure_that_users_can_mend_says_how(capsys: pytest.CaptureFixture[st
     ],
 )
 def test_a_caret_stands_under_the_place(text: Any, position: Any, lines: list[str]) -> None:
-    assert failing.pointed(text, position) == lines
+    assert errors.pointed(text, position) == lines
 
 
 def test_only_the_expression_that_a_refusal_is_about_is_shown() -> None:
     error = RequestError(422, "FilterInvalid", "x", facts={"position": {"line": 1, "column": 1}})
-    about = failing.with_text(error, {"subscription": "s", "filter": "f"})
-    other = failing.with_text(RequestError(409, "PortTaken", "x"), {"filter": "f"})
+    about = errors.with_text(error, {"subscription": "s", "filter": "f"})
+    other = errors.with_text(RequestError(409, "PortTaken", "x"), {"filter": "f"})
 
     assert about.facts["text"] == "f"
     assert "text" not in other.facts
 
 
 def test_what_is_far_from_everything_is_not_guessed() -> None:
-    assert failing.meant("exprots", ["exports", "imports"]) == " Did you mean 'exports'?"
-    assert failing.meant("zebra", ["exports", "imports"]) == ""
+    assert errors.meant("exprots", ["exports", "imports"]) == " Did you mean 'exports'?"
+    assert errors.meant("zebra", ["exports", "imports"]) == ""
 
 
 @pytest.mark.parametrize("text", ["two words", "new\nline", "naïve"])
 def test_a_token_that_cannot_be_sent_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMBROKER_TOKEN", text)
-    with pytest.raises(failing.UsageError, match="STREAMBROKER_TOKEN"):
+    with pytest.raises(errors.UsageError, match="STREAMBROKER_TOKEN"):
         options._token(None)
 
 
@@ -425,7 +426,7 @@ class Lists:
 def test_a_broker_without_events_is_asked_for_its_lists_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(following, "POLL_S", 0.0)
+    monkeypatch.setattr(cli_events, "POLL_S", 0.0)
     lists = Lists()
     caller: Any = lists
     events = follow(caller, "default")
@@ -469,7 +470,7 @@ def breaking(text: bytes) -> Iterator[bytes]:
 def test_a_broker_that_is_away_is_waited_for_and_asked_for_what_was_missed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(following, "RETRY_S", 0.0)
+    monkeypatch.setattr(cli_events, "RETRY_S", 0.0)
     flaky = Flaky()
     caller: Any = flaky
     events = follow(caller, "default")

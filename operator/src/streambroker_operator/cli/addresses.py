@@ -8,8 +8,8 @@ from typing import Any
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PortKey, is_resource_name
-from streambroker_operator.cli.calling import Caller, port_path
-from streambroker_operator.cli.failing import UsageError, meant
+from streambroker_operator.cli.client import Caller, port_path
+from streambroker_operator.cli.errors import UsageError, meant
 from streambroker_operator.errors import RequestError
 
 KINDS = ("exports", "imports", "pes", "routes")

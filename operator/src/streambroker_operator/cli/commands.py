@@ -10,20 +10,20 @@ from typing import Any
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_operator.cli import (
-    applying,
-    completing,
-    deleting,
-    describing,
-    explaining,
-    getting,
-    running,
-    setting,
+    apply,
+    completion,
+    delete,
+    describe,
+    explain,
+    get,
+    setters,
     top,
+    up,
 )
-from streambroker_operator.cli.failing import INTERRUPTED, UsageError, exit_code, meant, tell
+from streambroker_operator.cli.errors import INTERRUPTED, UsageError, exit_code, meant, tell
 from streambroker_operator.cli.options import Parser, add_shared
 
-GROUPS = (running, getting, describing, applying, deleting, explaining, setting, top, completing)
+GROUPS = (up, get, describe, apply, delete, explain, setters, top, completion)
 INSTEAD = {
     "create": "`apply` creates, too.",
     "diff": "`whatif` shows what a file would do.",
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words[:1] == [completing.HIDDEN]:
-            return completing.complete(words[1:])
+        if words[:1] == [completion.HIDDEN]:
+            return completion.complete(words[1:])
         _check_command(words)
         try:
             options = _parser().parse_args(words)

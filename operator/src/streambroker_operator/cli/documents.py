@@ -13,7 +13,7 @@ import yaml
 from streambroker_core.errors import ManifestError, PropertyError, StreambrokerError
 from streambroker_core.model import Resource, kind_of
 from streambroker_core.wire.manifest import read_manifest
-from streambroker_operator.cli.failing import UsageError, tell
+from streambroker_operator.cli.errors import UsageError, tell
 from streambroker_operator.cli.plain_yaml import load_all
 from streambroker_operator.errors import RequestError
 

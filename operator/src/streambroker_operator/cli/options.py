@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from streambroker_core.model import DEFAULT_NAMESPACE
-from streambroker_operator.cli.calling import TIMEOUT_S, Caller
-from streambroker_operator.cli.failing import UsageError, meant
+from streambroker_operator.cli.client import TIMEOUT_S, Caller
+from streambroker_operator.cli.errors import UsageError, meant
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 _ELSEWHERE = ("jsonpath", "jsonpath-file", "go-template", "template", "custom-columns")

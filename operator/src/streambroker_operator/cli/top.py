@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from streambroker_operator.cli.addresses import Item, Target, chosen, find, names_of, read_targets
-from streambroker_operator.cli.calling import Caller
-from streambroker_operator.cli.failing import OK, UsageError
+from streambroker_operator.cli.client import Caller
+from streambroker_operator.cli.errors import OK, UsageError
 from streambroker_operator.cli.options import (
     add_everywhere,
     add_output,

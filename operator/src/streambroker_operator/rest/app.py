@@ -13,18 +13,19 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.rest import (
     description,
     events,
-    explaining,
+    explain,
     exports,
     imports,
+    lint,
     lists,
     pe,
     reports,
     resources,
+    whatif,
 )
-from streambroker_operator.rest.answers import problem_answer
-from streambroker_operator.rest.asking import MAX_BODY, RUNTIME
 from streambroker_operator.rest.authentication import TOKENS, audited, authenticate
 from streambroker_operator.rest.conditions import conditional
+from streambroker_operator.rest.idempotency import replay
 from streambroker_operator.rest.limits import (
     GAUGES,
     Gauges,
@@ -35,7 +36,8 @@ from streambroker_operator.rest.limits import (
 from streambroker_operator.rest.lists import SNAPSHOTS, snapshots_of
 from streambroker_operator.rest.parameters import described
 from streambroker_operator.rest.pictures import PICTURES, Pictures
-from streambroker_operator.rest.replay import replay
+from streambroker_operator.rest.requests import MAX_BODY, RUNTIME
+from streambroker_operator.rest.responses import problem_answer
 from streambroker_operator.rest.turns import TURNS, Turns
 from streambroker_operator.runtime import Runtime
 
@@ -45,7 +47,9 @@ PARTS = (
     description.routes,
     lists.routes,
     events.routes,
-    explaining.routes,
+    explain.routes,
+    lint.routes,
+    whatif.routes,
     pe.routes,
     reports.routes,
     resources.routes,
@@ -72,7 +76,7 @@ def create_app(
     app[SNAPSHOTS] = snapshots_of(runtime)
     app[TURNS] = Turns()
     app[PICTURES] = Pictures(runtime)
-    app[explaining.FORECASTS] = explaining.Forecasts(app[GAUGES].limits)
+    app[whatif.FORECASTS] = whatif.Forecasts(app[GAUGES].limits)
     app[reports.REPORTS] = reports.Reports()
     if tokens is not None:
         app[TOKENS] = tokens

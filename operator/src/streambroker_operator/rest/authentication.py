@@ -24,7 +24,7 @@ from streambroker_operator.auth import (
     refused_pe,
 )
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.asking import RUNTIME
+from streambroker_operator.rest.requests import RUNTIME
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.asking import PE
 from streambroker_operator.rest.authentication import PRINCIPAL, TOKENS, is_reading
+from streambroker_operator.rest.requests import PE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -13,9 +13,8 @@ from streambroker_core.model import Kind, PeKey, PortKey, Route
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.hints import Point
 from streambroker_operator.bodies import pe_body, route_body, shown
-from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.asking import RUNTIME, namespace_of
 from streambroker_operator.rest.pictures import PICTURES
+from streambroker_operator.rest.requests import RUNTIME, limit_of, namespace_of
 from streambroker_operator.rest.snapshots import Item, Page, Selection, Snapshots
 from streambroker_operator.rest.turns import who_asks
 from streambroker_operator.runtime import Runtime
@@ -67,7 +66,7 @@ async def _listed(
 ) -> web.Response:
     snapshots = request.app[SNAPSHOTS]
     selection = Selection(what=what, namespace=chosen_namespace(request))
-    limit = _limit(request)
+    limit = limit_of(request, MAX_PAGE)
     now = asyncio.get_running_loop().time()
     token = request.query.get("continue")
     if token is None:
@@ -90,18 +89,6 @@ async def written(page: Page) -> bytes:
         pieces.append(b",".join(canonical(item()) for item in items))
         await asyncio.sleep(0)
     return b"".join((before, b'"items":[', b",".join(pieces), b"]", after))
-
-
-def _limit(request: web.Request) -> int | None:
-    text = request.query.get("limit")
-    if text is None:
-        return None
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    if not 0 < number <= MAX_PAGE:
-        raise RequestError(
-            400, "QueryInvalid", f"limit={text!r} is no whole number from 1 to {MAX_PAGE}."
-        )
-    return number
 
 
 def chosen_namespace(request: web.Request) -> str:

@@ -7,8 +7,10 @@ from aiohttp import web
 from streambroker_core.model import PeKey
 from streambroker_core.wire import registration, view
 from streambroker_core.wire.hints import point_text
-from streambroker_operator.rest.answers import json_answer
-from streambroker_operator.rest.asking import (
+from streambroker_operator.rest.authentication import QUIET, binding, check_withdrawal, seen_by
+from streambroker_operator.rest.conditions import check_tag, tags
+from streambroker_operator.rest.limits import GAUGES
+from streambroker_operator.rest.requests import (
     PE,
     RUNTIME,
     json_body,
@@ -16,9 +18,7 @@ from streambroker_operator.rest.asking import (
     pe_of,
     wait_of,
 )
-from streambroker_operator.rest.authentication import QUIET, binding, check_withdrawal, seen_by
-from streambroker_operator.rest.conditions import check_tag, tags
-from streambroker_operator.rest.limits import GAUGES
+from streambroker_operator.rest.responses import json_answer
 
 __all__ = ["PE", "routes"]
 

@@ -16,12 +16,12 @@ from aiohttp import web
 
 from streambroker_core.model import PeKey, PortKey, Route
 from streambroker_core.wire.fields import Fields
-from streambroker_operator.rest.answers import json_answer, long_answer
-from streambroker_operator.rest.asking import json_body, known_pe
 from streambroker_operator.rest.authentication import QUIET
 from streambroker_operator.rest.lists import LISTS, chosen_namespace
 from streambroker_operator.rest.pe import PE
 from streambroker_operator.rest.pictures import PICTURES
+from streambroker_operator.rest.requests import json_body, known_pe
+from streambroker_operator.rest.responses import json_answer, long_answer
 from streambroker_operator.rest.turns import who_asks
 
 AGAIN_S = 30

@@ -14,10 +14,10 @@ from streambroker_core.wire.fields import Fields, json_type
 from streambroker_core.wire.manifest import read_manifest, read_spec, write_manifest
 from streambroker_core.wire.merge import merged
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.answers import json_answer, resource_body, written_answer
-from streambroker_operator.rest.asking import RUNTIME, json_body, port_of, stored_of
 from streambroker_operator.rest.conditions import check_match, shown_etag
 from streambroker_operator.rest.pe import PE
+from streambroker_operator.rest.requests import RUNTIME, json_body, port_of, stored_of
+from streambroker_operator.rest.responses import json_answer, resource_body, written_answer
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Stored
 

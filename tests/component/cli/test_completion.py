@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from streambroker_operator.cli import completing, main
+from streambroker_operator.cli import completion, main
 from support.brokers import EXPORT, IMPORT, running_broker
 
 SHELLS = ("bash", "zsh", "fish")
@@ -120,7 +120,7 @@ async def test_a_name_that_a_shell_would_run_is_refused_and_a_port_of_odd_letter
 def test_a_broker_that_is_away_or_silent_completes_nothing_and_says_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completing, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(completion, "TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("STREAMBROKER_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert completed(capsys, "get", "exports", "") == []

@@ -9,8 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from streambroker_operator.cli.calling import Caller
-from streambroker_operator.cli.failing import OK
+from streambroker_operator.cli.client import Caller
+from streambroker_operator.cli.errors import OK
 from streambroker_operator.cli.options import add_output, caller_of, one_of, remote
 from streambroker_operator.cli.tables import as_json, as_yaml
 from streambroker_operator.cli.terminal import say

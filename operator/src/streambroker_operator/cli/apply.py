@@ -8,10 +8,10 @@ from typing import Any
 
 from streambroker_core.model import Resource, kind_of
 from streambroker_core.wire.manifest import write_manifest, write_spec
-from streambroker_operator.cli.calling import Caller, port_path
-from streambroker_operator.cli.deleting import named, ports_of
+from streambroker_operator.cli.client import Caller, port_path
+from streambroker_operator.cli.delete import named, ports_of
 from streambroker_operator.cli.documents import read_resources
-from streambroker_operator.cli.failing import (
+from streambroker_operator.cli.errors import (
     OK,
     UsageError,
     exit_code,
@@ -20,7 +20,7 @@ from streambroker_operator.cli.failing import (
     tell,
     with_text,
 )
-from streambroker_operator.cli.forecasting import (
+from streambroker_operator.cli.forecast import (
     add_dry_run,
     add_file,
     add_guard,

@@ -13,8 +13,8 @@ import pytest
 
 from streambroker_core.model import Route
 from streambroker_operator.rest import pictures
-from streambroker_operator.rest.answers import json_answer, long_answer
 from streambroker_operator.rest.pictures import Pictures, drawn
+from streambroker_operator.rest.responses import json_answer, long_answer
 from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.resources import board_of, export_of, import_of

@@ -8,8 +8,8 @@ from typing import Any
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_operator.cli.addresses import SINGULAR, WORDS, address_of, names_of
-from streambroker_operator.cli.calling import Caller
-from streambroker_operator.cli.failing import OK
+from streambroker_operator.cli.client import Caller
+from streambroker_operator.cli.errors import OK
 from streambroker_operator.cli.options import DEFAULT_URL, Parser, add_shared, caller_of
 from streambroker_operator.cli.terminal import say
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from streambroker_operator.answered import KEPT_S, RequestName
 from streambroker_operator.errors import RequestError
+from streambroker_operator.idempotency import KEPT_S, RequestName
 from streambroker_operator.store import Store
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.resources import export_of, port

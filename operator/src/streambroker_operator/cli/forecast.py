@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from streambroker_core.model import PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.manifest import write_manifest, write_spec
-from streambroker_operator.cli.calling import Caller
-from streambroker_operator.cli.failing import (
+from streambroker_operator.cli.client import Caller
+from streambroker_operator.cli.errors import (
     OK,
     REFUSED,
     WOULD_CUT,

@@ -14,10 +14,10 @@ from streambroker_operator.cli.addresses import (
     names_of,
     read_targets,
 )
-from streambroker_operator.cli.calling import Caller
-from streambroker_operator.cli.explaining import explained
-from streambroker_operator.cli.failing import OK, UsageError
-from streambroker_operator.cli.getting import WHAT
+from streambroker_operator.cli.client import Caller
+from streambroker_operator.cli.errors import OK, UsageError
+from streambroker_operator.cli.explain import explained
+from streambroker_operator.cli.get import WHAT
 from streambroker_operator.cli.options import add_everywhere, caller_of, namespace_of, remote
 from streambroker_operator.cli.tables import as_yaml, port_of, short
 from streambroker_operator.cli.terminal import age, paint, plain, say

@@ -19,9 +19,9 @@ from streambroker_operator.cli.addresses import (
     names_of,
     read_targets,
 )
-from streambroker_operator.cli.calling import Caller
-from streambroker_operator.cli.failing import OK
-from streambroker_operator.cli.following import RESET, Event, follow
+from streambroker_operator.cli.client import Caller
+from streambroker_operator.cli.errors import OK
+from streambroker_operator.cli.events import RESET, Event, follow
 from streambroker_operator.cli.options import (
     add_everywhere,
     add_output,

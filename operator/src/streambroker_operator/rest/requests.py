@@ -37,6 +37,23 @@ MAX_WAIT_S = 60.0
 _JSON = ("application/json", "application/merge-patch+json", "application/octet-stream")
 
 
+def limit_of(request: web.Request, most: int) -> int | None:
+    """Return ``?limit=``, from 1 to ``most``; None if it is not given.
+
+    Raises:
+        RequestError: 400, it is something else.
+    """
+    text = request.query.get("limit")
+    if text is None:
+        return None
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if not 0 < number <= most:
+        raise RequestError(
+            400, "QueryInvalid", f"limit={text!r} is no whole number from 1 to {most}."
+        )
+    return number
+
+
 def namespace_of(request: web.Request) -> str:
     """Return the namespace that ``?namespace=`` selects.
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from pe_agent import asking, functions
+from pe_agent import broker_calls, functions
 from pe_agent.functions import Known, Outcome
 from support.agents import free_port
 from support.cutting import Cutter
@@ -294,7 +294,7 @@ def test_3_a_broker_that_never_was_there(world: World, setter: Setter) -> None:
 def test_3_a_broker_that_hangs_does_not_hold_a_getter_for_long(
     world: World, setter: Setter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(broker_calls, "READ_SECONDS", 0.3)
     port = world.followed(setter.kind, world.declare(setter.kind, **setter.spec))
     value = setter.get(world.pe, port).value
     hung = Cutter(world.broker.url)
@@ -312,7 +312,7 @@ def test_3_a_broker_that_hangs_does_not_hold_a_getter_for_long(
 def test_3_a_change_whose_answer_never_comes_is_not_known_to_be_done(
     world: World, setter: Setter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "LOST_SECONDS", 0.5)
+    monkeypatch.setattr(broker_calls, "LOST_SECONDS", 0.5)
     port = world.declare(setter.kind, **setter.spec)
     cutter = Cutter(world.broker.url)
     cutter.cuts = 1000

@@ -10,11 +10,11 @@ from streambroker_core.model import PortKey
 from streambroker_core.properties import normalise
 from streambroker_core.wire.fields import Fields
 from streambroker_operator.cli.addresses import WORDS, find_port, suggested
-from streambroker_operator.cli.calling import Caller, port_path
+from streambroker_operator.cli.client import Caller, port_path
 from streambroker_operator.cli.documents import check_value, read_value
-from streambroker_operator.cli.explaining import explained
-from streambroker_operator.cli.failing import OK, UsageError, note, with_text
-from streambroker_operator.cli.forecasting import routes_text
+from streambroker_operator.cli.errors import OK, UsageError, note, with_text
+from streambroker_operator.cli.explain import explained
+from streambroker_operator.cli.forecast import routes_text
 from streambroker_operator.cli.options import caller_of, remote
 from streambroker_operator.cli.tables import properties_text, short
 from streambroker_operator.cli.terminal import flat, say

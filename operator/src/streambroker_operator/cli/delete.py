@@ -9,10 +9,10 @@ from typing import Any
 
 from streambroker_core.model import PeKey, PortKey, Resource, kind_of, name_of
 from streambroker_operator.cli.addresses import Target, find, find_port, read_targets, suggested
-from streambroker_operator.cli.calling import Caller, pe_path, port_path
+from streambroker_operator.cli.client import Caller, pe_path, port_path
 from streambroker_operator.cli.documents import read_resources
-from streambroker_operator.cli.failing import OK, UsageError, exit_code, note, tally, tell
-from streambroker_operator.cli.forecasting import (
+from streambroker_operator.cli.errors import OK, UsageError, exit_code, note, tally, tell
+from streambroker_operator.cli.forecast import (
     add_dry_run,
     add_file,
     barred,

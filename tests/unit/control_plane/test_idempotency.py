@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streambroker_operator import answered
-from streambroker_operator.answered import Answered, Known, RequestName
+from streambroker_operator import idempotency
+from streambroker_operator.idempotency import Answered, Known, RequestName
 
 
 @pytest.fixture
@@ -51,14 +51,14 @@ def test_changes_are_flushed_as_before_after_an_answer_could_not_be_kept(
 def test_of_more_answers_than_there_is_room_for_only_that_they_were_done_is_kept(
     db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answered, "MAX_BYTES", 250)
+    monkeypatch.setattr(idempotency, "MAX_BYTES", 250)
     missing = Known(digest="", version=None, status=0, headers={}, body=b"")
     now = [1000.0]
     kept = Answered(db, lambda: now[0])
     for id_ in ("a", "b", "c"):
         kept.keep(named(id_), 200, {}, b"x" * 100)
     statuses = {id_: (kept.find(named(id_)) or missing).status for id_ in ("a", "b", "c")}
-    now[0] += answered.KEPT_S
+    now[0] += idempotency.KEPT_S
     kept.keep(named("d"), 200, {}, b"x" * 100)
 
     assert statuses == {"a": 200, "b": 200, "c": None}

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import yaml
 
-from streambroker_operator.cli import calling
+from streambroker_operator.cli import client
 from streambroker_operator.rest.limits import Limits
 from streambroker_operator.serving import Broker
 from support.brokers import Rest, running_broker
@@ -129,7 +129,7 @@ async def test_a_list_is_read_whole_though_the_broker_answers_in_pages(cli: Cli)
     for number in range(7):
         await cli.rest("PUT", f"/job/many/pe/0/export/p{number}", {"streamId": f"s{number}"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calling, "PAGE", 3)
+        patch.setattr(client, "PAGE", 3)
         _, out, _ = await cli("get", "exports", "-o", "name")
 
     assert len(out.splitlines()) == 8
@@ -272,7 +272,7 @@ async def test_a_broker_that_says_later_is_asked_again(
             cli = Cli(Rest(broker.url, session), capsys, tmp_path)
             applied = await cli("apply", "-f", str(cli.file))
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(calling, "PATIENCE_S", 0.0)
+                patch.setattr(client, "PATIENCE_S", 0.0)
                 refused = await cli("apply", "-f", str(cli.file))
     finally:
         await broker.stop()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streambroker_operator.cli.addresses import KINDS
-from streambroker_operator.cli.calling import Caller
+from streambroker_operator.cli.client import Caller
 from streambroker_operator.errors import RequestError
 
 POLL_S = 2.0

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from streambroker_core.whatif import Forecast, forecast
-from streambroker_operator.rest import explaining
+from streambroker_operator.rest import whatif
 from streambroker_operator.rest.limits import Limits
 from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
@@ -227,7 +227,7 @@ async def test_a_what_if_keeps_nobody_waiting_and_is_of_one_moment(
         assert answered.wait(10.0)
         return forecast(*arguments, **named)
 
-    monkeypatch.setattr(explaining, "forecast", slow)
+    monkeypatch.setattr(whatif, "forecast", slow)
     gone = {"delete": [{"kind": "Export", "job": "feed", "port": "trades"}]}
     asked = asyncio.create_task(pair("POST", "/whatif", gone))
     await asyncio.to_thread(begun.wait, 10.0)
@@ -266,7 +266,7 @@ async def test_what_ifs_of_one_principal_are_not_counted_for_another(guarded: Re
 async def test_a_what_if_of_too_much_is_ended(
     pair: Rest, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(explaining, limit, -1)
+    monkeypatch.setattr(whatif, limit, -1)
     answer = await pair("POST", "/whatif", {"resources": [manifest("Import", "a", "p", **IMPORT)]})
 
     assert (answer.status, answer.code) == (422, "ForecastTooLarge")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from streambroker_operator.cli.addresses import WORDS, find_port
-from streambroker_operator.cli.calling import Caller
-from streambroker_operator.cli.failing import OK, REFUSED, UsageError
+from streambroker_operator.cli.client import Caller
+from streambroker_operator.cli.errors import OK, REFUSED, UsageError
 from streambroker_operator.cli.options import (
     add_everywhere,
     add_output,

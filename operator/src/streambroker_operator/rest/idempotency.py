@@ -12,12 +12,12 @@ from aiohttp import web
 
 from streambroker_core.model import Kind
 from streambroker_core.wire.canonical import canonical
-from streambroker_operator.answered import Known, RequestName
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.answers import written_answer
-from streambroker_operator.rest.asking import RUNTIME, port_of, raw_body
+from streambroker_operator.idempotency import Known, RequestName
 from streambroker_operator.rest.authentication import PRINCIPAL, is_reading
+from streambroker_operator.rest.requests import RUNTIME, port_of, raw_body
 from streambroker_operator.rest.resources import PORTS
+from streambroker_operator.rest.responses import written_answer
 from streambroker_operator.runtime import Written
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
