@@ -29,19 +29,22 @@ _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _KINDS = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
 
 
-def contradiction(node: tree.Predicate, *, integers: frozenset[str] = frozenset()) -> str | None:
+def contradiction(
+    node: tree.Predicate, *, integers: frozenset[str] = frozenset(), nan: bool = False
+) -> str | None:
     """Return why nothing can make a tree true; None if something may.
 
     Args:
         node: the tree.
         integers: names that only have integral values, as integer columns do.
+        nan: whether other names may have NaN, as columns of rows do, and properties do not.
     """
     ways = _ways(node, wanted=True)
     if ways is None or sum(map(len, ways)) > MAX_NEEDED:
         return None
     reasons: dict[str, None] = {}
     for way in ways:
-        reason = _barred(way, integers)
+        reason = _barred(way, integers, nan=nan)
         if reason is None:
             return None
         reasons.setdefault(reason)
@@ -82,7 +85,7 @@ def _joined(parts: list[list[_Way]]) -> list[_Way] | None:
 # ---- one way -----------------------------------------------------------------------------------
 
 
-def _barred(way: _Way, integers: frozenset[str]) -> str | None:
+def _barred(way: _Way, integers: frozenset[str], *, nan: bool) -> str | None:
     """Return why the predicates of a way cannot all have their values, or None."""
     needed = sorted(way, key=lambda one: one[0].at)
     return (
@@ -91,7 +94,7 @@ def _barred(way: _Way, integers: frozenset[str]) -> str | None:
         or _absent(needed)
         or _kinds(needed)
         or _candidates(needed)
-        or _ranges(needed, integers)
+        or _ranges(needed, integers, nan=nan)
     )
 
 
@@ -251,8 +254,12 @@ class _Bound:
     by: _Needed
 
 
-def _ranges(needed: list[_Needed], integers: frozenset[str]) -> str | None:
-    """Look for values that would have to be above one number or text and below a lower one."""
+def _ranges(needed: list[_Needed], integers: frozenset[str], *, nan: bool) -> str | None:
+    """Look for values that would have to be above one number or text and below a lower one.
+
+    No order holds of NaN, so that `!(a < 5) && !(a > 3)` is true of it.
+    """
+    ordered = {*integers, *_numbers(needed)}
     lows: dict[str, _Bound] = {}
     highs: dict[str, _Bound] = {}
     banned: dict[str, list[tuple[Any, _Needed]]] = {}
@@ -270,12 +277,22 @@ def _ranges(needed: list[_Needed], integers: frozenset[str]) -> str | None:
             banned.setdefault(subject, []).append((asked.value, one))
     for subject in lows.keys() & highs.keys():
         low, high = lows[subject], highs[subject]
+        if nan and subject not in ordered and not isinstance(low.value, str):
+            continue
         if _comparable(low.value, high.value) and _empty(low, high, subject in integers):
             return _exclude(low.by, high.by)
         for value, one in banned.get(subject, ()):
             if low.value == high.value == value:
                 return _exclude(low.by, one)
     return None
+
+
+def _numbers(needed: list[_Needed]) -> Iterator[str]:
+    """Yield what cannot be NaN, as a comparison of it has to be true that is not of NaN."""
+    for atom, wanted in needed:
+        asked = _comparison(atom, wanted)
+        if asked is not None and (asked.op == "==" or (wanted and asked.op != "!=")):
+            yield print_tree(asked.subject)
 
 
 def _comparable(one: Any, other: Any) -> bool:
