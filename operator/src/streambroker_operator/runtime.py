@@ -33,7 +33,6 @@ from streambroker_core.board import (
 )
 from streambroker_core.model import (
     Export,
-    Import,
     Kind,
     PeKey,
     PortKey,

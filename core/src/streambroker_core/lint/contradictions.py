@@ -255,19 +255,11 @@ class _Bound:
 
 
 def _ranges(needed: list[_Needed], integers: frozenset[str], *, nan: bool) -> str | None:
-    """Look for values that would have to be above one number or text and below a lower one.
-
-    No order holds of NaN, so that `!(a < 5) && !(a > 3)` is true of it.
-    """
-    ordered = {*integers, *_numbers(needed)}
+    """Look for values that would have to be above one number or text and below a lower one."""
     lows: dict[str, _Bound] = {}
     highs: dict[str, _Bound] = {}
     banned: dict[str, list[tuple[Any, _Needed]]] = {}
-    for one in needed:
-        asked = _comparison(*one)
-        if asked is None or isinstance(asked.value, bool):
-            continue
-        subject = print_tree(asked.subject)
+    for subject, asked, one in _ordered(needed, integers, nan=nan):
         bound = _Bound(value=asked.value, strict=asked.op in ("<", ">"), by=one)
         if asked.op in (">", ">=", "=="):
             lows[subject] = _tighter(lows.get(subject), bound, 1)
@@ -277,8 +269,6 @@ def _ranges(needed: list[_Needed], integers: frozenset[str], *, nan: bool) -> st
             banned.setdefault(subject, []).append((asked.value, one))
     for subject in lows.keys() & highs.keys():
         low, high = lows[subject], highs[subject]
-        if nan and subject not in ordered and not isinstance(low.value, str):
-            continue
         if _comparable(low.value, high.value) and _empty(low, high, subject in integers):
             return _exclude(low.by, high.by)
         for value, one in banned.get(subject, ()):
@@ -287,12 +277,25 @@ def _ranges(needed: list[_Needed], integers: frozenset[str], *, nan: bool) -> st
     return None
 
 
-def _numbers(needed: list[_Needed]) -> Iterator[str]:
-    """Yield what cannot be NaN, as a comparison of it has to be true that is not of NaN."""
-    for atom, wanted in needed:
-        asked = _comparison(atom, wanted)
-        if asked is not None and (asked.op == "==" or (wanted and asked.op != "!=")):
-            yield print_tree(asked.subject)
+def _ordered(
+    needed: list[_Needed], integers: frozenset[str], *, nan: bool
+) -> Iterator[tuple[str, _Asked, _Needed]]:
+    """Yield the comparisons of what is not NaN, with what they compare.
+
+    No order holds of NaN, so `!(a < 5) && !(a > 3)` is true of it, unless something else is
+    asked of `a` that is not.
+    """
+    found = [(one, asked) for one in needed if (asked := _comparison(*one)) is not None]
+    never = {
+        print_tree(asked.subject)
+        for (_, wanted), asked in found
+        if asked.op == "==" or (wanted and asked.op != "!=")
+    }
+    for one, asked in found:
+        subject = print_tree(asked.subject)
+        ordered = not nan or isinstance(asked.value, str) or subject in never | integers
+        if ordered and not isinstance(asked.value, bool):
+            yield subject, asked, one
 
 
 def _comparable(one: Any, other: Any) -> bool:

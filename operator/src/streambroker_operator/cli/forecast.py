@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from streambroker_core.model import Resource, kind_of
+from streambroker_core.model import Resource
 from streambroker_core.whatif import Removal
 from streambroker_core.wire.manifest import write_manifest, write_spec
 from streambroker_operator.cli.client import Caller

@@ -28,7 +28,7 @@ from streambroker_operator.runtime import Applied
 
 MAX_FORECAST_S = 1.0
 """For how long the forecast of several changes may keep everybody waiting, in seconds."""
-MAX_COUNT = 1_000_000_000
+MAX_COUNT = 999_999_999
 
 _STATE = ("NameTaken", "PortTaken", "UnknownPort")
 """What is wrong with a change because of what is there; everything else is wrong in itself."""

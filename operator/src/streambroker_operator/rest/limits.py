@@ -85,7 +85,6 @@ class Buckets:
             self._levels.popitem(last=False)
         return wait
 
-
     def charge(self, who: str, tokens: int) -> None:
         """Take more out for what was let through; it is owed until so many have come in.
 
