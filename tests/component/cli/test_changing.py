@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from streambroker_operator.cli import forecast, main
+from streambroker_operator.rest import whatif
 from support.brokers import Rest, running_broker
 from support.commands import DOCUMENTS, Cli
 
@@ -264,6 +265,41 @@ async def test_a_file_with_more_documents_than_a_what_if_takes_is_applied(
     assert (code, out.count("created"), asked) == (0, 4, 2)
     assert "takes at most 3 changes, these are 4" in err
     assert "4 changes are too many to make at once; they go in 4 parts of at most 1,000" in told
+
+
+async def test_what_concerns_too_many_routes_goes_in_halves_unless_they_are_counted(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whatif, "MAX_ROUTES", -1)
+    guarded = await cli("apply", "-f", str(cli.file), "--max-removed", "0")
+    before = await names(cli.rest, "exports")
+    code, out, err = await cli("apply", "-f", str(cli.file))
+
+    assert (guarded[0], before) == (1, [])
+    assert "ForecastTooLarge" in guarded[2]
+    assert (code, out.count("created")) == (0, 2)
+    assert err == (
+        "streambroker: note: 2 changes concern too many routes to be made at once; 1 go\n"
+    )
+
+
+async def test_of_a_set_whose_answer_is_lost_it_is_said_that_it_was_made(cli: Cli) -> None:
+    many = written(cli, "many.yaml", "".join(map(export_of, range(100))))
+    with between(cli.rest.url, lambda number, _: number == 1) as (url, asked):
+        code, out, err = await cli("apply", "-f", many, url=url)
+
+    assert (code, err, len(asked)) == (0, "", 2)
+    assert out.startswith("done; what it did to routes ")
+    assert len(await names(cli.rest, "exports")) == 100
+
+
+async def test_a_renamed_property_cuts_nothing_if_both_ends_are_in_one_file(applied: Cli) -> None:
+    text = DOCUMENTS.replace("{kind: trade", "{type: trade").replace("'kind == ", "'type == ")
+    file = written(applied, "b.yaml", text)
+    code, out, _ = await applied("apply", "-f", file, "--max-removed", "0")
+
+    assert code == 0
+    assert out.splitlines()[-1] == "0 added, 0 cut, 1 kept, 0 changed"
 
 
 async def test_a_guard_that_holds_says_so_on_the_standard_error(applied: Cli) -> None:

@@ -169,12 +169,16 @@ def test_a_set_of_writes_that_fails_leaves_nothing_behind(tmp_path: Path) -> Non
     uids = iter(["one", "two", "two", "three"])
     store = Store(path, new_uid=lambda: next(uids))
     first = store.put(export_of("feed/a"))
-    with pytest.raises(Exception, match="UNIQUE"), store.transaction():
-        store.put(export_of("feed/a", properties={"kind": "quote"}))
-        store.put(export_of("feed/b"))
-        store.delete("Export", port("feed/a"))
-        store.put(export_of("feed/c"))
 
+    def change() -> None:
+        with store.transaction():
+            store.put(export_of("feed/a", properties={"kind": "quote"}))
+            store.put(export_of("feed/b"))
+            store.delete("Export", port("feed/a"))
+            store.put(export_of("feed/c"))
+
+    with pytest.raises(Exception, match="UNIQUE"):
+        change()
     known = store.get("Export", port("feed/a"))
     assert (known and known.resource, store.version) == (first.resource, 1)
     assert [stored.resource.key for stored in store.resources("Export")] == [port("feed/a")]

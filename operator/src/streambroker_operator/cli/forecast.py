@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -143,15 +144,22 @@ def _proposal(resources: Sequence[Resource], deleted: Sequence[Removal]) -> dict
 
 def apply_all(caller: Caller, options: argparse.Namespace, resources: Sequence[Resource]) -> int:
     """Apply resources, as many at once as the broker takes; stop at what is refused."""
-    parts = list(_parts_of(resources))
+    parts = deque(_parts_of(resources))
     check_parts(options, parts)
     done = 0
-    for part in parts:
+    while parts:
+        part = parts.popleft()
         try:
             change_all(caller, options, part, [])
         except RequestError as error:
-            return told(error, part, "applied", done, len(resources))
-        done += len(part)
+            large = error.code == "ForecastTooLarge" and options.max_removed is None
+            if not large or len(part) == 1:
+                return told(error, part, "applied", done, len(resources))
+            half = len(part) // 2
+            parts.extendleft((part[half:], part[:half]))
+            note([f"{len(part):,} changes concern too many routes to be made at once; {half:,} go"])
+        else:
+            done += len(part)
     return OK
 
 
