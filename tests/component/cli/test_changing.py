@@ -279,7 +279,7 @@ async def test_what_concerns_too_many_routes_goes_in_halves_unless_they_are_coun
     assert "ForecastTooLarge" in guarded[2]
     assert (code, out.count("created")) == (0, 2)
     assert err == (
-        "streambroker: note: 2 changes concern too many routes to be made at once; 1 go\n"
+        "streambroker: note: 2 changes concern too many routes at once; they go in halves\n"
     )
 
 

@@ -13,6 +13,7 @@ from streambroker_operator.cli.client import Caller, pe_path
 from streambroker_operator.cli.documents import read_resources
 from streambroker_operator.cli.errors import OK, UsageError, exit_code, note, tally, tell
 from streambroker_operator.cli.forecast import (
+    ABSENT,
     MOST,
     add_dry_run,
     add_file,
@@ -29,9 +30,6 @@ from streambroker_operator.errors import RequestError
 RESOURCE = "KIND/NAME | KIND NAME… | KIND JOB PE PORT"
 KIND_WORDS: dict[str, Kind] = {"exports": "Export", "imports": "Import"}
 NAME_ONE = "Name one export, import or PE: `export|import JOB PE PORT`, export/NAME, or pe/JOB/PE."
-
-_ABSENT = ("UnknownPort", "PortTaken")
-"""Why a deletion is refused: there is nothing, or something else."""
 
 
 def add(commands: Any) -> None:
@@ -79,7 +77,7 @@ def _of_words(caller: Caller, options: argparse.Namespace) -> tuple[list[Removal
         else:
             removals += ports
             pes += whole
-    return removals, pes
+    return list(dict.fromkeys(removals)), list(dict.fromkeys(pes))
 
 
 def named(words: Sequence[str]) -> list[Target]:
@@ -143,7 +141,7 @@ def _delete_ports(caller: Caller, options: argparse.Namespace, removals: Sequenc
 def _passed_over(error: RequestError) -> set[int]:
     """Return the places of what is not there, where nothing else was wrong."""
     problems = refused_in(error)
-    if any(problem["code"] not in _ABSENT for problem in problems):
+    if any(problem["code"] not in ABSENT for problem in problems):
         return set()
     note(f"{p['detail'].rstrip('.')}; it stays" for p in problems if p["code"] == "PortTaken")
     return {problem["index"] for problem in problems}

@@ -35,6 +35,8 @@ MOST_BYTES = 900_000
 """Bytes of the documents of one request; the broker takes 1 MiB in all."""
 SHOWN = 20
 """Refusals that are told one by one."""
+ABSENT = ("UnknownPort", "PortTaken")
+"""Why a deletion is refused: there is nothing, or something else."""
 
 _PLACE = re.compile(r"at line (?P<line>\d+), column (?P<column>\d+)")
 _COLOURS: dict[str, Colour] = {"+": "green", "-": "red", "~": "yellow", "!": "red", "?": "yellow"}
@@ -110,8 +112,8 @@ def foretell(
         say(as_yaml([answer]))
     else:
         say(painted(answer["text"], "nothing was applied"))
-    passed_over = "UnknownPort" if getattr(options, "ignore_not_found", False) else ""
-    if any(p["refused"] and p["code"] != passed_over for p in answer["problems"]):
+    passed_over = ABSENT if getattr(options, "ignore_not_found", False) else ()
+    if any(p["refused"] and p["code"] not in passed_over for p in answer["problems"]):
         return REFUSED
     return OK if len(answer["cut"]) <= (options.max_removed or 0) else WOULD_CUT
 
@@ -157,7 +159,7 @@ def apply_all(caller: Caller, options: argparse.Namespace, resources: Sequence[R
                 return told(error, part, "applied", done, len(resources))
             half = len(part) // 2
             parts.extendleft((part[half:], part[:half]))
-            note([f"{len(part):,} changes concern too many routes to be made at once; {half:,} go"])
+            note([f"{len(part):,} changes concern too many routes at once; they go in halves"])
         else:
             done += len(part)
     return OK

@@ -50,8 +50,8 @@ async def apply(request: web.Request) -> web.Response:
         applied = request.app[RUNTIME].apply(
             proposed.proposal,
             partial(_check, proposed, most),
-            # A single change may be as large as the same change by itself.
-            bounded(MAX_FORECAST_S if changes > 1 else float("inf")),
+            # A single change may concern as much as it may by itself.
+            bounded(MAX_FORECAST_S) if changes > 1 else lambda routes: None,
         )
     return await asyncio.to_thread(_answer, proposed, applied)
 
