@@ -299,7 +299,7 @@ def codes() -> set[str]:
 
 
 def _codes_of(node: ast.AST) -> Iterator[str]:
-    """Yield the X of ``code = "X"`` and of the errors that are given it, as ``TakenError("X", …)``."""
+    """Yield the X of ``code = "X"`` and of errors that are given it, as ``TakenError("X", …)``."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         names = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(name, ast.Name) and name.id == "code" for name in names):
