@@ -30,7 +30,7 @@ from typing import Any
 
 from streambroker_core.board import Board
 from streambroker_core.matching import ScanMatcher
-from streambroker_core.model import PeKey
+from streambroker_core.model import PeKey, Resource
 from streambroker_core.whatif import Forecast, Proposal, Removal
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.idempotency import RequestName
@@ -63,7 +63,7 @@ def _named(store: Store, runtime: Runtime) -> None:
 
 
 def _together(store: Store, runtime: Runtime) -> None:
-    made = [
+    made: list[Resource] = [
         export_of("feed/trades", properties={"kind": "quote"}),
         import_of(subscription='kind == "quote"'),
         export_of("more/trades"),

@@ -283,14 +283,17 @@ async def test_too_much_at_once_is_refused_but_never_a_single_change(
     assert single.status == 200
 
 
-async def test_a_set_has_the_size_that_a_what_if_may_have(rest: Rest) -> None:
+async def test_a_set_has_the_size_that_a_what_if_may_have(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     many = [
         manifest("Export", f"job-{number}", "p", properties={"text": "x" * 200})
         for number in range(300)
     ]
     answer = await rest("POST", "/apply", {"resources": many}, Request_Id="many")
     long = await rest("POST", "/apply", {"resources": many * 4})
-    longer = await rest("POST", "/apply", data=b" " * (1024 * 1024 + 1), Request_Id="longer")
+    monkeypatch.setattr("streambroker_operator.rest.app.MAX_PROPOSAL", 100_000)
+    longer = await rest("POST", "/apply", data=b" " * 100_001, Request_Id="longer")
 
     assert (answer.status, len(answer.body["results"])) == (200, 300)
     assert (long.status, long.code) == (422, "ManifestInvalid")
