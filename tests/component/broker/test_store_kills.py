@@ -23,7 +23,7 @@ from support.brokers import EXPORT, IMPORT, BrokerProcess, Rest
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
 AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://h:1", "hint": None}
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -49,6 +49,7 @@ def test_a_kill_between_any_two_steps_leaves_all_of_a_write_or_nothing(memory: P
 
     assert min(kills.values()) >= 5
     assert kills["create an export"] >= 30
+    assert kills["change a set at once, by name"] >= 60
 
 
 @pytest.mark.timeout(600)
@@ -113,6 +114,11 @@ WRITES: list[tuple[str, str, Any]] = [
     ("DELETE", X, None),
     ("PUT", "/job/feed/pe/0", {**AGENT, "location": "grpc+tcp://h:2"}),
     ("PUT", "/job/new/pe/0", AGENT),
+    (
+        "POST",
+        "/apply",
+        {"resources": [], "delete": [{"kind": "Export", "job": "feed", "port": "trades"}]},
+    ),
 ]
 
 

@@ -184,7 +184,11 @@ async def test_a_what_if_tells_what_a_change_would_cut_and_changes_nothing(pair:
         (0, "ManifestInvalid"),
         (3, "UnknownPort"),
     ]
-    assert answer.body["text"].splitlines()[-1] == "2 added, 1 cut, 0 changed, 0 kept"
+    assert [p["change"] for p in answer.body["problems"]] == [
+        "resource 0",
+        "delete import default/nobody/0/p",
+    ]
+    assert answer.body["text"].splitlines()[-1] == "2 added, 1 cut, 0 kept, 0 changed"
     assert (await pair("GET", "/routes")).body == before
 
 
@@ -492,7 +496,7 @@ async def test_nobody_is_told_what_a_change_does_where_they_do_not_read(guarded:
 
 # ---- the page ----------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[2] / "docs/explain.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/explain.md").read_text()
 CONSOLE = re.findall(r"^```console\n\$ streambroker (.*)\n((?:.*\n)*?)```$", PAGE, re.MULTILINE)
 
 
