@@ -55,13 +55,13 @@ def _status_body(status: Status) -> dict[str, Any]:
 def pe_body(board: Board, pe: PeKey) -> dict[str, Any]:
     """Return a PE: where its agent is, and the names of its ports."""
     registration = board.registration(pe)
-    view = board.view(pe)
+    exports, imports = board.ports(pe)
     return {
         "namespace": pe.namespace,
         "job": pe.job,
         "pe": pe.pe,
         "location": None if registration is None else registration.location,
-        "version": None if view is None else view.version,
-        "exports": [] if view is None else sorted(view.exports),
-        "imports": [] if view is None else sorted(view.imports),
+        "version": board.version(pe),
+        "exports": exports,
+        "imports": imports,
     }

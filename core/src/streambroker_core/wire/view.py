@@ -6,6 +6,7 @@ written by hand is read by the same `decode`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -25,13 +26,14 @@ from streambroker_core.model import (
     is_label,
 )
 from streambroker_core.schema import Schema, from_items, to_items
-from streambroker_core.wire.canonical import digest
+from streambroker_core.wire.canonical import canonical, digest
 from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.hints import Point
 
 VIEW_VERSION = 1
 MAX_REFUSED = 20
 """How many refused pairs a view shows per import."""
+MARKS = 1 << 256
 
 _LARGEST = (1 << 64) - 1
 _TEXT = 8192
@@ -157,17 +159,41 @@ class View:
 
 
 def seal(view: View) -> View:
-    """Return the view with the version that belongs to its content.
+    """Return the view with the version that belongs to its content."""
+    marks = {
+        name: sum(mark_of(route) for route in port.routes) % MARKS
+        for name, port in view.exports.items()
+    }
+    return replace(view, version=version_of(view, marks))
+
+
+def version_of(view: View, marks: Mapping[str, int]) -> str:
+    """Return the version that belongs to a view's content.
 
     Capabilities do not count: the broker fills them in for one reader at a
     time, and each is a function of the route and its issuer, which do count.
+
+    Args:
+        view: the routes of its exports are not looked at.
+        marks: what stands for these, by port: the sum of their `mark_of`, modulo `MARKS`.
     """
     body = encode(view)
     del body["point"], body["version"]
+    for name, mark in marks.items():
+        body["exports"][name]["routes"] = f"{mark:x}"
     for name, port in view.imports.items():
         for route, shown in zip(port.routes, body["imports"][name]["routes"], strict=True):
             shown["capability"] = route.issuer or route.capability
-    return replace(view, version=digest(body))
+    return digest(body)
+
+
+def mark_of(route: ExportRoute) -> int:
+    """Return a number that stands for a route, below `MARKS`.
+
+    Whoever adds or takes away one route of thousands needs not look at the others.
+    """
+    told = canonical([str(route.import_), route.uid, route.filter, route.policy])
+    return int.from_bytes(hashlib.sha256(told).digest(), "big")
 
 
 def with_capabilities(view: View, sign: Callable[[PortKey, ImportRoute], str | None]) -> View:

@@ -157,7 +157,15 @@ def seen_by(request: web.Request, view: View | None) -> View | None:
     if view is None or request[CALLER].owns(view.pe.namespace, view.pe.job):
         return view
     bare = with_capabilities(view, lambda _port, _route: None)
-    return replace(bare, version=f"{view.version}.bare")
+    version = version_seen_by(request, view.pe, view.version)
+    return replace(bare, version=version or "")
+
+
+def version_seen_by(request: web.Request, pe: PeKey, version: str | None) -> str | None:
+    """Return the version of a view as the caller may see it."""
+    if version is None or request[CALLER].owns(pe.namespace, pe.job):
+        return version
+    return f"{version}.bare"
 
 
 def binding(request: web.Request, pe: PeKey, registration: Registration) -> str | None:

@@ -96,7 +96,7 @@ def known_pe(request: web.Request) -> PeKey:
         pe = pe_of(request)
     except ManifestError:
         pe = None
-    if pe is None or request.app[RUNTIME].board.view(pe) is None:
+    if pe is None or request.app[RUNTIME].board.version(pe) is None:
         raise RequestError(
             404,
             "UnknownPE",
