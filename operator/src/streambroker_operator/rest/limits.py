@@ -2,7 +2,8 @@
 
 What agents repeat by themselves (asking for views, registering, reporting) counts
 with the reads: thousands of agents behind one address are no misuse. A registration
-that is new or another one is written, and counts as a change, too.
+that is new or another one is written, and counts as a change of its job, too. Wrong tokens
+are counted apart, so that nobody who guesses takes anything from the agents beside them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from streambroker_core.board import Board
+from streambroker_core.model import Kind, PeKey, PortKey
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.authentication import PRINCIPAL, TOKENS, is_reading
 from streambroker_operator.rest.requests import PE
@@ -31,17 +34,22 @@ class Limits:
     """What a broker lets one address, and one principal, ask for.
 
     Attributes:
-        writes_per_s: changes per second, lasting.
-        write_burst: changes at once.
+        writes_per_s: changes per second, lasting; registrations of one job likewise.
+        write_burst: changes at once; registrations of one job likewise.
         reads_per_s: reads, and what agents repeat, per second, lasting.
         read_burst: the same at once.
         forecasts_per_s: what-ifs per second, lasting, of one principal, or of one address
             where nobody is asked who they are.
         forecast_burst: the same at once.
+        refusals_per_s: requests without a token that is known, per second, lasting, of one
+            address.
+        refusal_burst: the same at once.
         followers: how many may follow events at the same time, all together.
         followers_each: how many of them may be of one caller.
         polls_each: how many views one caller may wait for at the same time.
         keepalive_s: pause of the events after which a comment is sent, in seconds.
+        pes: how many PEs a job may have: their numbers are below this.
+        ports: how many exports, and how many imports, a PE may have.
     """
 
     writes_per_s: float = 200.0
@@ -50,10 +58,14 @@ class Limits:
     read_burst: int = 4_000
     forecasts_per_s: float = 2.0
     forecast_burst: int = 20
+    refusals_per_s: float = 10.0
+    refusal_burst: int = 100
     followers: int = 500
     followers_each: int = 50
     polls_each: int = 200
     keepalive_s: float = 15.0
+    pes: int = 4_096
+    ports: int = 1_024
 
 
 class Buckets:
@@ -125,6 +137,8 @@ class Gauges:
         self.limits = limits
         self._writes = Buckets(limits.writes_per_s, limits.write_burst)
         self._reads = Buckets(limits.reads_per_s, limits.read_burst)
+        self._registrations = Buckets(limits.writes_per_s, limits.write_burst)
+        self._refusals = Buckets(limits.refusals_per_s, limits.refusal_burst)
         self._followers = Places(limits.followers_each, "streams of events")
         self._polls = Places(limits.polls_each, "requests that wait for views")
 
@@ -144,14 +158,31 @@ class Gauges:
         """
         return self._polls.of(_callers(request))
 
-    def count_change(self, request: web.Request) -> None:
-        """Count a request that looked like a repetition as the change that it is.
+    def count_registration(self, pe: PeKey) -> None:
+        """Count a registration that says something new, as a change of its job.
+
+        A whole cluster may start behind one address; a job has only so many PEs.
 
         Raises:
             RequestError: 429, it is one too many.
         """
-        for who in _callers(request):
-            self._count(who, writes=True)
+        self._take(
+            self._registrations,
+            f"{pe.namespace}/{pe.job}",
+            f"{self.limits.writes_per_s:g} registrations per second of one job",
+        )
+
+    def count_refusal(self, request: web.Request) -> None:
+        """Count a request whose caller is not known.
+
+        Raises:
+            RequestError: 429, it is one too many.
+        """
+        self._take(
+            self._refusals,
+            _address(request),
+            f"{self.limits.refusals_per_s:g} requests per second without a token that is known",
+        )
 
     def check(self, request: web.Request, who: str) -> None:
         """Count a request of somebody.
@@ -162,15 +193,49 @@ class Gauges:
         self._count(who, writes=not is_reading(request) and not _repeated(request))
 
     def _count(self, who: str, *, writes: bool) -> None:
-        buckets, limit = (
-            (self._writes, self.limits.writes_per_s)
-            if writes
-            else (self._reads, self.limits.reads_per_s)
-        )
+        if writes:
+            told = f"{self.limits.writes_per_s:g} changes per second of one caller"
+            self._take(self._writes, who, told)
+        else:
+            told = f"{self.limits.reads_per_s:g} requests per second of one caller"
+            self._take(self._reads, who, told)
+
+    def _take(self, buckets: Buckets, who: str, told: str) -> None:
         wait = buckets.take(who, asyncio.get_running_loop().time())
         if wait:
-            what = "changes" if writes else "requests"
-            raise too_many(f"This is more than {limit:g} {what} per second of one caller.", wait)
+            raise too_many(f"This is more than {told}.", wait)
+
+    def check_pe(self, pe: PeKey) -> None:
+        """Refuse a PE beyond those that a job may have.
+
+        Raises:
+            RequestError: 422 `LimitReached`.
+        """
+        if pe.pe >= self.limits.pes:
+            raise RequestError(
+                422,
+                "LimitReached",
+                f"{pe} is beyond the {self.limits.pes} PEs that a job may have here: their numbers"
+                f" are below {self.limits.pes}. Whoever runs the broker may allow more"
+                " (--limit pes=…).",
+            )
+
+    def check_port(self, board: Board, kind: Kind, key: PortKey) -> None:
+        """Refuse a new port beyond those that a PE may have.
+
+        Raises:
+            RequestError: 422 `LimitReached`.
+        """
+        self.check_pe(key.owner)
+        names = board.ports(key.owner)[kind == "Import"]
+        if len(names) >= self.limits.ports and key.port not in names:
+            raise RequestError(
+                422,
+                "LimitReached",
+                f"{key.owner} has {len(names)} {kind.lower()}s, as many as a PE may have here. Use"
+                " another PE, or delete some. Whoever runs the broker may allow more"
+                " (--limit ports=…).",
+            )
 
 
 GAUGES = web.AppKey("gauges", Gauges)
@@ -209,8 +274,22 @@ def _repeated(request: web.Request) -> bool:
 
 
 @web.middleware
+async def limit_unknown(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse in short what an address asks too often without a token that is known.
+
+    Who shows one is answered however many beside it guess.
+    """
+    try:
+        return await handler(request)
+    except RequestError as error:
+        if error.status == 401:
+            request.app[GAUGES].count_refusal(request)
+        raise
+
+
+@web.middleware
 async def limit_addresses(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what an address asks for too often, before anything else is looked at."""
+    """Refuse what an address asks for too often, once its caller is known."""
     request.app[GAUGES].check(request, _address(request))
     return await handler(request)
 

@@ -47,6 +47,9 @@ async def get_view(request: web.Request) -> web.Response:
         "Cache-Control": "no-cache",
         "Point": point_text(runtime.board.point),
     }
+    agent = runtime.board.registration(pe)
+    if agent is not None:
+        headers["Agent"] = registration.tag_of(runtime.key(pe, agent), agent)
     if version in known or "*" in known:
         return web.Response(status=304, headers=headers)
     found = seen_by(request, runtime.view(pe))
@@ -69,7 +72,8 @@ async def register(request: web.Request) -> web.Response:
     owner = binding(request, pe, body)
     same = runtime.board.registration(pe) == body and owner in (None, runtime.owner(pe))
     if not same:
-        request.app[GAUGES].count_change(request)
+        request.app[GAUGES].check_pe(pe)
+        request.app[GAUGES].count_registration(pe)
     registered = registration.encode_answer(runtime.register(pe, body, owner))
     answer = json_answer(registered, headers={"Cache-Control": "no-store"})
     answer[QUIET] = same
