@@ -13,20 +13,23 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from aiohttp import web
 
 from streambroker_core.board import Board
 from streambroker_core.model import Kind, PeKey, PortKey
+from streambroker_operator.auth import ANYBODY
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.authentication import PRINCIPAL, TOKENS, is_reading
+from streambroker_operator.rest.authentication import CALLER, PRINCIPAL, is_reading
 from streambroker_operator.rest.requests import PE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BUCKETS = 10_000
 """How many callers are remembered; the one not seen for longest begins with a full bucket."""
+
+_LARGEST = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,29 @@ class Limits:
     keepalive_s: float = 15.0
     pes: int = 4_096
     ports: int = 1_024
+
+
+def read_limit(text: str) -> tuple[str, float]:
+    """Read ``NAME=VALUE``, a limit and what it is to be.
+
+    Returns:
+        Name of the field of `Limits`, and the value.
+
+    Raises:
+        ValueError: there is no such limit, or it cannot be that.
+    """
+    name, _, value = text.partition("=")
+    usual = {field.name.replace("_", "-"): field.default for field in fields(Limits)}
+    if name not in usual:
+        raise ValueError(f"{name!r} is no limit; there are {', '.join(usual)}")
+    whole = isinstance(usual[name], int)
+    try:
+        found = int(value) if whole else float(value)
+    except ValueError:
+        found = 0
+    if not 0 < found < _LARGEST:
+        raise ValueError(f"{name} has to be a {'whole ' if whole else ''}number above 0")
+    return name.replace("-", "_"), found
 
 
 class Buckets:
@@ -257,8 +283,8 @@ def _address(request: web.Request) -> str:
 
 
 def _principal(request: web.Request) -> str | None:
-    """Return the caller by name; None where the broker asks nobody who they are."""
-    return None if request.app.get(TOKENS) is None else f"principal {request[PRINCIPAL]}"
+    """Return the caller by name; None where nobody was asked who they are."""
+    return None if request[CALLER] is ANYBODY else f"principal {request[PRINCIPAL]}"
 
 
 def _callers(request: web.Request) -> list[str]:
