@@ -185,6 +185,10 @@ class Runtime:
         """Return all resources of one kind, in order of their ports."""
         return self._store.resources(kind)
 
+    def each_of(self, kind: Kind) -> tuple[Stored, ...]:
+        """Return all resources of one kind, in no order."""
+        return self._store.each(kind)
+
     async def changed(self, pe: PeKey, timeout_s: float) -> None:
         """Return when a PE's view changes, when time is up, or when the broker stops."""
         if self._closing:

@@ -183,7 +183,11 @@ class Store:
 
     def resources(self, kind: Kind) -> list[Stored]:
         """Return all resources of one kind, in order of their ports."""
-        return sorted(self._all(kind).values(), key=_place)
+        return sorted(self._all(kind).values(), key=place)
+
+    def each(self, kind: Kind) -> tuple[Stored, ...]:
+        """Return all resources of one kind, in no order."""
+        return tuple(self._all(kind).values())
 
     def _all(self, kind: Kind) -> dict[PortKey, Stored]:
         known = self._known.get(kind)
@@ -376,7 +380,8 @@ def _locked(path: Path) -> int:
     return lock
 
 
-def _place(stored: Stored) -> tuple[str, str, int, str]:
+def place(stored: Stored) -> tuple[str, str, int, str]:
+    """Return what orders resources of one kind: their ports."""
     key = stored.resource.key
     return key.namespace, key.job, key.pe, key.port
 

@@ -382,9 +382,21 @@ class Board:
         exports, imports = self._exports.holders(pe), self._imports.holders(pe)
         return [one.key.port for one in exports], [one.key.port for one in imports]
 
+    def versions(self) -> dict[PeKey, str]:
+        """Return the PEs that have a view, with its version, in no order."""
+        return {pe: version for pe, version in self._versions.items() if version}
+
+    def registrations(self) -> dict[PeKey, Registration]:
+        """Return what the PEs' agents registered last, in no order."""
+        return {pe: event.registration for pe, event in self._agents.items()}
+
+    def statuses(self) -> dict[tuple[Kind, str], Status]:
+        """Return the statuses of all resources that are not merely accepted."""
+        return dict(self._statuses)
+
     def pes(self) -> list[PeKey]:
         """Return the PEs that have a view, in order."""
-        return sorted((pe for pe, version in self._versions.items() if version), key=_pe_order)
+        return sorted(self.versions(), key=_pe_order)
 
     def registration(self, pe: PeKey) -> Registration | None:
         """Return what a PE's agent registered last."""

@@ -43,7 +43,7 @@ from streambroker_operator.rest.limits import (
 )
 from streambroker_operator.rest.lists import SNAPSHOTS, snapshots_of
 from streambroker_operator.rest.parameters import described
-from streambroker_operator.rest.pictures import PICTURES, Pictures
+from streambroker_operator.rest.pictures import PICTURES, Gallery
 from streambroker_operator.rest.requests import MAX_BODY, RUNTIME
 from streambroker_operator.rest.responses import problem_answer
 from streambroker_operator.rest.turns import TURNS, Turns
@@ -95,7 +95,7 @@ def create_app(
     app[GAUGES] = Gauges(Limits() if limits is None else limits)
     app[SNAPSHOTS] = snapshots_of(runtime)
     app[TURNS] = Turns()
-    app[PICTURES] = Pictures(runtime)
+    app[PICTURES] = Gallery(runtime)
     app[whatif.FORECASTS] = whatif.Forecasts(app[GAUGES].limits)
     app[reports.REPORTS] = reports.Reports()
     if tokens is not None:
