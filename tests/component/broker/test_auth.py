@@ -338,6 +338,15 @@ async def test_a_thief_who_registers_gets_no_key_and_takes_nothing(door: Door) -
     assert (await door("feed", "PUT", FEED, VICTIM)).body["key"] == key
 
 
+async def test_who_knows_an_agents_instance_takes_it_nowhere_else(door: Door) -> None:
+    await door("feed", "PUT", FEED, VICTIM)
+    for body in ({**VICTIM, "location": THIEF["location"]}, {**VICTIM, "hint": "evil:2"}):
+        await refused(await door("thief", "PUT", FEED, body), 403, "NotYours")
+    (found,) = (await door("ops", "GET", "/pes")).body["items"]
+
+    assert found["location"] == VICTIM["location"]
+
+
 async def test_a_pe_is_bound_over_a_restart_of_the_broker(tmp_path: Path) -> None:
     async with door_of(tmp_path) as door:
         await door("feed", "PUT", FEED, VICTIM)
