@@ -31,6 +31,8 @@ log = logging.getLogger("pe_agent")
 RETRY_SECONDS = 1.0
 REFUSED_FACTOR = 5
 """How much more rarely than a broker that is away one is asked that refuses the agent's token."""
+MOST_DOUBLED = 4
+"""How often the pause is doubled, at most, before a broker is asked again that said "later"."""
 SPACING_SECONDS = hints.POLL_SPACING_S
 REGISTER_SECONDS = 600.0
 """How often an agent registers though the broker shows that it knows it."""
@@ -72,6 +74,7 @@ class BrokerLink:
         self._register_again = 0.0
         self._restored = False
         self._away = False
+        self._told_later = 0
         self._refused: str | None = None
         self._refused_hints = 0
         self._polls = 0
@@ -117,7 +120,7 @@ class BrokerLink:
                 self._round()
                 if self._away:
                     log.info("broker is back", extra={"broker": self._client.url})
-                self._away, self._refused = False, None
+                self._away, self._refused, self._told_later = False, None, 0
                 self._reports.polled()
             except Exception as error:
                 # Whatever it was, the next round is the remedy; without this thread there is none.
@@ -128,6 +131,9 @@ class BrokerLink:
                 self._away = True
                 pause = RETRY_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
                 pause *= REFUSED_FACTOR if self._refused else 1
+                later = isinstance(error, BrokerUnavailableError) and error.busy
+                self._told_later = min(self._told_later + 1, MOST_DOUBLED) if later else 0
+                pause *= 2**self._told_later
             ended = time.monotonic()
             self._wake.wait(pause)
             self._wake.clear()
