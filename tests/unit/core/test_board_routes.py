@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,10 +19,10 @@ from streambroker_core.board import (
     ImportApplied,
     ImportRemoved,
     RoutesChanged,
-    state,
     views,
 )
 from streambroker_core.model import Export, Route
+from streambroker_core.wire import view
 from streambroker_core.wire.view import seal
 from support.resources import board_of, export_of, import_of, pe, registration
 
@@ -97,40 +98,46 @@ def test_the_version_that_is_kept_is_that_of_the_view_as_it_is_drawn(seed: int) 
     for version in range(2, 40):
         step(board, dice, version)
         for key in board.pes():
-            view = board.view(key)
-            assert view is not None
-            assert seal(view).version == view.version == board.version(key)
-            assert board.ports(key) == (sorted(view.exports), sorted(view.imports))
+            found = board.view(key)
+            assert found is not None
+            assert seal(found).version == found.version == board.version(key)
+            assert board.ports(key) == (sorted(found.exports), sorted(found.imports))
 
 
 def test_nothing_stands_for_routes_that_have_gone() -> None:
     board = board_of(export_of(uid="x"), import_of(uid="i"), import_of("b/p", uid="j"))
-    assert set(board._marks) == {"x"}
+    marks = board._marks
+    assert (set(marks.of_exports), set(marks.of_imports)) == ({"x"}, {"i", "j"})
     board.handle(ImportRemoved(uid="i", version=11))
     board.handle(ImportRemoved(uid="j", version=12))
 
-    assert board._marks == {}
+    assert (marks.of_exports, marks.of_imports, marks._faces) == ({}, {}, {})
 
 
-def test_one_importer_more_of_many_costs_the_exporter_one_route(
+def test_one_of_many_that_comes_or_goes_costs_the_other_side_one_route(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    others = [import_of(f"a{n}/p") for n in range(200)]
-    board = board_of(export_of(), *others)
+    importers = [import_of(f"a{n}/p") for n in range(200)]
+    exporters = [export_of(f"b{n}/p") for n in range(200)]
+    hot = board_of(export_of(), *importers)
+    wide = board_of(*exporters, import_of())
     made: list[str] = []
 
-    def export_route(*arguments: Any) -> Any:
-        made.append(arguments[0].uid)
-        return views_route(*arguments)
+    def mark(_: str, told: list[str]) -> int:
+        made.append(told[1])
+        return marked(told)
 
-    views_route = views.export_route
-    monkeypatch.setattr(views, "export_route", export_route)
-    monkeypatch.setattr(state, "export_route", export_route)
-    actions = board.handle(ImportApplied(import_=import_of("one/more", uid="new"), version=11))
+    marked = view._mark
+    monkeypatch.setattr(view, "_mark", partial(mark, "route"))
+    for name in ("_export_routes", "_import_routes"):
+        monkeypatch.setattr(views, name, pytest.fail)
+    come = hot.handle(ImportApplied(import_=import_of("one/more", uid="new"), version=11))
+    gone = wide.handle(ExportRemoved(uid=exporters[7].uid, version=11))
 
-    assert made == ["new"]
-    ((told),) = [a for a in actions if isinstance(a, RoutesChanged) and a.pe == pe("feed")]
+    assert made == ["new", "x-feed/trades", "i-alerts/trades", "x-b7/p"]
+    (told,) = [a for a in come if isinstance(a, RoutesChanged) and a.pe == pe("feed")]
     assert [one.now and one.now.import_uid for one in told.moved] == ["new"]
+    assert {a.pe for a in gone if isinstance(a, RoutesChanged)} == {pe("b7"), pe("alerts")}
 
 
 def test_a_status_that_is_the_usual_one_is_told_once() -> None:

@@ -32,10 +32,10 @@ from streambroker_core.board.events import (
     Synced,
 )
 from streambroker_core.board.half import Half
+from streambroker_core.board.marks import Marks
 from streambroker_core.board.shelf import Change
 from streambroker_core.board.views import (
     ACCEPTED,
-    export_route,
     export_status,
     import_status,
     route_of,
@@ -46,7 +46,7 @@ from streambroker_core.matching import Figures, IndexMatcher, Match, Matcher, Ou
 from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Resource, Route
 from streambroker_core.wire.hints import Point
 from streambroker_core.wire.registration import Registration
-from streambroker_core.wire.view import MARKS, View, mark_of
+from streambroker_core.wire.view import View
 
 
 def stream_of(export: Export) -> tuple[str, str, str | None, str, str] | None:
@@ -91,8 +91,7 @@ class Board:
         # The versions of the views, empty before the first; views are drawn when asked for.
         self._versions: dict[PeKey, str] = {}
         self._left: set[PeKey] = set()
-        # By Export, what stands for its routes in a version.
-        self._marks: dict[str, int] = {}
+        self._marks = Marks(self._exports, self.registration)
         # All others are accepted, and match nothing.
         self._statuses: dict[tuple[Kind, str], Status] = {}
         self._dirty: set[PeKey] = set()
@@ -155,6 +154,7 @@ class Board:
             if not self._exports.of_pe(pe) and not self._imports.of_pe(pe):
                 self._left.add(pe)
         self._dirty.add(pe)
+        self._marks.doubt(self._exports.of_pe(pe))
         for uid in self._exports.of_pe(pe):
             self._mark_importers(uid)
 
@@ -188,6 +188,7 @@ class Board:
                     self._matcher.remove_export(uid)
                 else:
                     self._matcher.put_export(export)
+        self._marks.doubt(concerned)
         for uid, export in concerned.items():
             if export is None:
                 continue
@@ -230,16 +231,7 @@ class Board:
         new = now if isinstance(now, Match) else None
         if old == new or export is None or import_ is None:
             return
-        mark = self._marks.get(export.uid, 0)
-        if old is not None:
-            mark -= mark_of(export_route(import_, old))
-        if new is not None:
-            mark += mark_of(export_route(import_, new))
-        mark %= MARKS
-        if mark:
-            self._marks[export.uid] = mark
-        else:
-            self._marks.pop(export.uid, None)
+        self._marks.move(export, import_, old, new)
         if self._settled:
             route = None if old is None else route_of(export, import_, old)
             self._moved.setdefault((export.uid, import_.uid), route)
@@ -279,6 +271,7 @@ class Board:
 
     def _settle(self) -> list[Action]:
         actions: list[Action] = []
+        self._marks.settle()
         moved = self._moved_by_pe()
         for pe in sorted(self._dirty, key=_pe_order):
             actions += self._settle_view(pe, moved.get(pe, ()))
@@ -321,7 +314,7 @@ class Board:
             return [RoutesChanged(pe=pe, version=None)] if before else []
         if pe not in self._versions:
             return []
-        after = view_version(pe, self._exports, self._imports, self.registration, self._marks)
+        after = view_version(pe, self._exports, self._imports, self._marks)
         if before == after:
             return []
         self._versions[pe] = after

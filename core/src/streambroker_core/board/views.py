@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
 from streambroker_core.board.events import Status
 from streambroker_core.board.half import Half, Met
+from streambroker_core.board.marks import Marks, issuer_of
 from streambroker_core.matching import (
     Match,
     Outcome,
@@ -43,46 +44,37 @@ def view_of(
     registration: Callable[[PeKey], Registration | None],
 ) -> View:
     """Return a PE's view, without version, point and capabilities."""
-    bare = _bare(pe, exports, imports, registration)
-    ports = {
-        name: replace(port, routes=_export_routes(port.uid, exports, imports))
-        for name, port in bare.exports.items()
-    }
-    return replace(bare, exports=ports)
+    bare = _bare(pe, exports, imports)
+    return replace(
+        bare,
+        exports={
+            name: replace(port, routes=_export_routes(port.uid, exports, imports))
+            for name, port in bare.exports.items()
+        },
+        imports={
+            name: replace(port, routes=_import_routes(port.uid, exports, imports, registration))
+            for name, port in bare.imports.items()
+        },
+    )
 
 
-def view_version(
-    pe: PeKey,
-    exports: Half[Export],
-    imports: Half[Import],
-    registration: Callable[[PeKey], Registration | None],
-    marks: Mapping[str, int],
-) -> str:
-    """Return the version of a PE's view; the routes of its exports are not gone through.
-
-    An import's routes are: each shows where its exporter is, which is another after a
-    registration.
-
-    Args:
-        marks: by the uids of Exports, the sums that stand for their routes; those without
-            routes are left out.
-    """
-    bare = _bare(pe, exports, imports, registration)
-    return version_of(bare, {name: marks.get(port.uid, 0) for name, port in bare.exports.items()})
+def view_version(pe: PeKey, exports: Half[Export], imports: Half[Import], marks: Marks) -> str:
+    """Return the version of a PE's view, without going through its routes."""
+    bare = _bare(pe, exports, imports)
+    return version_of(
+        bare,
+        {name: marks.of_exports.get(port.uid, 0) for name, port in bare.exports.items()},
+        {name: marks.of_imports.get(port.uid, 0) for name, port in bare.imports.items()},
+    )
 
 
-def _bare(
-    pe: PeKey,
-    exports: Half[Export],
-    imports: Half[Import],
-    registration: Callable[[PeKey], Registration | None],
-) -> View:
-    """Return a PE's view without the routes of its exports."""
+def _bare(pe: PeKey, exports: Half[Export], imports: Half[Import]) -> View:
+    """Return a PE's view without routes."""
     return View(
         pe=pe,
         exports={export.key.port: _export_port(export) for export in exports.holders(pe)},
         imports={
-            import_.key.port: _import_port(import_, exports, imports, registration)
+            import_.key.port: _import_port(import_, exports, imports)
             for import_ in imports.holders(pe)
         },
     )
@@ -99,17 +91,36 @@ def _export_routes(
     uid: str, exports: Half[Export], imports: Half[Import]
 ) -> tuple[ExportRoute, ...]:
     return tuple(
-        export_route(import_, outcome)
+        ExportRoute(
+            import_=import_.key, uid=import_.uid, filter=outcome.filter, policy=outcome.policy
+        )
         for import_, outcome in _peers(exports.met(uid), imports)
         if isinstance(outcome, Match)
     )
 
 
-def export_route(import_: Import, match: Match) -> ExportRoute:
-    """Return the route that a match makes, as the exporter's view has it."""
-    return ExportRoute(
-        import_=import_.key, uid=import_.uid, filter=match.filter, policy=match.policy
-    )
+def _import_routes(
+    uid: str,
+    exports: Half[Export],
+    imports: Half[Import],
+    registration: Callable[[PeKey], Registration | None],
+) -> tuple[ImportRoute, ...]:
+    routes = []
+    for export, outcome in _peers(imports.met(uid), exports):
+        if isinstance(outcome, Match):
+            agent = registration(export.key.owner)
+            routes.append(
+                ImportRoute(
+                    export=export.key,
+                    uid=export.uid,
+                    location=None if agent is None else agent.location,
+                    issuer=None if agent is None else issuer_of(export, agent),
+                    filter=outcome.filter,
+                    policy=outcome.policy,
+                    schema=export.schema,
+                )
+            )
+    return tuple(routes)
 
 
 def _export_port(export: Export) -> ExportPort:
@@ -125,28 +136,7 @@ def _export_port(export: Export) -> ExportPort:
     )
 
 
-def _import_port(
-    import_: Import,
-    exports: Half[Export],
-    imports: Half[Import],
-    registration: Callable[[PeKey], Registration | None],
-) -> ImportPort:
-    met = imports.met(import_.uid)
-    routes = []
-    for export, outcome in _peers(met, exports):
-        if isinstance(outcome, Match):
-            agent = registration(export.key.owner)
-            routes.append(
-                ImportRoute(
-                    export=export.key,
-                    uid=export.uid,
-                    location=None if agent is None else agent.location,
-                    issuer=None if agent is None else _issuer(export, agent),
-                    filter=outcome.filter,
-                    policy=outcome.policy,
-                    schema=export.schema,
-                )
-            )
+def _import_port(import_: Import, exports: Half[Export], imports: Half[Import]) -> ImportPort:
     return ImportPort(
         uid=import_.uid,
         generation=import_.generation,
@@ -156,13 +146,8 @@ def _import_port(
         start=import_.start,
         on_congestion=import_.on_congestion,
         schema=import_.schema,
-        routes=tuple(routes),
-        refused=_refused(met, exports),
+        refused=_refused(imports.met(import_.uid), exports),
     )
-
-
-def _issuer(export: Export, agent: Registration) -> str:
-    return f"{agent.instance}/{'filter' if export.allow_filter else 'plain'}"
 
 
 def _refused(met: Met, exports: Half[Export]) -> tuple[RefusedPair, ...]:
