@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import Any
 
 import pytest
@@ -123,12 +122,13 @@ def test_one_of_many_that_comes_or_goes_costs_the_other_side_one_route(
     wide = board_of(*exporters, import_of())
     made: list[str] = []
 
-    def mark(_: str, told: list[str]) -> int:
-        made.append(told[1])
+    marked = view._mark
+
+    def mark(told: list[str | None]) -> int:
+        made.append(str(told[1]))
         return marked(told)
 
-    marked = view._mark
-    monkeypatch.setattr(view, "_mark", partial(mark, "route"))
+    monkeypatch.setattr(view, "_mark", mark)
     for name in ("_export_routes", "_import_routes"):
         monkeypatch.setattr(views, name, pytest.fail)
     come = hot.handle(ImportApplied(import_=import_of("one/more", uid="new"), version=11))
