@@ -216,9 +216,10 @@ class Wants:
         if not self._grids:
             return facts
         cells: dict[Attribute, tuple[Any, ...]] = dict(facts)
-        for (name, kind), values in facts.items():
-            if kind == "number" and name in self._grids:
-                for attribute, grid in self._grids[name].items():
+        for name, grids in self._grids.items():
+            values = facts.get((name, "number"))
+            if values is not None:
+                for attribute, grid in grids.items():
                     cell = _cell(values[0], grid.scale)
                     if cell is not None:
                         cells[attribute] = (cell,)
