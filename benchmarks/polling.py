@@ -52,7 +52,8 @@ def run(settings: Settings) -> Figures:
     figures.note(
         f"{AGENTS:,} PEs with an import each; every {POLL_S} s each asks once, on a connection of"
         f" its own: {AGENTS / POLL_S:.0f} polls/s, evenly spread. `register`: with the registration"
-        " before it; `ours`: with one before each twentieth, as the agents do. The agents are simulated in a process of their own, whose"
+        " before it; `ours`: with one before each"
+        " twentieth, as the agents do. The agents are simulated in a process of their own, whose"
         " time is not counted; the times are theirs. `nobody`: the broker alone."
     )
     return figures

@@ -70,9 +70,7 @@ def step(board: Board, dice: random.Random, version: int) -> list[Action]:
     gone = dice.random() < 0.3
     if dice.random() < 0.1:
         found = registration(f"grpc+tcp://10.0.0.{dice.randrange(3)}:1")
-        return board.handle(
-            AgentRegistered(pe=one.key.owner, registration=found, version=version)
-        )
+        return board.handle(AgentRegistered(pe=one.key.owner, registration=found, version=version))
     if isinstance(one, Export):
         if gone:
             return board.handle(ExportRemoved(uid=one.uid, version=version))

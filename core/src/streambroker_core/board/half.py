@@ -107,9 +107,7 @@ class Half(Generic[R]):
         else:
             self._of_pe.pop(pe, None)
 
-    def pair(
-        self, resource: R, outcomes: Mapping[str, Outcome], other: Half[Any]
-    ) -> list[Meeting]:
+    def pair(self, resource: R, outcomes: Mapping[str, Outcome], other: Half[Any]) -> list[Meeting]:
         """Set whom a resource meets, on both sides; return all that this concerns."""
         place = place_of(resource)
         old = self._met.pop(resource.uid, NOBODY)

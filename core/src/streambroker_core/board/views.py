@@ -18,7 +18,7 @@ from streambroker_core.matching import (
     expression_problem,
     filter_problem,
 )
-from streambroker_core.model import Export, Import, PeKey, PortKey, Route
+from streambroker_core.model import Export, Import, PeKey, Route
 from streambroker_core.wire.registration import Registration
 from streambroker_core.wire.view import (
     MAX_REFUSED,

@@ -14,7 +14,7 @@ from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.hints import Point
 from streambroker_operator.bodies import route_body, shown, shown_pe
 from streambroker_operator.rest.pictures import PICTURES, DrawnPe, DrawnPort, Pictures
-from streambroker_operator.rest.requests import RUNTIME, limit_of, namespace_of
+from streambroker_operator.rest.requests import limit_of, namespace_of
 from streambroker_operator.rest.snapshots import Item, Page, Selection, Snapshots
 from streambroker_operator.rest.turns import who_asks
 from streambroker_operator.runtime import Runtime
@@ -71,9 +71,7 @@ async def _listed(
     request: web.Request, what: str, taken: Callable[[], Awaitable[_Taken]]
 ) -> web.Response:
     snapshots = request.app[SNAPSHOTS]
-    selection = Selection(
-        what=what, namespace=chosen_namespace(request), who=who_asks(request)
-    )
+    selection = Selection(what=what, namespace=chosen_namespace(request), who=who_asks(request))
     limit = limit_of(request, MAX_PAGE)
     now = asyncio.get_running_loop().time()
     token = request.query.get("continue")
@@ -108,9 +106,7 @@ def chosen_namespace(request: web.Request) -> str:
     return "*" if request.query.get("namespace") == "*" else namespace_of(request)
 
 
-async def _drawn(
-    request: web.Request, pictures: Pictures[T], body: Callable[[T], Any]
-) -> _Taken:
+async def _drawn(request: web.Request, pictures: Pictures[T], body: Callable[[T], Any]) -> _Taken:
     namespace = chosen_namespace(request)
     picture = await pictures.of_now(who_asks(request))
     items = await asyncio.to_thread(picture.touching, namespace)
