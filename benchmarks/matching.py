@@ -23,7 +23,8 @@ from measure import Figures, Settings, quantile
 
 from streambroker_core.expression import parse
 from streambroker_core.matching import IndexMatcher, Outcome, is_near, match
-from streambroker_core.model import Import, Resource
+from streambroker_core.model import Import, Kind, PeKey, PortKey, Resource
+from streambroker_core.wire.manifest import read_spec
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Store
@@ -37,6 +38,8 @@ ASKED = 300
 SCANNED = 2_000_000
 """Pairs that the scan may try per round."""
 IN_MEMORY = 100_000
+FANNED = 4_000
+"""Importers of one Export."""
 
 Asked: TypeAlias = "tuple[float, float, Resource, Mapping[str, Outcome]]"
 """Seconds until all was known, those of the look-up alone, what was asked, the answer."""
@@ -158,6 +161,8 @@ def run(settings: Settings) -> Figures:
             gc.collect()
     finally:
         gc.enable()
+    for _ in range(settings.rounds):
+        fan_out(figures, FANNED // (10 if settings.quick else 1))
     for part, count in memory(IN_MEMORY // (10 if settings.quick else 1)).items():
         figures.add(f"memory per subscription, {part}", count, "bytes")
     figures.note("`all in` is what a whole broker holds that read them from its file.")
@@ -170,6 +175,35 @@ def _take_over(figures: Figures, samples: Figures) -> None:
     for name, values in samples.samples.items():
         for value in values:
             figures.add(name, value, samples.units[name])
+
+
+def fan_out(figures: Figures, importers: int) -> None:
+    """Add how long the broker's loop is held by one change of one of many importers."""
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "broker.sqlite")
+        store._db.execute("PRAGMA synchronous = OFF")
+        runtime = Runtime(store, HintSender())
+        runtime.start()
+        runtime.put(_named("Export", "feed", {"properties": {"kind": "hot"}}))
+        took: list[float] = []
+        for number in range(importers):
+            one = _named("Import", f"a{number}", {"subscription": 'kind == "hot"'})
+            began = time.perf_counter()
+            runtime.put(one)
+            took.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        view = runtime.view(PeKey(namespace="default", job="feed", pe=0))
+        drawn = time.perf_counter() - began
+        if view is None or len(view.exports["p"].routes) != importers:
+            raise AssertionError("routes are missing")
+        store.close()
+    name = f"one importer more of {importers:,}"
+    figures.add(f"{name}, p50", quantile(took[-ASKED:], 0.5) * 1e3, "ms")
+    figures.add(f"{name}, the exporter's view drawn", drawn * 1e3, "ms")
+
+
+def _named(kind: Kind, job: str, spec: dict[str, object]) -> Resource:
+    return read_spec(kind, spec, key=PortKey(namespace="default", job=job, pe=0, port="p"))
 
 
 def memory(count: int) -> dict[str, float]:
