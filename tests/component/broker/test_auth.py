@@ -219,8 +219,8 @@ async def test_a_jobs_token_reads_its_own_namespaces_only(door: Door) -> None:
     await refused(await door("prod", "GET", "/exports"), 403, "NotYours")
 
 
-OPEN = ("/api/subscriptions/explain", "/api/openapi.json")
-"""The one is selected by the ports it names, the other is for everybody with a token."""
+OPEN = ("/api/subscriptions/explain", "/api/openapi.json", "/healthz", "/readyz")
+"""Selected by the ports it names; for everybody with a token; for everybody."""
 GETS = [p for p, item in description()["paths"].items() if "get" in item and p not in OPEN]
 SELECTING = (
     "import=prod/feed/0/trades",
