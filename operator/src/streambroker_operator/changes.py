@@ -156,6 +156,7 @@ class ChangeLog:
             moved: what became of the routes of its exports.
         """
         touched = self._touched.setdefault(pe, _Touched(new))
+        touched.new = touched.new or new
         for one in moved:
             touched.move(one)
 

@@ -80,7 +80,7 @@ def test_a_broker_that_says_later_is_asked_more_and_more_seldom(
     link: BrokerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(broker_link.random, "uniform", lambda _low, high: high)
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
 
     def round_() -> None:
         if len(pauses) < 6:

@@ -40,7 +40,7 @@ class Names:
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     found = Names()
-    monkeypatch.setattr(hinting.socket, "getaddrinfo", found)
+    monkeypatch.setattr("socket.getaddrinfo", found)
     yield found
     found.free.set()
 
@@ -90,6 +90,7 @@ async def test_no_more_names_wait_than_may(
     names: Names, sender: HintSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hinting, "MAX_LOOKUPS", 3)
+    names.port = 9
     for number in range(5):
         sender.send(pe(f"p{number}"), f"name-{number}:9", b"x")
     await turn()

@@ -43,6 +43,7 @@ class Follower:
                 pair = (route.export_uid, route.import_uid)
                 assert self.routes.pop(pair, None) == one.was
                 if one.now is not None:
+                    assert isinstance(action, RoutesChanged)
                     assert action.pe == one.now.export.owner
                     self.routes[pair] = one.now
 

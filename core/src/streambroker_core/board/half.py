@@ -97,8 +97,8 @@ class Half(Generic[R]):
             left = [uid for uid in self.of_pe(owner) if uid != change.uid]
             self._set_of_pe(owner, left)
         if change.new is not None:
-            owner = change.new.key.owner
-            self._set_of_pe(owner, sorted([*self.of_pe(owner), change.uid]))
+            host: PeKey = change.new.key.owner
+            self._set_of_pe(host, sorted([*self.of_pe(host), change.uid]))
         return self.roster.change(change)
 
     def _set_of_pe(self, pe: PeKey, uids: list[str]) -> None:

@@ -25,7 +25,7 @@ class _Claims(Generic[R]):
     """
 
     def __init__(self, get: Callable[[str], R | None]) -> None:
-        self._get = get
+        self._get: Callable[[str], R | None] = get
         # One uid, or several in order of their age; most names have one claimant.
         self._by_name: dict[Hashable, str | tuple[str, ...]] = {}
         self._of: dict[str, Hashable] = {}
@@ -35,13 +35,13 @@ class _Claims(Generic[R]):
         old = self._of.pop(uid, None)
         concerned = {uid}
         if old is not None:
-            rivals = self._rivals(old)
-            concerned.update(rivals)
-            self._set(old, [rival for rival in rivals if rival != uid])
+            left = self._rivals(old)
+            concerned.update(left)
+            self._set(old, [rival for rival in left if rival != uid])
         if name is not None:
-            rivals = self._rivals(name)
-            concerned.update(rivals)
-            self._set(name, sorted((*rivals, uid), key=self._age))
+            claimants: list[str] = [*self._rivals(name), uid]
+            concerned.update(claimants)
+            self._set(name, sorted(claimants, key=self._age))
             self._of[uid] = name
         return concerned
 
@@ -89,10 +89,10 @@ class Roster(Generic[R]):
     def __init__(
         self, get: Callable[[str], R | None], stream_of: Callable[[R], Hashable | None]
     ) -> None:
-        self._get = get
-        self._stream_of = stream_of
-        self._ports = _Claims(get)
-        self._streams = _Claims(get)
+        self._get: Callable[[str], R | None] = get
+        self._stream_of: Callable[[R], Hashable | None] = stream_of
+        self._ports: _Claims[R] = _Claims(get)
+        self._streams: _Claims[R] = _Claims(get)
 
     def change(self, change: Change[R]) -> set[str]:
         """Take in a change; return the uids whose standing may be another now."""

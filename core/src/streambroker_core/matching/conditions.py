@@ -95,8 +95,7 @@ def facts_of(properties: Properties) -> Facts:
     for name, value in properties.items():
         kind = KINDS.get(type(value))
         if kind is None:
-            kind = kind_of_value(value[0]) if value and isinstance(value, _LISTS) else None
-            if kind is not None:
+            if isinstance(value, _LISTS) and (kind := kind_of_value(value[0]) if value else None):
                 facts[name, "in " + kind] = tuple(dict.fromkeys(value))
             continue
         facts[name, kind] = (value,)

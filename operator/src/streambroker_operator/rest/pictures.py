@@ -142,10 +142,8 @@ class Gallery:
         turns = Turns(MAX_WAITING)
         self.routes = Pictures(runtime, ROUTES, turns)
         self.pes = Pictures(runtime, PES, turns)
-        self.ports: Mapping[Kind, Pictures[DrawnPort]] = {
-            "Export": Pictures(runtime, EXPORTS, turns),
-            "Import": Pictures(runtime, IMPORTS, turns),
-        }
+        kinds: tuple[Kind, ...] = get_args(Kind)
+        self.ports = {kind: Pictures(runtime, _ports_of(kind), turns) for kind in kinds}
 
 
 PICTURES = web.AppKey("pictures", Gallery)
@@ -161,6 +159,13 @@ def _ports_seen(kind: Kind, runtime: Runtime) -> Callable[[], tuple[DrawnPort, .
     return partial(drawn_ports, runtime.each_of(kind), runtime.board.statuses())
 
 
+def _ports_of(kind: Kind) -> Subject[DrawnPort]:
+    return Subject(
+        seen=partial(_ports_seen, kind),
+        namespaces=lambda port: (port.stored.resource.key.namespace,),
+    )
+
+
 def _pes_seen(runtime: Runtime) -> Callable[[], tuple[DrawnPe, ...]]:
     board = runtime.board
     resources: tuple[Resource, ...] = (*board.each_export(), *board.each_import())
@@ -170,13 +175,6 @@ def _pes_seen(runtime: Runtime) -> Callable[[], tuple[DrawnPe, ...]]:
 ROUTES = Subject(
     seen=_routes_seen,
     namespaces=lambda route: (route.export.namespace, route.import_.namespace),
-)
-EXPORTS, IMPORTS = (
-    Subject[DrawnPort](
-        seen=partial(_ports_seen, kind),
-        namespaces=lambda port: (port.stored.resource.key.namespace,),
-    )
-    for kind in get_args(Kind)
 )
 PES = Subject(seen=_pes_seen, namespaces=lambda found: (found.pe.namespace,))
 
