@@ -88,8 +88,9 @@ class Board:
         # When PEs were withdrawn: their agents' late registrations bring nothing back.
         self._withdrawn: dict[PeKey, int] = {}
         self._caught_up = 0
-        # The versions of the views, empty before the first; views are drawn when asked for.
-        self._versions: dict[PeKey, str] = {}
+        # The versions of the views, 16 bytes each, none before the first; views are drawn when
+        # asked for.
+        self._versions: dict[PeKey, bytes] = {}
         self._left: set[PeKey] = set()
         self._marks = Marks(self._exports, self.registration)
         # All others are accepted, and match nothing.
@@ -160,7 +161,7 @@ class Board:
 
     def _know(self, pe: PeKey) -> None:
         self._left.discard(pe)
-        self._versions.setdefault(pe, "")
+        self._versions.setdefault(pe, b"")
         self._dirty.add(pe)
 
     def _forget(self, version: int) -> None:
@@ -308,7 +309,7 @@ class Board:
         return route_of(export, import_, outcome)
 
     def _settle_view(self, pe: PeKey, moved: Sequence[Moved]) -> list[Action]:
-        before = self._versions.get(pe, "")
+        before = self._versions.get(pe, b"").hex()
         if pe in self._left:
             self._versions.pop(pe, None)
             return [RoutesChanged(pe=pe, version=None)] if before else []
@@ -317,7 +318,7 @@ class Board:
         after = view_version(pe, self._exports, self._imports, self._marks)
         if before == after:
             return []
-        self._versions[pe] = after
+        self._versions[pe] = bytes.fromhex(after)
         actions: list[Action] = [
             RoutesChanged(pe=pe, version=after, new=not before, moved=tuple(moved))
         ]
@@ -364,11 +365,11 @@ class Board:
         if not version:
             return None
         drawn = view_of(pe, self._exports, self._imports, self.registration)
-        return replace(drawn, version=version, point=self.point)
+        return replace(drawn, version=version.hex(), point=self.point)
 
     def version(self, pe: PeKey) -> str | None:
         """Return the version of a PE's view, without drawing it; None where it is not known."""
-        return self._versions.get(pe) or None
+        return self._versions.get(pe, b"").hex() or None
 
     def ports(self, pe: PeKey) -> tuple[list[str], list[str]]:
         """Return the names of the exports and of the imports that a PE's view shows, in order."""
@@ -377,7 +378,7 @@ class Board:
 
     def versions(self) -> dict[PeKey, str]:
         """Return the PEs that have a view, with its version, in no order."""
-        return {pe: version for pe, version in self._versions.items() if version}
+        return {pe: version.hex() for pe, version in self._versions.items() if version}
 
     def registrations(self) -> dict[PeKey, Registration]:
         """Return what the PEs' agents registered last, in no order."""
