@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from pe_agent.agent.broker_link import BrokerLink
@@ -42,7 +43,7 @@ class Linked:
             instance=f"{number:016x}",
             host="127.0.0.1",
         )
-        self._ear = self.link._hint
+        self._ear = self.link._registration.hint
 
     def _note(self, view: View) -> None:
         now = time.perf_counter()
@@ -51,7 +52,8 @@ class Linked:
 
     def hints(self, on: bool) -> None:
         """Let the broker know where hints go."""
-        self.link._hint = self._ear if on else NOWHERE
+        hint = self._ear if on else NOWHERE
+        self.link._registration = replace(self.link._registration, hint=hint)
         self.link._register()
 
 

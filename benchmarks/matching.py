@@ -14,14 +14,20 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import population
+from cold_start import write
 from measure import Figures, Settings, quantile
 
 from streambroker_core.expression import parse
 from streambroker_core.matching import IndexMatcher, Outcome, is_near, match
-from streambroker_core.model import Import, Resource
+from streambroker_core.model import Import, Kind, PeKey, PortKey, Resource
+from streambroker_core.wire.manifest import read_spec
+from streambroker_operator.hinting import HintSender
+from streambroker_operator.runtime import Runtime
+from streambroker_operator.store import Store
 
 PURPOSE = "new Export against many Imports, and the reverse: index against a scan"
 IMPORTS = (10_000, 100_000, 1_000_000)
@@ -32,6 +38,8 @@ ASKED = 300
 SCANNED = 2_000_000
 """Pairs that the scan may try per round."""
 IN_MEMORY = 100_000
+FANNED = 4_000
+"""Importers of one Export."""
 
 Asked: TypeAlias = "tuple[float, float, Resource, Mapping[str, Outcome]]"
 """Seconds until all was known, those of the look-up alone, what was asked, the answer."""
@@ -153,8 +161,11 @@ def run(settings: Settings) -> Figures:
             gc.collect()
     finally:
         gc.enable()
+    for _ in range(settings.rounds):
+        fan_out(figures, FANNED // (10 if settings.quick else 1))
     for part, count in memory(IN_MEMORY // (10 if settings.quick else 1)).items():
         figures.add(f"memory per subscription, {part}", count, "bytes")
+    figures.note("`all in` is what a whole broker holds that read them from its file.")
     figures.note("A new Import is read, filed and asked for; a new Export is filed and asked for.")
     figures.note(f"Every answer that the scan gave, too, was the same; {ASKED} asked per round.")
     return figures
@@ -166,10 +177,42 @@ def _take_over(figures: Figures, samples: Figures) -> None:
             figures.add(name, value, samples.units[name])
 
 
+def fan_out(figures: Figures, importers: int) -> None:
+    """Add how long the broker's loop is held by one change of one of many importers."""
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "broker.sqlite")
+        store._db.execute("PRAGMA synchronous = OFF")
+        runtime = Runtime(store, HintSender())
+        runtime.start()
+        runtime.put(_named("Export", "feed", {"properties": {"kind": "hot"}}))
+        took: list[float] = []
+        for number in range(importers):
+            one = _named("Import", f"a{number}", {"subscription": 'kind == "hot"'})
+            began = time.perf_counter()
+            runtime.put(one)
+            took.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        view = runtime.view(PeKey(namespace="default", job="feed", pe=0))
+        drawn = time.perf_counter() - began
+        if view is None or len(view.exports["p"].routes) != importers:
+            raise AssertionError("routes are missing")
+        store.close()
+    name = f"one importer more of {importers:,}"
+    figures.add(f"{name}, p50", quantile(took[-ASKED:], 0.5) * 1e3, "ms")
+    figures.add(f"{name}, the exporter's view drawn", drawn * 1e3, "ms")
+
+
+def _named(kind: Kind, job: str, spec: dict[str, object]) -> Resource:
+    return read_spec(kind, spec, key=PortKey(namespace="default", job=job, pe=0, port="p"))
+
+
 def memory(count: int) -> dict[str, float]:
-    """Return bytes of resident memory per subscription, in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_grown, count).result()
+    """Return bytes of resident memory per subscription, each part in a process of its own."""
+    found: dict[str, float] = {}
+    for measured in (_grown, _whole):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            found |= pool.submit(measured, count).result()
+    return found
 
 
 def _grown(count: int) -> dict[str, float]:
@@ -189,8 +232,34 @@ def _grown(count: int) -> dict[str, float]:
     return {
         "resource": (between - before) / count,
         "index": (after - between) / count,
-        "all in": (after - before) / count,
     }
+
+
+def _whole(count: int) -> dict[str, float]:
+    """Fill a broker from its file, as it starts; each subscription is of a PE of its own."""
+    with TemporaryDirectory() as folder:
+        few, many = Path(folder) / "few.sqlite", Path(folder) / "many.sqlite"
+        rng = random.Random(1)
+        exports: list[Resource] = [population.export(rng, number) for number in range(KEPT)]
+        write(few, exports)
+        write(many, [*exports, *(population.import_(rng, number) for number in range(count))])
+        del exports
+        first = started(few)
+        gc.collect()
+        before = _resident()
+        second = started(many)
+        gc.collect()
+        after = _resident()
+        if len(second.board.pes()) != len(first.board.pes()) + count:
+            raise AssertionError("not all were read")
+    return {"all in": (after - before) / count}
+
+
+def started(path: Path) -> Runtime:
+    """Return what a broker holds of a file."""
+    runtime = Runtime(Store(path), HintSender())
+    runtime.start()
+    return runtime
 
 
 def _resident() -> int:

@@ -1,7 +1,8 @@
 """Simulated agents that poll: ``python -m polls URL SECONDS RATE HOW ETAGS``.
 
 Each poll is what the link does: a connection of its own for every request. ``ask`` sends the GET
-alone, ``register`` the registration before it, as agents do. Prints statuses and times as JSON.
+alone, ``register`` the registration before each, ``ours`` before each twentieth, which is every ten
+minutes, as agents do. Prints statuses and times as JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 LOCATION, HINT = "grpc+tcp://127.0.0.1:1", "127.0.0.1:9"
+EVERY = {"ask": 0, "register": 1, "ours": 20}
+"""How many polls go with one registration; 0 for none."""
 AGENT = f'{{"instance":"%016x","location":"{LOCATION}","hint":"{HINT}"}}'
 
 
@@ -23,14 +26,14 @@ class Crowd:
 
     Args:
         etags: of the agents' views, in quotes.
-        register: whether they register before they ask.
+        every: how many polls go with one registration; 0 for none.
     """
 
-    def __init__(self, url: str, etags: list[str], *, register: bool) -> None:
+    def __init__(self, url: str, etags: list[str], *, every: int) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._etags = etags
-        self._register = register
+        self._every = every
         self.statuses: Counter[int] = Counter()
         self.took: list[float] = []
 
@@ -38,7 +41,7 @@ class Crowd:
         """Do one poll."""
         path = f"/api/subscriptions/job/alerts-{number}/pe/0?namespace=default"
         began = time.perf_counter()
-        if self._register:
+        if self._every and not number % self._every:
             body = AGENT % number
             head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             await self._request(f"PUT {path}", head + body)
@@ -70,7 +73,7 @@ class Crowd:
 def main() -> None:
     """Poll, and say how that went."""
     url, seconds, rate, how, etags = sys.argv[1:]
-    crowd = Crowd(url, json.loads(Path(etags).read_text()), register=how == "register")
+    crowd = Crowd(url, json.loads(Path(etags).read_text()), every=EVERY[how])
     asyncio.run(crowd.go_on(float(seconds), float(rate)))
     sys.stdout.write(json.dumps({"statuses": crowd.statuses, "took": crowd.took}) + "\n")
 

@@ -109,7 +109,7 @@ def may_take(caller: Principal, owner: str | None, *, same: bool, tokens: Tokens
     Args:
         caller: whose token was shown.
         owner: name of the token that the PE's agent was registered with; None if no agent was.
-        same: whether it is the agent that is registered now.
+        same: whether that agent is registered now, just as it says.
         tokens: those that are valid; what was bound to another token is free.
     """
     bound = owner is not None and owner in tokens.names and owner != caller.name

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from streambroker_core.board import Board, Status
 from streambroker_core.model import PeKey, Route, kind_of
 from streambroker_core.wire.manifest import write_manifest
+from streambroker_core.wire.registration import Registration
 from streambroker_operator.store import Stored
 
 
@@ -54,14 +56,24 @@ def _status_body(status: Status) -> dict[str, Any]:
 
 def pe_body(board: Board, pe: PeKey) -> dict[str, Any]:
     """Return a PE: where its agent is, and the names of its ports."""
-    registration = board.registration(pe)
-    view = board.view(pe)
+    exports, imports = board.ports(pe)
+    return shown_pe(pe, board.registration(pe), board.version(pe), exports, imports)
+
+
+def shown_pe(
+    pe: PeKey,
+    registration: Registration | None,
+    version: str | None,
+    exports: Sequence[str],
+    imports: Sequence[str],
+) -> dict[str, Any]:
+    """Return a PE with what its agent said last, and the names of its ports, in order."""
     return {
         "namespace": pe.namespace,
         "job": pe.job,
         "pe": pe.pe,
         "location": None if registration is None else registration.location,
-        "version": None if view is None else view.version,
-        "exports": [] if view is None else sorted(view.exports),
-        "imports": [] if view is None else sorted(view.imports),
+        "version": version,
+        "exports": list(exports),
+        "imports": list(imports),
     }

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streambroker_core.board import Board
+from streambroker_core.board import Board, Moved
 from streambroker_core.model import Kind, PeKey, PortKey, Route, kind_of
 from streambroker_core.wire.canonical import canonical
-from streambroker_core.wire.view import View
 from streambroker_operator.bodies import earlier_body, pe_body, resource_body, route_body
 from streambroker_operator.store import Stored
 
@@ -87,6 +86,27 @@ class Follower:
         return bool(done)
 
 
+class _Touched:
+    """What is another of a PE since it was told of last.
+
+    Attributes:
+        new: whether it was not known then.
+        moved: its exports' routes as they were then and as they are, by the uids of both ends.
+    """
+
+    def __init__(self, new: bool) -> None:
+        self.new = new
+        self.moved: dict[tuple[str, str], Moved] = {}
+
+    def move(self, one: Moved) -> None:
+        """Note what became of a route."""
+        route = one.now or one.was
+        if route is not None:
+            pair = route.export_uid, route.import_uid
+            first = self.moved.get(pair, one)
+            self.moved[pair] = Moved(was=first.was, now=one.now)
+
+
 class ChangeLog:
     """The sequence of events, written by the owner of the state.
 
@@ -117,9 +137,8 @@ class ChangeLog:
         self._kept: deque[Change] = deque()
         self._bytes = 0
         self._followers: set[Follower] = set()
-        self._touched: dict[PeKey, None] = {}
+        self._touched: dict[PeKey, _Touched] = {}
         self._statuses: dict[tuple[Kind, str], None] = {}
-        self._views: dict[PeKey, View] = {}
 
     # ---- writing ---------------------------------------------------------
 
@@ -127,11 +146,19 @@ class ChangeLog:
         """Take the board as it is for known; events are what comes from now on."""
         self._touched.clear()
         self._statuses.clear()
-        self._views = {pe: view for pe in self._board.pes() if (view := self._board.view(pe))}
 
-    def touch(self, pe: PeKey) -> None:
-        """Note that a PE's view or registration is another; `settle` tells of it."""
-        self._touched[pe] = None
+    def touch(self, pe: PeKey, *, new: bool = False, moved: Iterable[Moved] = ()) -> None:
+        """Note that a PE's view or registration is another; `settle` tells of it.
+
+        Args:
+            pe: the PE.
+            new: whether it was not known before.
+            moved: what became of the routes of its exports.
+        """
+        touched = self._touched.setdefault(pe, _Touched(new))
+        touched.new = touched.new or new
+        for one in moved:
+            touched.move(one)
 
     def touch_status(self, kind: Kind, uid: str) -> None:
         """Note that a resource's status is another; `settle` tells of it."""
@@ -153,38 +180,30 @@ class ChangeLog:
             stored = None if resource is None else self._stored(kind, resource.key)
             if stored is not None and stored.resource.uid == uid:
                 self._tell("MODIFIED", stored)
-        for pe in touched:
-            self._settle(pe)
+        for pe, what in touched.items():
+            self._settle(pe, what)
 
     def _tell(self, word: Word, stored: Stored) -> None:
         resource = stored.resource
         body = {"type": word, "object": resource_body(self._board, stored)}
         self._add(kind_of(resource).lower(), (resource.key.namespace,), body)
 
-    def _settle(self, pe: PeKey) -> None:
-        before, after = self._views.get(pe), self._board.view(pe)
-        if after is None:
-            self._views.pop(pe, None)
-        else:
-            self._views[pe] = after
-        if before is not None or after is not None:
-            word: Word = "ADDED" if before is None else "DELETED" if after is None else "MODIFIED"
+    def _settle(self, pe: PeKey, touched: _Touched) -> None:
+        known = self._board.version(pe) is not None
+        if known or not touched.new:
+            word: Word = "DELETED" if not known else "ADDED" if touched.new else "MODIFIED"
             body = {"type": word, "object": pe_body(self._board, pe)}
             self._add("pe", (pe.namespace,), body)
-        self._tell_routes(_routes(pe, before, after), _routes(pe, after, before))
-
-    def _tell_routes(
-        self, old: Mapping[tuple[str, str], Route], new: Mapping[tuple[str, str], Route]
-    ) -> None:
-        for pair, route in old.items():
-            if pair not in new:
-                self._route("route-cut", "DELETED", route, reason=self._why_cut(route))
-        for pair, route in new.items():
-            was = old.get(pair)
-            if was is None:
-                self._route("route-added", "ADDED", route)
-            elif was != route:
-                self._route("route-changed", "MODIFIED", route, was=earlier_body(route, was))
+        moved = [one for one in touched.moved.values() if one.was != one.now]
+        for one in moved:
+            if one.was is not None and one.now is None:
+                self._route("route-cut", "DELETED", one.was, reason=self._why_cut(one.was))
+        for one in moved:
+            if one.now is not None and one.was is None:
+                self._route("route-added", "ADDED", one.now)
+            elif one.now is not None and one.was is not None:
+                was = earlier_body(one.now, one.was)
+                self._route("route-changed", "MODIFIED", one.now, was=was)
 
     def _route(self, name: str, word: Word, route: Route, **more: Any) -> None:
         namespaces = (route.export.namespace, route.import_.namespace)
@@ -251,26 +270,6 @@ class ChangeLog:
         self.closed = True
         for follower in list(self._followers):
             follower.let_go()
-
-
-def _routes(pe: PeKey, view: View | None, other: View | None) -> dict[tuple[str, str], Route]:
-    """Return the routes of a PE's exports, but for the ports that are the same in the other."""
-    found: dict[tuple[str, str], Route] = {}
-    for name, port in (view.exports if view is not None else {}).items():
-        same = None if other is None else other.exports.get(name)
-        if same is not None and same.uid == port.uid and same.routes == port.routes:
-            continue
-        key = PortKey(namespace=pe.namespace, job=pe.job, pe=pe.pe, port=name)
-        for route in port.routes:
-            found[(port.uid, route.uid)] = Route(
-                export=key,
-                export_uid=port.uid,
-                import_=route.import_,
-                import_uid=route.uid,
-                filter=route.filter,
-                policy=route.policy,
-            )
-    return found
 
 
 def selected(changes: Iterable[Change], namespace: str) -> list[Change]:

@@ -6,10 +6,17 @@ import asyncio
 import ipaddress
 import logging
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.registration import split_address
+
+RESOLVERS = 2
+"""Threads that look host names up; a slow name keeps nothing else waiting."""
+MAX_LOOKUPS = 64
+"""Addresses that may wait for their names at once; hints for more are forgotten."""
 
 _log = logging.getLogger("streambroker.hints")
 
@@ -27,7 +34,10 @@ class HintSender:
     def __init__(self) -> None:
         self._pending: dict[PeKey, tuple[str, bytes]] = {}
         self._sockets: dict[socket.AddressFamily, socket.socket] = {}
-        self._lookups: set[asyncio.Task[None]] = set()
+        # By address: who looks it up, and the last datagram for it.
+        self._lookups: dict[str, asyncio.Task[None]] = {}
+        self._latest: dict[str, bytes] = {}
+        self._resolvers = ThreadPoolExecutor(RESOLVERS, "hint names")
         self.sent = 0
         self.failed = 0
 
@@ -45,12 +55,13 @@ class HintSender:
 
     async def settled(self) -> None:
         """Return when no name is being looked up any more."""
-        await asyncio.gather(*self._lookups)
+        await asyncio.gather(*self._lookups.values())
 
     def close(self) -> None:
         """Close the sockets and forget what waits for a name to be looked up."""
-        for lookup in self._lookups:
+        for lookup in self._lookups.values():
             lookup.cancel()
+        self._resolvers.shutdown(wait=False, cancel_futures=True)
         for sender in self._sockets.values():
             sender.close()
         self._sockets.clear()
@@ -63,30 +74,41 @@ class HintSender:
     def _send_one(self, address: str, datagram: bytes) -> None:
         try:
             host, port = split_address(address)
-            self._send_to(host, port, datagram)
+            self._send_to(address, host, port, datagram)
         except (ManifestError, OSError) as error:
             self._note_failure(address, error)
 
-    def _send_to(self, host: str, port: int, datagram: bytes) -> None:
+    def _send_to(self, address: str, host: str, port: int, datagram: bytes) -> None:
         try:
             version = ipaddress.ip_address(host).version
         except ValueError:
-            lookup = asyncio.get_running_loop().create_task(self._look_up(host, port, datagram))
-            self._lookups.add(lookup)
-            lookup.add_done_callback(self._lookups.discard)
+            self._wait_for_name(address, host, port, datagram)
             return
         family = socket.AF_INET if version == 4 else socket.AF_INET6
         self._socket(family).sendto(datagram, (host, port))
         self.sent += 1
 
-    async def _look_up(self, host: str, port: int, datagram: bytes) -> None:
+    def _wait_for_name(self, address: str, host: str, port: int, datagram: bytes) -> None:
+        if address not in self._lookups:
+            if len(self._lookups) >= MAX_LOOKUPS:
+                self._note_failure(address, OSError("too many names are looked up"))
+                return
+            lookup = asyncio.get_running_loop().create_task(self._look_up(address, host, port))
+            self._lookups[address] = lookup
+        self._latest[address] = datagram
+
+    async def _look_up(self, address: str, host: str, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        asked = partial(socket.getaddrinfo, host, port, type=socket.SOCK_DGRAM)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+            found = await loop.run_in_executor(self._resolvers, asked)
             family, _, _, _, where = found[0]
-            self._socket(family).sendto(datagram, where)
+            self._socket(family).sendto(self._latest[address], where)
             self.sent += 1
-        except OSError as error:
-            self._note_failure(f"{host}:{port}", error)
+        except (OSError, UnicodeError) as error:
+            self._note_failure(address, error)
+        finally:
+            del self._lookups[address], self._latest[address]
 
     def _socket(self, family: socket.AddressFamily) -> socket.socket:
         sender = self._sockets.get(family)

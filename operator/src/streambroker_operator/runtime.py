@@ -12,7 +12,7 @@ import gc
 import logging
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from streambroker_core.board import (
     Action,
@@ -105,7 +105,6 @@ class Runtime:
         self.board = Board() if board is None else board
         self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
         self._closing = False
-        self._drawn: dict[PeKey, View] = {}
         self._warned = False
         self.changes = ChangeLog(secrets.token_hex(8), self.board, store.get, self._why_cut)
 
@@ -155,14 +154,7 @@ class Runtime:
     def view(self, pe: PeKey) -> View | None:
         """Return a PE's view with its capabilities; None where the PE is not known."""
         view = self.board.view(pe)
-        if view is None:
-            self._drawn.pop(pe, None)
-            return None
-        drawn = self._drawn.get(pe)
-        if drawn is None or drawn.version != view.version:
-            drawn = with_capabilities(view, self._capability)
-            self._drawn[pe] = drawn
-        return replace(drawn, point=view.point)
+        return None if view is None else with_capabilities(view, self._capability)
 
     def _capability(self, reader: PortKey, route: ImportRoute) -> str | None:
         exporter = self.board.registration(route.export.owner)
@@ -198,6 +190,10 @@ class Runtime:
     def all_of(self, kind: Kind) -> list[Stored]:
         """Return all resources of one kind, in order of their ports."""
         return self._store.resources(kind)
+
+    def each_of(self, kind: Kind) -> tuple[Stored, ...]:
+        """Return all resources of one kind, in no order."""
+        return self._store.each(kind)
 
     async def changed(self, pe: PeKey, timeout_s: float) -> None:
         """Return when a PE's view changes, when time is up, or when the broker stops."""
@@ -296,15 +292,14 @@ class Runtime:
         Raises:
             RequestError: it has; nothing is changed.
         """
-        view = self.board.view(pe)
-        left = [] if view is None else sorted({*view.exports, *view.imports})
+        exports, imports = self.board.ports(pe)
+        left = sorted({*exports, *imports})
         if left:
             ports = ", ".join(left)
             raise RequestError(
                 409, "PortsRemain", f"{pe} still has the ports {ports}; delete them first."
             )
         version = self._store.withdraw(pe)
-        self._drawn.pop(pe, None)
         self._tell(PeWithdrawn(pe=pe, version=version), CaughtUp(version=version))
         self.changes.settle()
 
@@ -357,7 +352,7 @@ class Runtime:
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, RoutesChanged):
-            self.changes.touch(action.pe)
+            self.changes.touch(action.pe, new=action.new, moved=action.moved)
             self._wake(action.pe)
         elif isinstance(action, StatusChanged):
             self.changes.touch_status(action.kind, action.uid)

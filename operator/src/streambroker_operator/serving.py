@@ -15,6 +15,7 @@ from streambroker_operator.auth import TokenFile, is_loopback
 from streambroker_operator.errors import AddressError, OpenError
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.rest import create_app
+from streambroker_operator.rest.app import MAX_HEADER
 from streambroker_operator.rest.limits import Limits
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Store
@@ -34,7 +35,7 @@ class Broker:
         port: TCP port; 0 picks a free one.
         tokens: file of those who may call; without it anybody may, and the address has to be
             of this machine alone.
-        insecure: listen without tokens at whatever address.
+        insecure: listen without tokens at whatever address, and answer to whatever name.
         limits: how much one caller may ask for.
     """
 
@@ -71,8 +72,16 @@ class Broker:
         self.runtime = Runtime(self._store, self._sender)
         self.runtime.start()
         self._runner = web.AppRunner(
-            create_app(self.runtime, tokens, self._limits),
+            create_app(
+                self.runtime,
+                tokens,
+                self._limits,
+                local=is_loopback(self._host) and not self._insecure,
+            ),
             access_log=None,
+            # Bodies are unpacked, and long headers refused, where there is an answer for it.
+            auto_decompress=False,
+            max_field_size=MAX_HEADER,
             shutdown_timeout=SHUTDOWN_S,
         )
         await self._runner.setup()

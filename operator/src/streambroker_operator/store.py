@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from streambroker_core.model import Kind, PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.canonical import canonical
@@ -190,7 +190,11 @@ class Store:
 
     def resources(self, kind: Kind) -> list[Stored]:
         """Return all resources of one kind, in order of their ports."""
-        return sorted(self._all(kind).values(), key=_place)
+        return sorted(self._all(kind).values(), key=place)
+
+    def each(self, kind: Kind) -> tuple[Stored, ...]:
+        """Return all resources of one kind, in no order."""
+        return tuple(self._all(kind).values())
 
     def _all(self, kind: Kind) -> dict[PortKey, Stored]:
         known = self._known.get(kind)
@@ -220,7 +224,10 @@ class Store:
         rows = self._db.execute(
             "SELECT namespace, job, pe, version, instance, location, hint FROM pes"
         )
-        return [_known_pe(row) for row in rows]
+        # A PE has the texts of its ports, which are not kept twice.
+        keys = (key for kind in get_args(Kind) for key in self._all(kind))
+        texts = {text: text for key in keys for text in (key.namespace, key.job)}
+        return [_known_pe((*(texts.get(one, one) for one in row[:2]), *row[2:])) for row in rows]
 
     def get(self, kind: Kind, key: PortKey) -> Stored | None:
         """Return the resource of a port."""
@@ -394,7 +401,8 @@ def _locked(path: Path) -> int:
     return lock
 
 
-def _place(stored: Stored) -> tuple[str, str, int, str]:
+def place(stored: Stored) -> tuple[str, str, int, str]:
+    """Return what orders resources of one kind: their ports."""
     key = stored.resource.key
     return key.namespace, key.job, key.pe, key.port
 

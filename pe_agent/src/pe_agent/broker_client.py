@@ -22,12 +22,14 @@ class BrokerUnavailableError(StreambrokerError):
 
     Attributes:
         sent: whether the request reached it, so that a change may have been made.
+        busy: whether it said that more was asked than it lets one caller ask.
     """
 
     code = "BrokerUnavailable"
 
-    def __init__(self, message: str, *, sent: bool = False) -> None:
+    def __init__(self, message: str, *, sent: bool = False, busy: bool = False) -> None:
         self.sent = sent
+        self.busy = busy
         super().__init__(message)
 
 
@@ -176,7 +178,10 @@ class BrokerClient:
             parsed = {"title": text[:200].decode(errors="replace")}
         if response.status in (429, 503):
             told = parsed.get("detail") if isinstance(parsed, dict) else None
-            raise BrokerUnavailableError(f"the broker at {self.url} asks to wait: {told or parsed}")
+            raise BrokerUnavailableError(
+                f"the broker at {self.url} asks to wait: {told or parsed}",
+                busy=response.status == 429,
+            )
         if response.status >= 400:
             raise _refusal(response.status, parsed if isinstance(parsed, dict) else {})
         headers = {k.lower(): v for k, v in response.getheaders()}

@@ -219,8 +219,8 @@ async def test_a_jobs_token_reads_its_own_namespaces_only(door: Door) -> None:
     await refused(await door("prod", "GET", "/exports"), 403, "NotYours")
 
 
-OPEN = ("/api/subscriptions/explain", "/api/openapi.json")
-"""The one is selected by the ports it names, the other is for everybody with a token."""
+OPEN = ("/api/subscriptions/explain", "/api/openapi.json", "/healthz", "/readyz")
+"""Selected by the ports it names; for everybody with a token; for everybody."""
 GETS = [p for p, item in description()["paths"].items() if "get" in item and p not in OPEN]
 SELECTING = (
     "import=prod/feed/0/trades",
@@ -357,6 +357,15 @@ async def test_a_thief_who_registers_gets_no_key_and_takes_nothing(door: Door) -
 
     assert route["location"] == VICTIM["location"]
     assert (await door("feed", "PUT", FEED, VICTIM)).body["key"] == key
+
+
+async def test_who_knows_an_agents_instance_takes_it_nowhere_else(door: Door) -> None:
+    await door("feed", "PUT", FEED, VICTIM)
+    for body in ({**VICTIM, "location": THIEF["location"]}, {**VICTIM, "hint": "evil:2"}):
+        await refused(await door("thief", "PUT", FEED, body), 403, "NotYours")
+    (found,) = (await door("ops", "GET", "/pes")).body["items"]
+
+    assert found["location"] == VICTIM["location"]
 
 
 async def test_a_pe_is_bound_over_a_restart_of_the_broker(tmp_path: Path) -> None:

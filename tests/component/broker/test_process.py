@@ -97,7 +97,8 @@ async def long_poll(rest: Rest, etag: str) -> tuple[asyncio.StreamReader, asynci
     url = urlsplit(rest.url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     path = "/api/subscriptions/job/feed/pe/0?wait=60s"
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nIf-None-Match: {etag}\r\n\r\n".encode())
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: {etag}\r\n\r\n"
+    writer.write(head.encode())
     await writer.drain()
     return reader, writer
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pe_agent.agent.broker_link import BrokerLink
 from pe_agent.agent.hosts import Hosts
-from pe_agent.broker_client import BrokerClient
+from pe_agent.broker_client import BrokerAnswer, BrokerClient
 from streambroker_core.model import PeKey
 from support.jobs import Broker
 
@@ -104,6 +106,77 @@ def test_ports_are_declared_again_to_a_broker_with_an_older_file(
     view = world.hosts.routes.view
     assert view is not None
     assert set(view.imports) == {"in"}
+
+
+def registrations(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the methods of what the link asks for from now on, but for its ports."""
+    asked: list[str] = []
+    request = world.link._client.request
+
+    def counted(method: str, path: str, *rest: Any, **more: Any) -> BrokerAnswer:
+        if path == world.link._path:
+            asked.append(method)
+        return request(method, path, *rest, **more)
+
+    monkeypatch.setattr(world.link._client, "request", counted)
+    return asked
+
+
+def test_an_agent_that_the_broker_knows_asks_and_does_not_register(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.declare()
+    world.link._round()
+    asked = registrations(world, monkeypatch)
+    for _ in range(3):
+        world.link._round()
+    world.broker.kill()
+    world.broker = world.broker.restart()
+    world.link._round()
+
+    assert asked == ["GET"] * 4
+
+
+def test_an_agent_registers_again_where_the_broker_knows_an_older_address(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.link._round()
+    world.save()
+    moved = replace(world.link._registration, location="grpc+tcp://127.0.0.1:2")
+    world.link._registration = moved
+    world.link._round()
+    world.lose(restore=True)
+    asked = registrations(world, monkeypatch)
+    world.link._round()
+    (found,) = world.client.request("GET", "/pes").body["items"]
+
+    assert asked == ["GET", "PUT", "GET"]
+    assert found["location"] == "grpc+tcp://127.0.0.1:2"
+
+
+def test_an_agent_registers_again_where_the_broker_knows_its_ports_and_not_itself(
+    world: World,
+) -> None:
+    world.link._round()
+    world.client.request("DELETE", "/job/alerts/pe/0")
+    spec = {"subscription": 'kind == "trade"'}
+    world.client.request("PUT", "/job/alerts/pe/0/import/other", spec)
+    world.link._round()
+    (found,) = world.client.request("GET", "/pes").body["items"]
+
+    assert found["location"] == "grpc+tcp://127.0.0.1:1"
+
+
+def test_an_agent_registers_again_with_another_token(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.link._round()
+    asked = registrations(world, monkeypatch)
+    world.link._token.value = "another"
+    world.link._round()
+    world.link._round()
+
+    assert asked == ["PUT", "GET", "GET"]
 
 
 def test_a_port_that_somebody_deleted_is_not_declared_again(world: World) -> None:

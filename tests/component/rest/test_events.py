@@ -354,7 +354,7 @@ def deaf_reader(url: str) -> socket.socket:
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     found.connect((host, int(port)))
-    found.sendall(b"GET /api/subscriptions/events HTTP/1.1\r\nHost: broker\r\n\r\n")
+    found.sendall(b"GET /api/subscriptions/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     return found
 
 

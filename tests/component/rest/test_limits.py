@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
+import json
+import re
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streambroker_operator.rest.limits import MAX_BUCKETS, Buckets, Limits
+from streambroker_operator.rest.limits import MAX_BUCKETS, Buckets, Limits, read_limit
 from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, Rest, running_broker
 
@@ -61,14 +65,47 @@ async def test_agents_that_are_new_or_say_something_else_are_counted_as_changes(
     ]
 
 
-async def test_new_agents_of_one_token_are_counted_from_however_many_addresses(
+async def test_new_agents_of_one_job_are_counted_from_however_many_addresses(
     tmp_path: Path,
 ) -> None:
     async with from_both_addresses(tmp_path, admins(tmp_path)) as (first, second):
         mine = [(await first("PUT", f"/job/a/pe/{n}", AGENT)).status for n in range(2)]
-        other = [(await second("PUT", f"/job/b/pe/{n}", AGENT)).status for n in range(2)]
+        other = [(await second("PUT", f"/job/a/pe/{n}", AGENT)).status for n in (2, 3)]
 
     assert (mine, other) == ([200, 200], [200, 429])
+
+
+async def test_a_whole_cluster_may_start_behind_one_address(tmp_path: Path) -> None:
+    limits = Limits(writes_per_s=0.01, write_burst=2)
+    async with running_broker(tmp_path / "broker.db", limits) as (_, client):
+        began = [(await client("PUT", f"/job/j{n}/pe/0", AGENT)).status for n in range(20)]
+
+    assert began == [200] * 20
+
+
+async def test_a_job_has_so_many_pes_and_a_pe_so_many_ports(tmp_path: Path) -> None:
+    limits = Limits(pes=2, ports=2)
+    async with running_broker(tmp_path / "broker.db", limits) as (_, client):
+        for n in range(2):
+            assert (await client("PUT", f"/job/feed/pe/{n}", AGENT)).status == 200
+            assert (await client("PUT", f"{X}{n}", EXPORT)).status == 201
+        refused = [
+            await client("PUT", "/job/feed/pe/2", AGENT),
+            await client("PUT", "/job/feed/pe/2/export/p", EXPORT),
+            await client("PUT", f"{X}2", EXPORT),
+        ]
+        third = {"apiVersion": "streambroker.io/v1alpha1", "kind": "Import"}
+        many = [
+            {**third, "spec": {"job": "feed", "port": f"i{n}", "subscription": "a"}}
+            for n in range(3)
+        ]
+        refused.append(await client("POST", "/apply", {"resources": many}))
+        changed = await client("PUT", f"{X}1", {**EXPORT, "allowFilter": False})
+        other = await client("PUT", f"{PE}/import/p", {"subscription": "a"})
+        known = (await client("GET", "/pes")).body["items"]
+
+    assert {(answer.status, answer.code) for answer in refused} == {(422, "LimitReached")}
+    assert (changed.status, other.status, len(known)) == (200, 201, 2)
 
 
 async def test_reads_have_a_limit_of_their_own(tmp_path: Path) -> None:
@@ -141,11 +178,14 @@ async def test_guessing_tokens_is_limited(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text(f"tokens: [{{name: ops, token: {TOKEN}, role: admin}}]")
     tokens.chmod(0o600)
-    async with from_both_addresses(tmp_path, tokens) as (first, _):
-        shown = [f"Bearer {number:032}" for number in range(4)]
+    limits = Limits(refusals_per_s=0.01, refusal_burst=3, read_burst=6)
+    async with from_both_addresses(tmp_path, tokens, limits) as (first, _):
+        shown = [f"Bearer {number:032}" for number in range(10)]
         guesses = [await first("PUT", X, EXPORT, Authorization=token) for token in shown]
+        known = [await first("GET", "/exports") for _ in range(3)]
 
-    assert [guess.status for guess in guesses] == [401, 401, 401, 429]
+    assert [guess.status for guess in guesses] == [401, 401, 401] + 7 * [429]
+    assert [answer.status for answer in known] == [200, 200, 200]
 
 
 def admins(folder: Path) -> Path:
@@ -279,3 +319,80 @@ async def test_a_body_that_cannot_be_unpacked_is_refused(tmp_path: Path) -> None
             problem = await answer.json(content_type="application/problem+json")
 
     assert (answer.status, problem["code"]) == (400, "NotJson")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status"),
+    [
+        ("gzip", gzip.compress(json.dumps(EXPORT).encode()), 201),
+        ("identity", json.dumps(EXPORT).encode(), 201),
+        ("gzip", gzip.compress(json.dumps(EXPORT).encode())[:-9], 400),
+        ("gzip", b"", 400),
+        ("deflate", zlib.compress(json.dumps(EXPORT).encode()), 415),
+        ("br", b"x", 415),
+        ("gzip, gzip", b"x", 415),
+    ],
+)
+async def test_a_body_is_unpacked_or_refused_without_a_trace(
+    tmp_path: Path, encoding: str, body: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_broker(tmp_path / "broker.db") as (_, client):
+        answer = await client("PUT", X, data=body, Content_Encoding=encoding)
+        after = await client("GET", "/exports")
+
+    assert (answer.status, after.status) == (status, 200)
+    assert answer.code in (None, "NotJson")
+    assert "Traceback" not in caplog.text
+    assert "Unhandled" not in caplog.text
+
+
+@pytest.mark.parametrize("length", [9 * 1024, 40 * 1024])
+async def test_headers_above_the_limit_are_refused_with_a_problem(
+    tmp_path: Path, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_broker(tmp_path / "broker.db") as (_, client):
+        refused = await client("GET", "/exports", X_Long="x" * length)
+        usual = await client("GET", "/exports", X_Long="x" * 6 * 1024)
+
+    assert (refused.status, refused.code) == (431, "HeadersTooLarge")
+    assert usual.status == 200
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("writes-per-s=0.5", ("writes_per_s", 0.5)),
+        ("write-burst=7", ("write_burst", 7)),
+        ("pes=1", ("pes", 1)),
+        ("write-burst=7.5", None),
+        ("write-burst=0", None),
+        ("writes-per-s=nan", None),
+        ("writes-per-s=inf", None),
+        ("writes-per-s=-1", None),
+        ("writes-per-s", None),
+        ("writes_per_s=1", None),
+        ("nothing=1", None),
+        ("", None),
+    ],
+)
+def test_a_limit_is_read_as_it_is_written(text: str, found: tuple[str, float] | None) -> None:
+    if found is None:
+        with pytest.raises(ValueError, match=r"no limit|above 0"):
+            read_limit(text)
+    else:
+        assert read_limit(text) == found
+
+
+def test_the_limits_and_their_defaults_are_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs/operations.md").read_text()
+    section = page.partition("\n### Limits\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", section, re.MULTILINE)
+    told: dict[str, float] = {}
+    for names, defaults in rows:
+        values = [float(text.replace(",", "")) for text in defaults.split(", ")]
+        told.update(zip(re.findall(r"`([^`]*)`", names), values, strict=True))
+
+    assert told == {
+        field.name.replace("_", "-"): field.default for field in dataclasses.fields(Limits)
+    }

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest import lists
+from streambroker_operator.rest import lists, snapshots
 from streambroker_operator.rest.snapshots import KEPT_S, MAX_SNAPSHOTS, Page, Selection, Snapshots
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 
@@ -164,6 +165,39 @@ def test_a_snapshot_is_forgotten_some_minutes_after_it_was_last_read() -> None:
 
     with pytest.raises(RequestError, match="begin it anew"):
         kept.following(EXPORTS, token, 1, 3 * KEPT_S + 1)
+
+
+def test_one_reader_expires_no_list_of_another() -> None:
+    kept = Snapshots("session", b"secret")
+    items = [partial(abs, n) for n in range(3)]
+    mine, other = replace(EXPORTS, who="a"), replace(EXPORTS, who="b")
+    token = kept.first(mine, 1, (1, 1), items, 1, 0.0).token
+    assert token is not None
+    for change in range(2, 3 * MAX_SNAPSHOTS):
+        kept.first(other, change, (1, change), items, 1, 0.0)
+
+    assert numbers(kept.following(mine, token, 1, 0.0)) == [1]
+    with pytest.raises(RequestError, match="begin it anew"):
+        kept.following(other, token, 1, 0.0)
+
+
+def test_who_keeps_most_items_loses_the_oldest_list_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snapshots, "MAX_ITEMS", 10)
+    kept = Snapshots("session", b"secret")
+    items = [partial(abs, n) for n in range(4)]
+    mine, other = replace(EXPORTS, who="a"), replace(EXPORTS, who="b")
+    first = kept.first(mine, 1, (1, 1), items, 1, 0.0).token
+    tokens = [kept.first(other, n, (1, n), items, 1, 0.0).token for n in (2, 3)]
+    assert first is not None
+    assert tokens[0] is not None
+    assert tokens[1] is not None
+
+    assert numbers(kept.following(mine, first, 1, 0.0)) == [1]
+    assert numbers(kept.following(other, tokens[1], 1, 0.0)) == [1]
+    with pytest.raises(RequestError, match="begin it anew"):
+        kept.following(other, tokens[0], 1, 0.0)
 
 
 def test_readers_of_one_version_share_its_snapshot() -> None:

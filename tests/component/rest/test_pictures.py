@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streambroker_core.model import Route
 from streambroker_operator.rest import pictures
-from streambroker_operator.rest.pictures import Pictures, drawn
+from streambroker_operator.rest.pictures import ROUTES, Pictures, drawn
 from streambroker_operator.rest.responses import json_answer, long_answer
+from streambroker_operator.rest.turns import Turns
 from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.resources import board_of, export_of, import_of
@@ -25,17 +26,18 @@ VIEW = "/job/feed/pe/0"
 class Brush:
     """Draws as the broker does; counts, and once held draws only when it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, draws: Callable[..., tuple[Any, ...]] = drawn) -> None:
         self.times = 0
+        self._draws = draws
         self._held = False
         self._begun, self._free = threading.Semaphore(0), threading.Semaphore(0)
 
-    def __call__(self, *arguments: Any) -> tuple[Route, ...]:
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         self.times += 1
         if self._held:
             self._begun.release()
             assert self._free.acquire(timeout=10.0)
-        return drawn(*arguments)
+        return self._draws(*arguments)
 
     def hold(self) -> None:
         self._held = True
@@ -53,6 +55,15 @@ def brush(monkeypatch: pytest.MonkeyPatch) -> Brush:
     found = Brush()
     monkeypatch.setattr(pictures, "drawn", found)
     return found
+
+
+@pytest.fixture(params=["exports", "imports", "pes"])
+def listed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Brush]:
+    """The path of a list, and what draws it."""
+    name = "drawn_pes" if request.param == "pes" else "drawn_ports"
+    found = Brush(getattr(pictures, name))
+    monkeypatch.setattr(pictures, name, found)
+    return f"/{request.param}", found
 
 
 @pytest.fixture
@@ -105,7 +116,7 @@ async def test_one_drawing_is_for_all_who_asked_before_it_began(
     door: tuple[Broker, Rest], brush: Brush
 ) -> None:
     broker, rest = door
-    asked = Pictures(broker.runtime)
+    asked = Pictures(broker.runtime, ROUTES, Turns())
     brush.hold()
     first = asyncio.create_task(asked.of_now("a"))
     await brush.begun()
@@ -118,7 +129,39 @@ async def test_one_drawing_is_for_all_who_asked_before_it_began(
     brush.go_on()
     found = [await task for task in (first, *others)]
 
-    assert [len(picture.routes) for picture in found] == [3, 2, 2, 2, 2, 2]
+    assert [len(picture.items) for picture in found] == [3, 2, 2, 2, 2, 2]
+    assert brush.times == 2
+
+
+async def test_others_are_answered_while_ports_and_pes_are_drawn(
+    rest: Rest, listed: tuple[str, Brush]
+) -> None:
+    path, brush = listed
+    before = await rest("GET", path)
+    await rest("PUT", f"{VIEW}/export/new", EXPORT)
+    brush.hold()
+    asked = asyncio.create_task(rest("GET", path))
+    await brush.begun()
+    assert (await rest("GET", VIEW)).status == 200
+    await rest("PUT", "/job/later/pe/0/export/later", EXPORT)
+    await rest("PUT", "/job/later/pe/0/import/later", IMPORT)
+    assert not asked.done()
+    brush.go_on()
+
+    found = await asked
+    assert len(found.body["items"]) == len(before.body["items"]) + (path == "/exports")
+    assert "later" not in json.dumps(found.body)
+
+
+async def test_ports_and_pes_are_drawn_anew_only_after_a_change(
+    rest: Rest, listed: tuple[str, Brush]
+) -> None:
+    path, brush = listed
+    for _ in range(3):
+        await rest("GET", path)
+    assert brush.times == 1
+    await rest("PUT", f"{VIEW}/export/new", EXPORT)
+    await rest("GET", path)
     assert brush.times == 2
 
 

@@ -12,7 +12,7 @@ import pytest
 from pe_agent.agent import broker_link
 from pe_agent.agent.broker_link import BrokerLink
 from pe_agent.agent.hosts import Hosts
-from pe_agent.broker_client import BrokerAnswer
+from pe_agent.broker_client import BrokerAnswer, BrokerUnavailableError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.hints import STALE_S
 from streambroker_core.wire.view import View, encode, seal
@@ -74,3 +74,27 @@ def test_after_a_restore_the_first_change_is_taken_although_all_polls_before_bro
     view = link._hosts.routes.view
     assert view is not None
     assert (view.version, view.point) == ("else", (4, 3))
+
+
+def test_a_broker_that_says_later_is_asked_more_and_more_seldom(
+    link: BrokerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
+
+    def round_() -> None:
+        if len(pauses) < 6:
+            raise BrokerUnavailableError("later", busy=True)
+        if len(pauses) == 7:
+            raise BrokerUnavailableError("gone")
+
+    def wait(pause: float) -> None:
+        pauses.append(pause)
+        if len(pauses) == 8:
+            link._stopped.set()
+
+    monkeypatch.setattr(link, "_round", round_)
+    monkeypatch.setattr(link._wake, "wait", wait)
+    link._run()
+
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 16.0, 16.0, 33.0, 1.0]

@@ -20,6 +20,7 @@ from streambroker_core.board import (
     Synced,
 )
 from streambroker_core.model import Export, Kind, Resource, kind_of
+from streambroker_core.wire.view import seal
 from support.resources import board_of, export_of, import_of
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")
@@ -128,7 +129,7 @@ def assert_shows(board: Board, history: History) -> None:
         mine, other = board.view(pe), scanned.view(pe)
         assert mine is not None
         assert other is not None
-        assert mine.version == other.version
+        assert mine.version == other.version == seal(mine).version
 
 
 @settings(deadline=None, max_examples=150)

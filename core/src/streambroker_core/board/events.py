@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Resource
+from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Resource, Route
 from streambroker_core.wire.hints import Point
 from streambroker_core.wire.registration import Registration
 from streambroker_core.wire.view import RefusedPair
@@ -123,11 +123,27 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A route as it was and as it is; None where there is none."""
+
+    was: Route | None
+    now: Route | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoutesChanged:
-    """The PE's view has other content; None where the PE is no longer known."""
+    """The PE's view has other content.
+
+    Attributes:
+        version: of the view; None where the PE is no longer known.
+        new: whether the PE was not known before.
+        moved: what became of the routes of its exports, in their order.
+    """
 
     pe: PeKey
     version: str | None
+    new: bool = field(default=False, compare=False)
+    moved: tuple[Moved, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, TypeVar
+from bisect import bisect_left, insort
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from streambroker_core.board.roster import Roster
 from streambroker_core.board.shelf import Change, Shelf
@@ -13,9 +13,72 @@ from streambroker_core.model import Export, Import, PeKey, PortKey
 
 R = TypeVar("R", Export, Import)
 
+Place: TypeAlias = "tuple[str, str, int, str, str]"
+"""What orders resources of one kind: their ports, then their uids."""
+
+
+def place_of(resource: Export | Import) -> Place:
+    """Return a resource's place among those of its kind."""
+    key = resource.key
+    return key.namespace, key.job, key.pe, key.port, resource.uid
+
+
+class Met:
+    """Whom one resource meets.
+
+    Attributes:
+        outcomes: matches and near refusals by the other side's uid.
+        places: of all of these, in order.
+        matches: how many of them are matches.
+    """
+
+    __slots__ = ("matches", "outcomes", "places")
+
+    def __init__(self, outcomes: dict[str, Outcome], places: list[Place]) -> None:
+        self.outcomes = outcomes
+        self.places = places
+        self.matches = sum(isinstance(outcome, Match) for outcome in outcomes.values())
+
+    def set(self, place: Place, outcome: Outcome) -> None:
+        """Set the outcome with one of the other side."""
+        known = self.outcomes.get(place[-1])
+        if known is None:
+            insort(self.places, place)
+        self.outcomes[place[-1]] = outcome
+        self.matches += isinstance(outcome, Match) - isinstance(known, Match)
+
+    def drop(self, place: Place) -> None:
+        """Forget one of the other side."""
+        known = self.outcomes.pop(place[-1], None)
+        if known is not None:
+            del self.places[bisect_left(self.places, place)]
+            self.matches -= isinstance(known, Match)
+
+    def peers(self) -> Iterator[str]:
+        """Yield the uids of all, in order of the other side's ports."""
+        return (place[-1] for place in self.places)
+
+    def each(self) -> Iterator[tuple[str, Outcome]]:
+        """Yield uid and outcome of all, in order of the other side's ports."""
+        return ((uid, self.outcomes[uid]) for uid in self.peers())
+
+
+NOBODY = Met({}, [])
+"""Of a resource that meets none; not to be changed."""
+
+
+class Meeting(NamedTuple):
+    """An outcome with one of the other side, as it was and as it is; None for none."""
+
+    peer: str
+    was: Outcome | None
+    now: Outcome | None
+
 
 class Half(Generic[R]):
     """Resources of one kind with their standing and their outcomes.
+
+    A resource keeps its port for as long as it has its uid.
 
     Args:
         stream_of: the stream name a resource claims, or None.
@@ -23,62 +86,85 @@ class Half(Generic[R]):
 
     def __init__(self, stream_of: Callable[[R], Hashable | None]) -> None:
         self.shelf: Shelf[R] = Shelf()
-        self.roster: Roster[R] = Roster(stream_of)
-        self._of_pe: dict[PeKey, list[str]] = {}
-        self._outcomes: dict[str, dict[str, Outcome]] = {}
+        self.roster: Roster[R] = Roster(self.shelf.get, stream_of)
+        self._of_pe: dict[PeKey, tuple[str, ...] | str] = {}
+        self._met: dict[str, Met] = {}
 
     def enter(self, change: Change[R]) -> set[str]:
         """Take in a change; return the uids whose part may be another now."""
         if change.old is not None:
             owner = change.old.key.owner
-            self._of_pe[owner].remove(change.uid)
-            if not self._of_pe[owner]:
-                del self._of_pe[owner]
+            left = [uid for uid in self.of_pe(owner) if uid != change.uid]
+            self._set_of_pe(owner, left)
         if change.new is not None:
-            insort(self._of_pe.setdefault(change.new.key.owner, []), change.uid)
+            host: PeKey = change.new.key.owner
+            self._set_of_pe(host, sorted([*self.of_pe(host), change.uid]))
         return self.roster.change(change)
 
-    def pair(self, uid: str, outcomes: Mapping[str, Outcome], other: Half[Any]) -> set[str]:
-        """Set whom a resource meets, on both sides; return the uids that this concerns."""
-        old = self._outcomes.pop(uid, {})
+    def _set_of_pe(self, pe: PeKey, uids: list[str]) -> None:
+        if uids:
+            self._of_pe[pe] = uids[0] if len(uids) == 1 else tuple(uids)
+        else:
+            self._of_pe.pop(pe, None)
+
+    def pair(self, resource: R, outcomes: Mapping[str, Outcome], other: Half[Any]) -> list[Meeting]:
+        """Set whom a resource meets, on both sides; return all that this concerns."""
+        place = place_of(resource)
+        old = self._met.pop(resource.uid, NOBODY)
         if outcomes:
-            self._outcomes[uid] = dict(outcomes)
-        for peer in old.keys() - outcomes.keys():
-            other.part(peer, uid)
+            same = old.outcomes.keys() == outcomes.keys()
+            places = old.places if same else other.places_of(outcomes)
+            self._met[resource.uid] = Met(dict(outcomes), places)
+        for peer in old.outcomes.keys() - outcomes.keys():
+            other.part(peer, place)
         for peer, outcome in outcomes.items():
-            other.meet(peer, uid, outcome)
-        return set(old.keys() | outcomes.keys())
+            other.meet(peer, place, outcome)
+        return [
+            Meeting(peer, old.outcomes.get(peer), outcomes.get(peer))
+            for peer in old.outcomes.keys() | outcomes.keys()
+        ]
 
-    def meet(self, uid: str, peer: str, outcome: Outcome) -> None:
+    def places_of(self, uids: Mapping[str, object]) -> list[Place]:
+        """Return the places of resources, in order."""
+        found = (self.shelf.get(uid) for uid in uids)
+        return sorted(place_of(resource) for resource in found if resource is not None)
+
+    def meet(self, uid: str, place: Place, outcome: Outcome) -> None:
         """Note an outcome that was found from the other side."""
-        self._outcomes.setdefault(uid, {})[peer] = outcome
+        met = self._met.get(uid)
+        if met is None:
+            self._met[uid] = Met({place[-1]: outcome}, [place])
+        else:
+            met.set(place, outcome)
 
-    def part(self, uid: str, peer: str) -> None:
+    def part(self, uid: str, place: Place) -> None:
         """Forget an outcome that no longer holds."""
-        outcomes = self._outcomes.get(uid, {})
-        outcomes.pop(peer, None)
-        if not outcomes:
-            self._outcomes.pop(uid, None)
+        met = self._met.get(uid)
+        if met is not None:
+            met.drop(place)
+            if not met.outcomes:
+                del self._met[uid]
+
+    def met(self, uid: str) -> Met:
+        """Return whom a resource meets."""
+        return self._met.get(uid, NOBODY)
 
     def outcomes_of(self, uid: str) -> Mapping[str, Outcome]:
         """Return matches and near refusals by the other side's uid."""
-        return self._outcomes.get(uid, {})
+        return self.met(uid).outcomes
 
     def match_count(self) -> int:
         """Return how many of all outcomes are matches."""
-        return sum(
-            isinstance(outcome, Match)
-            for outcomes in self._outcomes.values()
-            for outcome in outcomes.values()
-        )
+        return sum(met.matches for met in self._met.values())
 
     def taking_part(self, uid: str) -> R | None:
         """Return a resource if it is there and holds what it claims."""
         return self.shelf.get(uid) if self.roster.takes_part(uid) else None
 
-    def of_pe(self, pe: PeKey) -> list[str]:
+    def of_pe(self, pe: PeKey) -> tuple[str, ...]:
         """Return the uids of a PE's resources, in order."""
-        return list(self._of_pe.get(pe, ()))
+        found = self._of_pe.get(pe, ())
+        return (found,) if isinstance(found, str) else found
 
     def holders(self, pe: PeKey) -> list[R]:
         """Return the resources that hold a PE's ports, in order of the ports."""
@@ -87,7 +173,7 @@ class Half(Generic[R]):
             for uid in self.of_pe(pe)
             if (resource := self.shelf.get(uid)) is not None and not self.roster.port_rival(uid)
         ]
-        return sorted(found, key=lambda resource: resource.key)
+        return sorted(found, key=lambda resource: resource.key.port)
 
     def at(self, key: PortKey) -> list[R]:
         """Return all that claim a port, in order of their uids."""
@@ -101,4 +187,4 @@ class Half(Generic[R]):
 
     def holder_at(self, key: PortKey) -> R | None:
         """Return the resource that holds a port."""
-        return next((r for r in self.holders(key.owner) if r.key == key), None)
+        return next((r for r in self.at(key) if not self.roster.port_rival(r.uid)), None)

@@ -7,8 +7,9 @@ on the order in which they came.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from streambroker_core.board.shelf import Change
 from streambroker_core.model import Export, Import
@@ -16,78 +17,96 @@ from streambroker_core.model import Export, Import
 R = TypeVar("R", Export, Import)
 
 
-_Claim: TypeAlias = "tuple[float, str]"
-"""When the claimant was created, and its uid: the least claim holds."""
+class _Claims(Generic[R]):
+    """Claims on names; each name goes to the oldest claimant.
 
+    Args:
+        get: returns a resource by its uid.
+    """
 
-class _Claims:
-    """Claims on names; each name goes to the oldest claimant."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[Hashable, tuple[_Claim, ...]] = {}
+    def __init__(self, get: Callable[[str], R | None]) -> None:
+        self._get: Callable[[str], R | None] = get
+        # One uid, or several in order of their age; most names have one claimant.
+        self._by_name: dict[Hashable, str | tuple[str, ...]] = {}
         self._of: dict[str, Hashable] = {}
 
-    def claim(self, uid: str, name: Hashable | None, created: float) -> set[str]:
+    def claim(self, uid: str, name: Hashable | None) -> set[str]:
         """Set what a resource claims; return all resources this may concern."""
         old = self._of.pop(uid, None)
         concerned = {uid}
         if old is not None:
-            rivals = self._by_name.pop(old)
-            concerned.update(rival for _, rival in rivals)
-            if len(rivals) > 1:
-                self._by_name[old] = tuple(claim for claim in rivals if claim[1] != uid)
+            left = self._rivals(old)
+            concerned.update(left)
+            self._set(old, [rival for rival in left if rival != uid])
         if name is not None:
-            rivals = self._by_name.get(name, ())
-            concerned.update(rival for _, rival in rivals)
-            self._by_name[name] = tuple(sorted((*rivals, (created, uid))))
+            claimants: list[str] = [*self._rivals(name), uid]
+            concerned.update(claimants)
+            self._set(name, sorted(claimants, key=self._age))
             self._of[uid] = name
         return concerned
 
+    def _rivals(self, name: Hashable) -> tuple[str, ...]:
+        found = self._by_name.get(name, ())
+        return (found,) if isinstance(found, str) else found
+
+    def _set(self, name: Hashable, uids: list[str]) -> None:
+        if uids:
+            self._by_name[name] = uids[0] if len(uids) == 1 else tuple(uids)
+        else:
+            self._by_name.pop(name, None)
+
+    def _age(self, uid: str) -> tuple[float, str]:
+        resource = self._get(uid)
+        # Who is not there any more is about to give its claim up.
+        return math.inf if resource is None else resource.created, uid
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._of
+
     def on(self, name: Hashable) -> list[str]:
         """Return who claims a name, in order of the uids."""
-        return sorted(uid for _, uid in self._by_name.get(name, ()))
+        return sorted(self._rivals(name))
 
     def losers(self) -> Iterator[str]:
         """Yield who claims a name that an older one holds."""
-        return (uid for rivals in self._by_name.values() for _, uid in rivals[1:])
+        several = (uids for uids in self._by_name.values() if not isinstance(uids, str))
+        return (uid for uids in several for uid in uids[1:])
 
     def holder_over(self, uid: str) -> str | None:
         """Return who holds the name that a resource claims; None if it claims none."""
         name = self._of.get(uid)
-        return None if name is None else self._by_name[name][0][1]
+        return None if name is None else self._rivals(name)[0]
 
 
 class Roster(Generic[R]):
     """Which resources of one kind take part.
 
     Args:
+        get: returns a resource by its uid, None where it is gone.
         stream_of: the stream name a resource claims, or None.
     """
 
-    def __init__(self, stream_of: Callable[[R], Hashable | None]) -> None:
+    def __init__(
+        self, get: Callable[[str], R | None], stream_of: Callable[[R], Hashable | None]
+    ) -> None:
+        self._get: Callable[[str], R | None] = get
         self._stream_of: Callable[[R], Hashable | None] = stream_of
-        self._known: dict[str, R] = {}
-        self._ports = _Claims()
-        self._streams = _Claims()
+        self._ports: _Claims[R] = _Claims(get)
+        self._streams: _Claims[R] = _Claims(get)
 
     def change(self, change: Change[R]) -> set[str]:
         """Take in a change; return the uids whose standing may be another now."""
         uid, new = change.uid, change.new
-        if new is None:
-            self._known.pop(uid, None)
-            concerned = self._ports.claim(uid, None, 0.0)
-        else:
-            self._known[uid] = new
-            concerned = self._ports.claim(uid, new.key, new.created)
+        concerned = self._ports.claim(uid, None if new is None else new.key)
         for rival in sorted(concerned):
             concerned = concerned | self._claim_stream(rival)
         return concerned
 
     def _claim_stream(self, uid: str) -> set[str]:
-        resource = self._known.get(uid)
+        resource = self._get(uid)
         if resource is None or self._ports.holder_over(uid) != uid:
-            return self._streams.claim(uid, None, 0.0)
-        return self._streams.claim(uid, self._stream_of(resource), resource.created)
+            return self._streams.claim(uid, None)
+        return self._streams.claim(uid, self._stream_of(resource))
 
     def claimants(self, stream: Hashable) -> list[str]:
         """Return who claims a stream name and holds a port, in order of the uids."""
@@ -110,5 +129,5 @@ class Roster(Generic[R]):
     def takes_part(self, uid: str) -> bool:
         """Say whether a resource is there and holds what it claims."""
         return (
-            uid in self._known and self.port_rival(uid) is None and self.stream_rival(uid) is None
+            uid in self._ports and self.port_rival(uid) is None and self.stream_rival(uid) is None
         )

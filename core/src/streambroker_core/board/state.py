@@ -9,7 +9,7 @@ orders; a half-filled board would tear down what is merely not known yet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from streambroker_core.board.events import (
@@ -23,6 +23,7 @@ from streambroker_core.board.events import (
     Hint,
     ImportApplied,
     ImportRemoved,
+    Moved,
     PeDeclared,
     PeWithdrawn,
     RoutesChanged,
@@ -31,12 +32,15 @@ from streambroker_core.board.events import (
     Synced,
 )
 from streambroker_core.board.half import Half
+from streambroker_core.board.marks import Marks
 from streambroker_core.board.shelf import Change
 from streambroker_core.board.views import (
+    ACCEPTED,
     export_status,
     import_status,
     route_of,
     view_of,
+    view_version,
 )
 from streambroker_core.matching import Figures, IndexMatcher, Match, Matcher, Outcome
 from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Resource, Route
@@ -84,11 +88,19 @@ class Board:
         # When PEs were withdrawn: their agents' late registrations bring nothing back.
         self._withdrawn: dict[PeKey, int] = {}
         self._caught_up = 0
-        self._known: set[PeKey] = set()
-        self._views: dict[PeKey, View] = {}
+        # The versions of the views, 16 bytes each, none before the first; views are drawn when
+        # asked for.
+        self._versions: dict[PeKey, bytes] = {}
+        self._left: set[PeKey] = set()
+        self._marks = Marks(self._exports, self.registration)
+        # All others are accepted, and match nothing.
         self._statuses: dict[tuple[Kind, str], Status] = {}
         self._dirty: set[PeKey] = set()
         self._dirty_statuses: set[tuple[Kind, str]] = set()
+        self._new: set[tuple[Kind, str]] = set()
+        # Pairs whose route is another since views were settled, and the route as it was.
+        self._moved: dict[tuple[str, str], Route | None] = {}
+        self._settled = False
 
     # ---- what goes in ----------------------------------------------------
 
@@ -138,8 +150,7 @@ class Board:
     def _agent(self, event: AgentRegistered | PeDeclared | PeWithdrawn) -> None:
         pe = event.pe
         if isinstance(event, PeDeclared):
-            self._known.add(pe)
-            self._dirty.add(pe)
+            self._know(pe)
             return
         known = self._agents.get(pe)
         last = self._withdrawn.get(pe, self._caught_up) if known is None else known.version
@@ -148,15 +159,21 @@ class Board:
         if isinstance(event, AgentRegistered):
             self._withdrawn.pop(pe, None)
             self._agents[pe] = event
-            self._known.add(pe)
+            self._know(pe)
         else:
             self._agents.pop(pe, None)
             self._withdrawn[pe] = event.version
             if not self._exports.of_pe(pe) and not self._imports.of_pe(pe):
-                self._known.discard(pe)
+                self._left.add(pe)
         self._dirty.add(pe)
+        self._marks.doubt(self._exports.of_pe(pe))
         for uid in self._exports.of_pe(pe):
             self._mark_importers(uid)
+
+    def _know(self, pe: PeKey) -> None:
+        self._left.discard(pe)
+        self._versions.setdefault(pe, b"")
+        self._dirty.add(pe)
 
     def _forget(self, version: int) -> None:
         """Forget who was gone at a version that all feeds have passed."""
@@ -172,26 +189,33 @@ class Board:
                 self._dirty.add(peer.key.owner)
 
     def _export_changes(self, changes: Iterable[Change[Export]]) -> None:
-        concerned: dict[str, None] = {}
+        concerned: dict[str, Export | None] = {}
         for change in changes:
             for uid in sorted(self._exports.enter(change)):
-                concerned[uid] = None
+                gone = change.old if uid == change.uid else concerned.get(uid)
+                concerned[uid] = self._exports.shelf.get(uid) or gone
                 self._mark("Export", uid, change)
                 export = self._exports.taking_part(uid)
                 if export is None:
                     self._matcher.remove_export(uid)
                 else:
                     self._matcher.put_export(export)
-        for uid in concerned:
+        self._marks.doubt(concerned)
+        for uid, export in concerned.items():
+            if export is None:
+                continue
             outcomes = self._matcher.matches_of_export(uid)
-            for peer in self._exports.pair(uid, outcomes, self._imports):
+            for peer, was, now in self._exports.pair(export, outcomes, self._imports):
                 self._mark("Import", peer)
+                if was is not now:
+                    self._move(export, self._imports.shelf.get(peer), was, now)
 
     def _import_changes(self, changes: Iterable[Change[Import]]) -> None:
-        concerned: dict[str, None] = {}
+        concerned: dict[str, Import | None] = {}
         for change in changes:
             for uid in sorted(self._imports.enter(change)):
-                concerned[uid] = None
+                gone = change.old if uid == change.uid else concerned.get(uid)
+                concerned[uid] = self._imports.shelf.get(uid) or gone
                 self._mark("Import", uid, change)
                 import_ = self._imports.taking_part(uid)
                 if import_ is None:
@@ -199,8 +223,30 @@ class Board:
                 else:
                     self._matcher.put_import(import_)
         for uid, outcomes in self._matches_of_imports(concerned):
-            for peer in self._imports.pair(uid, outcomes, self._exports):
+            import_ = concerned[uid]
+            if import_ is None:
+                continue
+            for peer, was, now in self._imports.pair(import_, outcomes, self._exports):
                 self._mark("Export", peer)
+                if was is not now:
+                    self._move(self._exports.shelf.get(peer), import_, was, now)
+
+    def _move(
+        self,
+        export: Export | None,
+        import_: Import | None,
+        was: Outcome | None,
+        now: Outcome | None,
+    ) -> None:
+        """Note that a pair's outcome is another."""
+        old = was if isinstance(was, Match) else None
+        new = now if isinstance(now, Match) else None
+        if old == new or export is None or import_ is None:
+            return
+        self._marks.move(export, import_, old, new)
+        if self._settled:
+            route = None if old is None else route_of(export, import_, old)
+            self._moved.setdefault((export.uid, import_.uid), route)
 
     def _matches_of_imports(
         self, uids: Collection[str]
@@ -223,41 +269,74 @@ class Board:
         self, kind: Kind, uid: str, change: Change[Export] | Change[Import] | None = None
     ) -> None:
         self._dirty_statuses.add((kind, uid))
+        if self._settled and change is not None and change.uid == uid and change.old is None:
+            self._new.add((kind, uid))
         side = self._exports if kind == "Export" else self._imports
         seen = [side.shelf.get(uid)]
         if change is not None:
             seen += [change.old, change.new]
         for resource in seen:
             if resource is not None:
-                self._known.add(resource.key.owner)
-                self._dirty.add(resource.key.owner)
+                self._know(resource.key.owner)
 
     # ---- what comes out --------------------------------------------------
 
     def _settle(self) -> list[Action]:
         actions: list[Action] = []
+        self._marks.settle()
+        moved = self._moved_by_pe()
         for pe in sorted(self._dirty, key=_pe_order):
-            actions += self._settle_view(pe)
+            actions += self._settle_view(pe, moved.get(pe, ()))
         for kind, uid in sorted(self._dirty_statuses):
             actions += self._settle_status(kind, uid)
         self._dirty.clear()
+        self._left.clear()
         self._dirty_statuses.clear()
+        self._new.clear()
+        self._moved.clear()
+        self._settled = True
         return actions
 
-    def _settle_view(self, pe: PeKey) -> list[Action]:
-        before = self._views.get(pe)
-        if pe not in self._known:
-            self._views.pop(pe, None)
-            return [] if before is None else [RoutesChanged(pe=pe, version=None)]
-        after = view_of(pe, self._exports, self._imports, self.registration)
-        if before is not None and before.version == after.version:
+    def _moved_by_pe(self) -> dict[PeKey, list[Moved]]:
+        """Return what became of routes, by the exporter's PE."""
+        found: dict[PeKey, list[tuple[PortKey, PortKey, Moved]]] = {}
+        for (export_uid, import_uid), was in self._moved.items():
+            now = self._route(export_uid, import_uid)
+            route = now or was
+            if route is not None and now != was:
+                one = (route.export, route.import_, Moved(was=was, now=now))
+                found.setdefault(route.export.owner, []).append(one)
+        return {
+            pe: [one for *_, one in sorted(several, key=lambda one: one[:2])]
+            for pe, several in found.items()
+        }
+
+    def _route(self, export_uid: str, import_uid: str) -> Route | None:
+        export = self._exports.shelf.get(export_uid)
+        import_ = self._imports.shelf.get(import_uid)
+        outcome = self._exports.outcomes_of(export_uid).get(import_uid)
+        if export is None or import_ is None or not isinstance(outcome, Match):
+            return None
+        return route_of(export, import_, outcome)
+
+    def _settle_view(self, pe: PeKey, moved: Sequence[Moved]) -> list[Action]:
+        before = self._versions.get(pe, b"").hex()
+        if pe in self._left:
+            self._versions.pop(pe, None)
+            return [RoutesChanged(pe=pe, version=None)] if before else []
+        if pe not in self._versions:
             return []
-        self._views[pe] = after
-        actions: list[Action] = [RoutesChanged(pe=pe, version=after.version)]
+        after = view_version(pe, self._exports, self._imports, self._marks)
+        if before == after:
+            return []
+        self._versions[pe] = bytes.fromhex(after)
+        actions: list[Action] = [
+            RoutesChanged(pe=pe, version=after, new=not before, moved=tuple(moved))
+        ]
         agent = self._agents.get(pe)
-        news = before is not None or after.exports or after.imports
+        news = before or any(self.ports(pe))
         if news and agent is not None and agent.registration.hint is not None:
-            actions.append(Hint(pe=pe, version=after.version, point=self.point))
+            actions.append(Hint(pe=pe, version=after, point=self.point))
         return actions
 
     def _settle_status(self, kind: Kind, uid: str) -> list[Action]:
@@ -266,13 +345,13 @@ class Board:
             if kind == "Export"
             else import_status(uid, self._exports, self._imports)
         )
+        before = self._statuses.pop((kind, uid), ACCEPTED)
         if after is None:
-            self._statuses.pop((kind, uid), None)
             return []
-        if self._statuses.get((kind, uid)) == after:
-            return []
-        self._statuses[(kind, uid)] = after
-        return [StatusChanged(kind=kind, uid=uid)]
+        if after != ACCEPTED:
+            self._statuses[(kind, uid)] = after
+        same = before == after and self._settled and (kind, uid) not in self._new
+        return [] if same else [StatusChanged(kind=kind, uid=uid)]
 
     # ---- what can be asked -----------------------------------------------
 
@@ -293,12 +372,36 @@ class Board:
 
     def view(self, pe: PeKey) -> View | None:
         """Return a PE's view at the board's point; None where the PE is not known."""
-        view = self._views.get(pe)
-        return None if view is None else replace(view, point=self.point)
+        version = self._versions.get(pe)
+        if not version:
+            return None
+        drawn = view_of(pe, self._exports, self._imports, self.registration)
+        return replace(drawn, version=version.hex(), point=self.point)
+
+    def version(self, pe: PeKey) -> str | None:
+        """Return the version of a PE's view, without drawing it; None where it is not known."""
+        return self._versions.get(pe, b"").hex() or None
+
+    def ports(self, pe: PeKey) -> tuple[list[str], list[str]]:
+        """Return the names of the exports and of the imports that a PE's view shows, in order."""
+        exports, imports = self._exports.holders(pe), self._imports.holders(pe)
+        return [one.key.port for one in exports], [one.key.port for one in imports]
+
+    def versions(self) -> dict[PeKey, str]:
+        """Return the PEs that have a view, with its version, in no order."""
+        return {pe: version.hex() for pe, version in self._versions.items() if version}
+
+    def registrations(self) -> dict[PeKey, Registration]:
+        """Return what the PEs' agents registered last, in no order."""
+        return {pe: event.registration for pe, event in self._agents.items()}
+
+    def statuses(self) -> dict[tuple[Kind, str], Status]:
+        """Return the statuses of all resources that are not merely accepted."""
+        return dict(self._statuses)
 
     def pes(self) -> list[PeKey]:
         """Return the PEs that have a view, in order."""
-        return sorted(self._views, key=_pe_order)
+        return sorted(self.versions(), key=_pe_order)
 
     def registration(self, pe: PeKey) -> Registration | None:
         """Return what a PE's agent registered last."""
@@ -377,7 +480,8 @@ class Board:
 
     def status(self, kind: Kind, uid: str) -> Status | None:
         """Return what there is to say about a resource; None before the board is synced."""
-        return self._statuses.get((kind, uid))
+        known = self._settled and self.get(kind, uid) is not None
+        return self._statuses.get((kind, uid), ACCEPTED) if known else None
 
     def outcomes(self, kind: Kind, uid: str) -> Mapping[str, Outcome]:
         """Return matches and near refusals of a resource, by the other side's uid."""
@@ -386,14 +490,11 @@ class Board:
 
     def routes_of(self, kind: Kind, uid: str) -> list[Route]:
         """Return a resource's routes, in order of the other side's port."""
-        found = []
-        for other, outcome in self.outcomes(kind, uid).items():
-            export_uid, import_uid = (uid, other) if kind == "Export" else (other, uid)
-            export = self._exports.shelf.get(export_uid)
-            import_ = self._imports.shelf.get(import_uid)
-            if isinstance(outcome, Match) and export is not None and import_ is not None:
-                found.append(route_of(export, import_, outcome))
-        return sorted(found, key=lambda route: (route.export, route.import_))
+        side = self._exports if kind == "Export" else self._imports
+        peers = side.met(uid).peers()
+        pairs = ((uid, peer) if kind == "Export" else (peer, uid) for peer in peers)
+        found = (self._route(*pair) for pair in pairs)
+        return [route for route in found if route is not None]
 
     def routes(self) -> list[Route]:
         """Return all routes, in order of the exporters' and the importers' ports."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
 from streambroker_core.board.events import Status
-from streambroker_core.board.half import Half
+from streambroker_core.board.half import Half, Met
+from streambroker_core.board.marks import Marks, issuer_of
 from streambroker_core.matching import (
     Match,
     Outcome,
@@ -15,7 +18,7 @@ from streambroker_core.matching import (
     expression_problem,
     filter_problem,
 )
-from streambroker_core.model import Export, Import, PeKey, PortKey, Route
+from streambroker_core.model import Export, Import, PeKey, Route
 from streambroker_core.wire.registration import Registration
 from streambroker_core.wire.view import (
     MAX_REFUSED,
@@ -25,7 +28,7 @@ from streambroker_core.wire.view import (
     ImportRoute,
     RefusedPair,
     View,
-    seal,
+    version_of,
 )
 
 R = TypeVar("R", Export, Import)
@@ -40,39 +43,87 @@ def view_of(
     imports: Half[Import],
     registration: Callable[[PeKey], Registration | None],
 ) -> View:
-    """Return a PE's sealed view, without point and capabilities."""
-    return seal(
-        View(
-            pe=pe,
-            exports={
-                export.key.port: _export_port(export, exports, imports)
-                for export in exports.holders(pe)
-            },
-            imports={
-                import_.key.port: _import_port(import_, exports, imports, registration)
-                for import_ in imports.holders(pe)
-            },
-        )
+    """Return a PE's view, without version, point and capabilities."""
+    bare = _bare(pe, exports, imports)
+    return replace(
+        bare,
+        exports={
+            name: replace(port, routes=_export_routes(port.uid, exports, imports))
+            for name, port in bare.exports.items()
+        },
+        imports={
+            name: replace(port, routes=_import_routes(port.uid, exports, imports, registration))
+            for name, port in bare.imports.items()
+        },
     )
 
 
-def _peers(outcomes: Iterable[tuple[str, Outcome]], half: Half[R]) -> list[tuple[R, Outcome]]:
-    found = [
-        (resource, outcome)
-        for uid, outcome in outcomes
-        if (resource := half.shelf.get(uid)) is not None
-    ]
-    return sorted(found, key=lambda pair: (pair[0].key, pair[0].uid))
+def view_version(pe: PeKey, exports: Half[Export], imports: Half[Import], marks: Marks) -> str:
+    """Return the version of a PE's view, without going through its routes."""
+    bare = _bare(pe, exports, imports)
+    return version_of(
+        bare,
+        {name: marks.of_exports.get(port.uid, 0) for name, port in bare.exports.items()},
+        {name: marks.of_imports.get(port.uid, 0) for name, port in bare.imports.items()},
+    )
 
 
-def _export_port(export: Export, exports: Half[Export], imports: Half[Import]) -> ExportPort:
-    routes = [
+def _bare(pe: PeKey, exports: Half[Export], imports: Half[Import]) -> View:
+    """Return a PE's view without routes."""
+    return View(
+        pe=pe,
+        exports={export.key.port: _export_port(export) for export in exports.holders(pe)},
+        imports={
+            import_.key.port: _import_port(import_, exports, imports)
+            for import_ in imports.holders(pe)
+        },
+    )
+
+
+def _peers(met: Met, half: Half[R]) -> Iterator[tuple[R, Outcome]]:
+    for uid, outcome in met.each():
+        resource = half.shelf.get(uid)
+        if resource is not None:
+            yield resource, outcome
+
+
+def _export_routes(
+    uid: str, exports: Half[Export], imports: Half[Import]
+) -> tuple[ExportRoute, ...]:
+    return tuple(
         ExportRoute(
             import_=import_.key, uid=import_.uid, filter=outcome.filter, policy=outcome.policy
         )
-        for import_, outcome in _peers(exports.outcomes_of(export.uid).items(), imports)
+        for import_, outcome in _peers(exports.met(uid), imports)
         if isinstance(outcome, Match)
-    ]
+    )
+
+
+def _import_routes(
+    uid: str,
+    exports: Half[Export],
+    imports: Half[Import],
+    registration: Callable[[PeKey], Registration | None],
+) -> tuple[ImportRoute, ...]:
+    routes = []
+    for export, outcome in _peers(imports.met(uid), exports):
+        if isinstance(outcome, Match):
+            agent = registration(export.key.owner)
+            routes.append(
+                ImportRoute(
+                    export=export.key,
+                    uid=export.uid,
+                    location=None if agent is None else agent.location,
+                    issuer=None if agent is None else issuer_of(export, agent),
+                    filter=outcome.filter,
+                    policy=outcome.policy,
+                    schema=export.schema,
+                )
+            )
+    return tuple(routes)
+
+
+def _export_port(export: Export) -> ExportPort:
     return ExportPort(
         uid=export.uid,
         generation=export.generation,
@@ -82,32 +133,10 @@ def _export_port(export: Export, exports: Half[Export], imports: Half[Import]) -
         congestion_policy=export.congestion_policy,
         buffer=export.buffer,
         schema=export.schema,
-        routes=tuple(routes),
     )
 
 
-def _import_port(
-    import_: Import,
-    exports: Half[Export],
-    imports: Half[Import],
-    registration: Callable[[PeKey], Registration | None],
-) -> ImportPort:
-    peers = _peers(imports.outcomes_of(import_.uid).items(), exports)
-    routes = []
-    for export, outcome in peers:
-        if isinstance(outcome, Match):
-            agent = registration(export.key.owner)
-            routes.append(
-                ImportRoute(
-                    export=export.key,
-                    uid=export.uid,
-                    location=None if agent is None else agent.location,
-                    issuer=None if agent is None else _issuer(export, agent),
-                    filter=outcome.filter,
-                    policy=outcome.policy,
-                    schema=export.schema,
-                )
-            )
+def _import_port(import_: Import, exports: Half[Export], imports: Half[Import]) -> ImportPort:
     return ImportPort(
         uid=import_.uid,
         generation=import_.generation,
@@ -117,22 +146,19 @@ def _import_port(
         start=import_.start,
         on_congestion=import_.on_congestion,
         schema=import_.schema,
-        routes=tuple(routes),
-        refused=_refused(peers),
+        refused=_refused(imports.met(import_.uid), exports),
     )
 
 
-def _issuer(export: Export, agent: Registration) -> str:
-    return f"{agent.instance}/{'filter' if export.allow_filter else 'plain'}"
-
-
-def _refused(peers: list[tuple[Export, Outcome]]) -> tuple[RefusedPair, ...]:
-    found = [
+def _refused(met: Met, exports: Half[Export]) -> tuple[RefusedPair, ...]:
+    if met.matches == len(met.outcomes):
+        return ()
+    found = (
         RefusedPair(export=export.key, reason=outcome.reason, message=outcome.message)
-        for export, outcome in peers
+        for export, outcome in _peers(met, exports)
         if isinstance(outcome, Refusal)
-    ]
-    return tuple(found[:MAX_REFUSED])
+    )
+    return tuple(islice(found, MAX_REFUSED))
 
 
 def route_of(export: Export, import_: Import, match: Match) -> Route:
@@ -155,8 +181,7 @@ def export_status(uid: str, exports: Half[Export], imports: Half[Import]) -> Sta
     refused = _port_taken(uid, exports) or _stream_taken(export, exports)
     if refused is not None:
         return refused
-    peers = _peers(exports.outcomes_of(uid).items(), imports)
-    return _accepted([r.key for r, outcome in peers if isinstance(outcome, Match)], ())
+    return _accepted(exports.met(uid), imports, ())
 
 
 def import_status(uid: str, exports: Half[Export], imports: Half[Import]) -> Status | None:
@@ -164,33 +189,34 @@ def import_status(uid: str, exports: Half[Export], imports: Half[Import]) -> Sta
     import_ = imports.shelf.get(uid)
     if import_ is None:
         return None
-    peers = _peers(imports.outcomes_of(uid).items(), exports)
-    matched = [r.key for r, outcome in peers if isinstance(outcome, Match)]
+    met = imports.met(uid)
     refused = _port_taken(uid, imports)
-    if refused is None and (import_.streams or not matched):
+    if refused is None and (import_.streams or not met.matches):
         refused = _invalid(import_)
     if refused is not None:
         return refused
-    pairs = _refused(peers)
-    if import_.schema is None and not matched and _all_invalid(peers):
+    pairs = _refused(met, exports)
+    if import_.schema is None and not met.matches and _all_invalid(met):
         return Status(
             accepted=False, reason="FilterInvalid", message=pairs[0].message, refused=pairs
         )
-    return _accepted(matched, pairs)
+    return _accepted(met, exports, pairs)
 
 
-def _all_invalid(peers: list[tuple[Export, Outcome]]) -> bool:
-    words = {outcome.reason for _, outcome in peers if isinstance(outcome, Refusal)}
+def _all_invalid(met: Met) -> bool:
+    words = {outcome.reason for outcome in met.outcomes.values() if isinstance(outcome, Refusal)}
     return words == {"FilterInvalid"}
 
 
-_ACCEPTED = Status()
+ACCEPTED = Status()
+"""Of most resources there is no more to say."""
 
 
-def _accepted(matched: list[PortKey], refused: tuple[RefusedPair, ...]) -> Status:
-    if not matched and not refused:
-        return _ACCEPTED
-    return Status(matches=len(matched), peers=tuple(matched[:MAX_PEERS]), refused=refused)
+def _accepted(met: Met, other: Half[R], refused: tuple[RefusedPair, ...]) -> Status:
+    if not met.matches and not refused:
+        return ACCEPTED
+    matched = (r.key for r, outcome in _peers(met, other) if isinstance(outcome, Match))
+    return Status(matches=met.matches, peers=tuple(islice(matched, MAX_PEERS)), refused=refused)
 
 
 def _invalid(import_: Import) -> Status | None:

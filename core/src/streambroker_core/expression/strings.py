@@ -7,6 +7,7 @@ for itself. Two ``\u`` escapes may form a surrogate pair; half a pair is refused
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from streambroker_core.expression.refusal import Refusal
 
@@ -31,6 +32,12 @@ _PRINT = str.maketrans(
 _PRINT_SHORT = str.maketrans({"\\": "\\\\", '"': '\\"'})
 
 
+@lru_cache(maxsize=4096)
+def _same(text: str) -> str:
+    """Return a literal that many expressions have, as one object."""
+    return text
+
+
 def unquote(quoted: str, offset: int) -> str:
     r"""Return the text that a literal, quotes included, stands for.
 
@@ -39,7 +46,7 @@ def unquote(quoted: str, offset: int) -> str:
     """
     body = quoted[1:-1]
     if "\\" not in body:
-        return body
+        return _same(body)
     text = _ESCAPE.sub(lambda found: _resolve(found, offset), body)
     if any("\ud800" <= char <= "\udfff" for char in text):
         try:

@@ -58,6 +58,7 @@ Condition: TypeAlias = OneOf | Between
 Alternative: TypeAlias = "tuple[Condition, ...]"
 
 _NOTHING: Alternative = ()
+_LISTS = (list, tuple)
 _MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
@@ -92,14 +93,12 @@ def facts_of(properties: Properties) -> Facts:
     """Return all values of all attributes, as conditions ask for them."""
     facts: dict[Attribute, tuple[Any, ...]] = {}
     for name, value in properties.items():
-        if isinstance(value, list | tuple):
-            kind = kind_of_value(value[0]) if value else None
-            if kind is not None:
+        kind = KINDS.get(type(value))
+        if kind is None:
+            if isinstance(value, _LISTS) and (kind := kind_of_value(value[0]) if value else None):
                 facts[name, "in " + kind] = tuple(dict.fromkeys(value))
             continue
-        kind = KINDS.get(type(value))
-        if kind is not None:
-            facts[name, kind] = (value,)
+        facts[name, kind] = (value,)
         if kind == "text" and name == tree.TOPIC_PROPERTY:
             for number, level in enumerate(str(value).split("/")):
                 facts[name, f"level {number}"] = (level,)

@@ -102,7 +102,12 @@ class IndexMatcher:
             newest, facts = self._newest
             for want in self._wants.fitting(facts if newest is export else facts_of(properties)):
                 # What this leaves out, `match` refuses, and not as a near miss.
-                if want.test(properties) is True and in_reach(export, want.import_):
+                code = want.code
+                if (
+                    code is not None
+                    and code(properties, want.literals) is True
+                    and in_reach(export, want.import_)
+                ):
                     _keep(found, want.import_.uid, match(export, want.import_, want.test))
         for want in self._wants.named(export.stream_id):
             _keep(found, want.import_.uid, match(export, want.import_))

@@ -15,7 +15,7 @@ that every Export has to try. `Figures` tells how long that list is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, combinations, product
 from typing import Any, NamedTuple, TypeAlias
 
@@ -47,7 +47,7 @@ class Want:
     Attributes:
         code: function of the subscription's form; None for an Import by name.
         literals: what to call it with.
-        places: where it is filed: first attribute, second or None, key, and again.
+        places: where it is filed: table, key in it, and again.
         cut: whether it was too wide to be filed under all that it says.
     """
 
@@ -66,7 +66,41 @@ class Want:
 
 
 _Bucket: TypeAlias = "Want | set[Want]"
-_Table: TypeAlias = "dict[Any, _Bucket]"
+"""One Import, or more than one."""
+
+
+class _Table:
+    """Imports by the values of one attribute, or of two.
+
+    Attributes:
+        first: the attribute; likewise ``second``, None for one alone.
+        filed: by value, or pair of values.
+    """
+
+    __slots__ = ("filed", "first", "second")
+
+    def __init__(self, first: Attribute, second: Attribute | None) -> None:
+        self.first = first
+        self.second = second
+        self.filed: dict[Any, _Bucket] = {}
+
+    def add(self, key: Any, want: Want) -> None:
+        """File an Import."""
+        known = self.filed.get(key)
+        if isinstance(known, set):
+            known.add(want)
+        else:
+            self.filed[key] = want if known is None else {known, want}
+
+    def take(self, key: Any, want: Want) -> None:
+        """Take an Import away that is filed."""
+        known = self.filed[key]
+        if isinstance(known, set):
+            known.discard(want)
+            if len(known) == 1:
+                self.filed[key] = known.pop()
+        else:
+            del self.filed[key]
 
 
 class _Option(NamedTuple):
@@ -78,7 +112,7 @@ class _Option(NamedTuple):
 
 
 class _Grid:
-    """One width of cells: what to multiply a number with, and how often it is used."""
+    """One width of cells: what to multiply a number with, and how many tables use it."""
 
     __slots__ = ("scale", "uses")
 
@@ -112,15 +146,11 @@ class Wants:
                 return
             for key in access.entries():
                 places[access.first, access.second, key] = None
-        want.places = tuple(chain.from_iterable(places))
-        for first, second, key in places:
-            table = self._tables.setdefault(first, {}).setdefault(second, {})
-            known = table.get(key)
-            if isinstance(known, set):
-                known.add(want)
-            else:
-                table[key] = want if known is None else {known, want}
-            self._count_cells((first, second), 1)
+        # The attributes are the table's: they are not kept once for each Import.
+        found = [(self._table(first, second), key) for first, second, key in places]
+        for table, key in found:
+            table.add(key, want)
+        want.places = tuple(chain.from_iterable(found))
         self.places += len(places)
 
     def file_by_name(self, want: Want) -> None:
@@ -131,9 +161,10 @@ class Wants:
     def remove(self, want: Want) -> None:
         """Take an Import away from wherever it is filed."""
         self.others.discard(want)
-        for first, second, key in _threes(want.places):
-            self._take(first, second, key, want)
-            self._count_cells((first, second), -1)
+        for table, key in _pairs(want.places):
+            table.take(key, want)
+            if not table.filed:
+                self._drop(table)
             self.places -= 1
         for name in want.import_.streams:
             same = self._streams.get(name.stream_id, set())
@@ -141,20 +172,20 @@ class Wants:
             if not same:
                 self._streams.pop(name.stream_id, None)
 
-    def _take(self, first: Attribute, second: Attribute | None, key: Any, want: Want) -> None:
-        row = self._tables[first]
-        table = row[second]
-        known = table[key]
-        if isinstance(known, set):
-            known.discard(want)
-            if len(known) == 1:
-                table[key] = known.pop()
-            return
-        del table[key]
-        if not table:
-            del row[second]
+    def _table(self, first: Attribute, second: Attribute | None) -> _Table:
+        row = self._tables.setdefault(first, {})
+        table = row.get(second)
+        if table is None:
+            table = row[second] = _Table(first, second)
+            self._count_cells(table, 1)
+        return table
+
+    def _drop(self, table: _Table) -> None:
+        row = self._tables[table.first]
+        del row[table.second]
         if not row:
-            del self._tables[first]
+            del self._tables[table.first]
+        self._count_cells(table, -1)
 
     # ---- what an Export asks ---------------------------------------------
 
@@ -178,23 +209,24 @@ class Wants:
                 if table is None or (second is not None and second not in facts):
                     continue
                 keys = values if second is None else product(values, facts[second])
-                _collect(table, keys, found)
+                _collect(table.filed, keys, found)
         return found
 
     def _with_cells(self, facts: Facts) -> Facts:
         if not self._grids:
             return facts
         cells: dict[Attribute, tuple[Any, ...]] = dict(facts)
-        for (name, kind), values in facts.items():
-            if kind == "number" and name in self._grids:
-                for attribute, grid in self._grids[name].items():
+        for name, grids in self._grids.items():
+            values = facts.get((name, "number"))
+            if values is not None:
+                for attribute, grid in grids.items():
                     cell = _cell(values[0], grid.scale)
                     if cell is not None:
                         cells[attribute] = (cell,)
         return cells
 
-    def _count_cells(self, attributes: Iterable[Attribute | None], change: int) -> None:
-        for attribute in attributes:
+    def _count_cells(self, table: _Table, change: int) -> None:
+        for attribute in (table.first, table.second):
             if attribute is None or not attribute[1].startswith("cell "):
                 continue
             grids = self._grids.setdefault(attribute[0], {})
@@ -252,9 +284,9 @@ class _Access:
         return product(self._one.values, self._other.values)
 
 
-def _collect(table: _Table, keys: Iterable[Any], found: set[Want]) -> None:
+def _collect(filed: Mapping[Any, _Bucket], keys: Iterable[Any], found: set[Want]) -> None:
     for key in keys:
-        bucket = table.get(key)
+        bucket = filed.get(key)
         if bucket is None:
             continue
         if isinstance(bucket, set):
@@ -263,9 +295,9 @@ def _collect(table: _Table, keys: Iterable[Any], found: set[Want]) -> None:
             found.add(bucket)
 
 
-def _threes(places: tuple[Any, ...]) -> Iterator[tuple[Attribute, Attribute | None, Any]]:
+def _pairs(places: tuple[Any, ...]) -> Iterator[tuple[_Table, Any]]:
     turns = iter(places)
-    return zip(turns, turns, turns, strict=True)
+    return zip(turns, turns, strict=True)
 
 
 def _cells(between: Between) -> tuple[Attribute, tuple[int, ...]] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
 from streambroker_core.errors import ManifestError, SchemaError
@@ -56,6 +57,8 @@ MAX_STREAMS = 64
 MAX_COLUMNS = 1024
 MAX_NAMESPACES = 64
 
+_SAME = 1024
+"""How many texts are remembered that many resources have."""
 _IDENTITY = ("job", "pe", "port", "application", "schema")
 _EXPORT = (
     *_IDENTITY,
@@ -161,16 +164,19 @@ def read_spec(
 
 def _port_key(fields: Fields, namespace: str, key: PortKey | None) -> PortKey:
     found = PortKey(
-        namespace=namespace if key is None else key.namespace,
+        namespace=_same(namespace if key is None else key.namespace),
         job=fields.text(
             "job", None if key is None else key.job, check=is_label, wanted="a DNS label"
         ),
         pe=fields.integer("pe", 0 if key is None else key.pe, high=MAX_PE),
-        port=fields.text(
-            "port",
-            None if key is None else key.port,
-            check=is_port_name,
-            wanted="a name of letters, digits, - and _, at most 63, beginning with a letter or _",
+        port=_same(
+            fields.text(
+                "port",
+                None if key is None else key.port,
+                check=is_port_name,
+                wanted="a name of letters, digits, - and _, at most 63, beginning with a letter"
+                " or _",
+            )
         ),
     )
     if key is not None and found != key:
@@ -212,7 +218,7 @@ def _import(fields: Fields, key: PortKey) -> Import:
         application=_application(fields),
         subscription=subscription,
         streams=streams,
-        application_scope=fields.text("applicationScope", DEFAULT_SCOPE),
+        application_scope=_same(fields.text("applicationScope", DEFAULT_SCOPE)),
         filter=read_expression(fields, "filter"),
         on_congestion=fields.word("onCongestion", CONGESTIONS, "inherit"),
         start=fields.word("start", STARTS, "latest"),
@@ -256,7 +262,18 @@ def read_streams(fields: Fields, key: str) -> tuple[StreamName, ...]:
 def _application(fields: Fields) -> Application:
     entry = fields.child("application")
     entry.only(("name", "scope"))
-    return Application(name=entry.optional_text("name"), scope=entry.text("scope", DEFAULT_SCOPE))
+    return _same_application(entry.optional_text("name"), entry.text("scope", DEFAULT_SCOPE))
+
+
+@lru_cache(maxsize=_SAME)
+def _same_application(name: str | None, scope: str) -> Application:
+    return Application(name=name, scope=scope)
+
+
+@lru_cache(maxsize=_SAME)
+def _same(text: str) -> str:
+    """Return a text that many resources have, as one object."""
+    return text
 
 
 def _properties(fields: Fields) -> Properties | None:

@@ -107,6 +107,20 @@ def derive_key(secret: bytes, pe: PeKey, instance: str) -> bytes:
     return hmac.new(secret, message, hashlib.sha256).digest()
 
 
+def tag_of(key: bytes, registration: Registration) -> str:
+    """Return what a broker shows with a view to say which registration it knows.
+
+    Only the agent and its broker can make it, and it is another one where the broker has
+    another secret. So an agent registers again where that is needed, and not each time it asks.
+
+    Args:
+        key: the agent's key.
+        registration: what the agent said last.
+    """
+    message = b"registration:" + canonical(encode(registration))
+    return hmac.new(key, message, hashlib.sha256).hexdigest()[:32]
+
+
 def split_address(text: str) -> tuple[str, int]:
     """Return host and port of ``host:port`` or ``[v6]:port``.
 

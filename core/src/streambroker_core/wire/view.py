@@ -6,6 +6,7 @@ written by hand is read by the same `decode`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -25,13 +26,15 @@ from streambroker_core.model import (
     is_label,
 )
 from streambroker_core.schema import Schema, from_items, to_items
-from streambroker_core.wire.canonical import digest
+from streambroker_core.wire.canonical import canonical, digest
 from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.hints import Point
 
 VIEW_VERSION = 1
 MAX_REFUSED = 20
 """How many refused pairs a view shows per import."""
+MARKS = 1 << 256
+"""Sums of marks are taken modulo this."""
 
 _LARGEST = (1 << 64) - 1
 _TEXT = 8192
@@ -162,12 +165,72 @@ def seal(view: View) -> View:
     Capabilities do not count: the broker fills them in for one reader at a
     time, and each is a function of the route and its issuer, which do count.
     """
+    exports = {
+        name: sum(
+            mark_of_export_route(route.import_, route.uid, route.filter, route.policy)
+            for route in port.routes
+        )
+        for name, port in view.exports.items()
+    }
+    imports = {
+        name: sum(
+            mark_of_import_route(
+                face_of(
+                    route.export, route.location, route.issuer or route.capability, route.schema
+                ),
+                route.uid,
+                route.filter,
+                route.policy,
+            )
+            for route in port.routes
+        )
+        for name, port in view.imports.items()
+    }
+    return replace(view, version=version_of(view, exports, imports))
+
+
+def version_of(view: View, exports: Mapping[str, int], imports: Mapping[str, int]) -> str:
+    """Return the version that belongs to a view's content.
+
+    Args:
+        view: its routes are not looked at.
+        exports: what stands for these, by port: the sum of their marks.
+        imports: likewise.
+    """
     body = encode(view)
     del body["point"], body["version"]
-    for name, port in view.imports.items():
-        for route, shown in zip(port.routes, body["imports"][name]["routes"], strict=True):
-            shown["capability"] = route.issuer or route.capability
-    return replace(view, version=digest(body))
+    for ports, marks in ((body["exports"], exports), (body["imports"], imports)):
+        for name, mark in marks.items():
+            ports[name]["routes"] = f"{mark % MARKS:x}"
+    return digest(body)
+
+
+def mark_of_export_route(import_: PortKey, uid: str, filter_: str | None, policy: Policy) -> int:
+    """Return a number that stands for a route of an export, below `MARKS`."""
+    return _mark([str(import_), uid, filter_, policy])
+
+
+def mark_of_import_route(face: str, uid: str, filter_: str | None, policy: Policy) -> int:
+    """Return a number that stands for a route of an import, below `MARKS`.
+
+    Args:
+        face: of the exporter, see `face_of`.
+        uid: of the Export.
+        filter_: canonical text, or None.
+        policy: of the route.
+    """
+    return _mark([face, uid, filter_, policy])
+
+
+def face_of(
+    export: PortKey, location: str | None, issuer: str | None, schema: Schema | None
+) -> str:
+    """Return a hash of what all routes from an exporter have in common."""
+    return digest([str(export), location, issuer, None if schema is None else to_items(schema)])
+
+
+def _mark(told: list[str | None]) -> int:
+    return int.from_bytes(hashlib.sha256(canonical(told)).digest(), "big")
 
 
 def with_capabilities(view: View, sign: Callable[[PortKey, ImportRoute], str | None]) -> View:

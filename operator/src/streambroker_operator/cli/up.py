@@ -30,6 +30,14 @@ def add(commands: Any) -> None:
         "--insecure", action="store_true", help="listen for other machines without tokens"
     )
     up.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        type=_limit,
+        metavar="NAME=VALUE",
+        help="what the broker lets one caller do, for instance writes-per-s=500; repeatable",
+    )
+    up.add_argument(
         "--log-level",
         default="WARNING",
         type=one_of("DEBUG", "INFO", "WARNING"),
@@ -48,8 +56,18 @@ def _tcp_port(text: str) -> int:
     return int(text)
 
 
+def _limit(text: str) -> tuple[str, float]:
+    from streambroker_operator.rest.limits import read_limit
+
+    try:
+        return read_limit(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _up(options: argparse.Namespace) -> int:
     from streambroker_operator import audit
+    from streambroker_operator.rest.limits import Limits
     from streambroker_operator.serving import Broker, serve
 
     logging.basicConfig(
@@ -63,6 +81,7 @@ def _up(options: argparse.Namespace) -> int:
         port=options.port,
         tokens=options.tokens,
         insecure=options.insecure,
+        limits=Limits(**dict(options.limit)),
     )
     asyncio.run(serve(broker, lambda url: say(f"streambroker listening on {url}\n")))
     return OK

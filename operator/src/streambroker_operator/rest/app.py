@@ -16,6 +16,7 @@ from streambroker_operator.rest import (
     events,
     explain,
     exports,
+    health,
     imports,
     lint,
     lists,
@@ -24,7 +25,13 @@ from streambroker_operator.rest import (
     resources,
     whatif,
 )
-from streambroker_operator.rest.authentication import TOKENS, audited, authenticate
+from streambroker_operator.rest.authentication import (
+    LOCAL,
+    TOKENS,
+    audited,
+    authorise,
+    identify,
+)
 from streambroker_operator.rest.conditions import conditional
 from streambroker_operator.rest.idempotency import replay
 from streambroker_operator.rest.limits import (
@@ -33,10 +40,11 @@ from streambroker_operator.rest.limits import (
     Limits,
     limit_addresses,
     limit_principals,
+    limit_unknown,
 )
 from streambroker_operator.rest.lists import SNAPSHOTS, snapshots_of
 from streambroker_operator.rest.parameters import described
-from streambroker_operator.rest.pictures import PICTURES, Pictures
+from streambroker_operator.rest.pictures import PICTURES, Gallery
 from streambroker_operator.rest.requests import LONG, MAX_BODY, MAX_PROPOSAL, RUNTIME
 from streambroker_operator.rest.responses import problem_answer
 from streambroker_operator.rest.turns import TURNS, Turns
@@ -46,6 +54,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 PARTS = (
     description.routes,
+    health.routes,
     lists.routes,
     events.routes,
     explain.routes,
@@ -59,11 +68,20 @@ PARTS = (
     imports.routes,
 )
 
+MAX_HEADERS = 8 * 1024
+"""Bytes of all headers of a request together."""
+MAX_HEADER = 64 * 1024
+"""Bytes of one header that are read at all."""
+
 _log = logging.getLogger("streambroker.rest")
 
 
 def create_app(
-    runtime: Runtime, tokens: TokenFile | None = None, limits: Limits | None = None
+    runtime: Runtime,
+    tokens: TokenFile | None = None,
+    limits: Limits | None = None,
+    *,
+    local: bool = False,
 ) -> web.Application:
     """Return the application that serves a runtime.
 
@@ -71,13 +89,15 @@ def create_app(
         runtime: what is served.
         tokens: who may call; None for anybody.
         limits: how much one caller may ask for; None for the usual.
+        local: answer to names of this machine alone, where there are no tokens.
     """
     app = web.Application(client_max_size=MAX_BODY, middlewares=_MIDDLEWARES)
     app[RUNTIME] = runtime
+    app[LOCAL] = local
     app[GAUGES] = Gauges(Limits() if limits is None else limits)
     app[SNAPSHOTS] = snapshots_of(runtime)
     app[TURNS] = Turns()
-    app[PICTURES] = Pictures(runtime)
+    app[PICTURES] = Gallery(runtime)
     app[whatif.FORECASTS] = whatif.Forecasts(app[GAUGES].limits)
     app[reports.REPORTS] = reports.Reports()
     if tokens is not None:
@@ -104,10 +124,23 @@ async def _told(request: web.Request, handler: Handler) -> web.StreamResponse:
     return response
 
 
+_ALWAYS = (description.PATH, health.HEALTH)
+
+
+@web.middleware
+async def _sized(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse headers that are too long."""
+    if sum(len(name) + len(value) for name, value in request.raw_headers) > MAX_HEADERS:
+        raise RequestError(
+            431, "HeadersTooLarge", f"The headers have more than {MAX_HEADERS} bytes together."
+        )
+    return await handler(request)
+
+
 @web.middleware
 async def _ready(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer nothing from a board that has not seen everything yet."""
-    if not request.app[RUNTIME].board.synced and request.path != description.PATH:
+    if not request.app[RUNTIME].board.synced and request.path not in _ALWAYS:
         raise RequestError(
             503,
             "NotSynced",
@@ -163,9 +196,12 @@ _MIDDLEWARES = (
     audited,
     _told,
     _problems,
+    _sized,
+    limit_unknown,
+    identify,
     limit_addresses,
-    authenticate,
     limit_principals,
+    authorise,
     _ready,
     replay,
     _problems,  # once more: what was refused is the answer to its repetition, too

@@ -46,8 +46,11 @@ async def apply(request: web.Request) -> web.Response:
         proposed = await asyncio.to_thread(read_proposal, body, namespace)
         changes = len(proposed.read) + len(proposed.proposal.deletes)
         _check_owner(request, proposed.keys)
-        request.app[GAUGES].charge(request, max(changes, 1))
-        applied = request.app[RUNTIME].apply(
+        runtime, gauges = request.app[RUNTIME], request.app[GAUGES]
+        gauges.charge(request, max(changes, 1))
+        puts = [(kind_of(one), one.key) for one in proposed.proposal.puts]
+        gauges.check_ports(runtime.board, (port for port in puts if runtime.stored(*port) is None))
+        applied = runtime.apply(
             proposed.proposal,
             partial(_check, proposed, most),
             # A single change may concern as much as it may by itself.

@@ -1,6 +1,10 @@
 """Ask every caller who they are, before anything else looks at the request.
 
 What is not known to be allowed is refused: a new path is an admin's until it says otherwise.
+
+Without tokens whoever reaches the broker may do everything, and a page in a browser of this
+machine reaches it, too: under a name of its own that it lets lead here. So only names of this
+machine are answered to, and no change that a page of elsewhere asks for.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -20,6 +25,7 @@ from streambroker_operator.auth import (
     ANYBODY,
     Principal,
     TokenFile,
+    is_loopback,
     may_take,
     refused_pe,
 )
@@ -35,6 +41,11 @@ PRINCIPAL = web.RequestKey("principal", str)
 QUIET = web.ResponseKey("quiet", bool)
 """The answer of a write that wrote nothing worth telling, such as an agent's usual call."""
 
+LOCAL = web.AppKey("local", bool)
+"""The broker answers to names of this machine alone."""
+OPEN = ("/healthz", "/readyz")
+"""Paths that tell nothing, and tell it to everybody."""
+
 _READING = ("GET", "HEAD", "OPTIONS")
 _ASKING = ("/api/subscriptions/whatif",)
 """Paths whose POST changes nothing."""
@@ -46,15 +57,54 @@ _REALM = {"WWW-Authenticate": 'Bearer realm="streambroker"'}
 
 
 @web.middleware
-async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let a request through whose caller is known and may do that."""
-    caller = _caller(request)
+async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let a request through whose caller is known."""
+    _check_names(request)
+    caller = ANYBODY if _path(request) in OPEN else _caller(request)
     request[CALLER] = caller
     request[PRINCIPAL] = caller.name
+    return await handler(request)
+
+
+@web.middleware
+async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let a request through whose caller may do that."""
+    caller = request[CALLER]
     # Where there is nothing, or not by this method, the answer for that is the better one.
     if request.match_info.http_exception is None:
         _check(request, caller)
     return await handler(request)
+
+
+def _check_names(request: web.Request) -> None:
+    """Refuse what is asked under a name that is not of this machine, or by a page of elsewhere.
+
+    Raises:
+        RequestError: 403 `HostRefused`.
+    """
+    if TOKENS in request.app or not request.app.get(LOCAL, False):
+        return
+    host = request.headers.get("Host")
+    if host is not None and not is_loopback(_host_of(f"//{host}")):
+        raise RequestError(
+            403,
+            "HostRefused",
+            f"This broker has no tokens and answers to names of this machine alone, not to"
+            f" {host[:128]!r}. Use 127.0.0.1 or localhost, give it tokens, or start it with"
+            " --insecure.",
+        )
+    origin = request.headers.get("Origin")
+    if origin is not None and not is_reading(request) and not is_loopback(_host_of(origin)):
+        raise RequestError(
+            403, "HostRefused", f"A page of {origin[:128]!r} may change nothing in this broker."
+        )
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _caller(request: web.Request) -> Principal:
@@ -159,7 +209,15 @@ def seen_by(request: web.Request, view: View | None) -> View | None:
     if view is None or request[CALLER].owns(view.pe.namespace, view.pe.job):
         return view
     bare = with_capabilities(view, lambda _port, _route: None)
-    return replace(bare, version=f"{view.version}.bare")
+    version = version_seen_by(request, view.pe, view.version)
+    return replace(bare, version=version or "")
+
+
+def version_seen_by(request: web.Request, pe: PeKey, version: str | None) -> str | None:
+    """Return the version of a view as the caller may see it."""
+    if version is None or request[CALLER].owns(pe.namespace, pe.job):
+        return version
+    return f"{version}.bare"
 
 
 def binding(request: web.Request, pe: PeKey, registration: Registration) -> str | None:
@@ -173,7 +231,7 @@ def binding(request: web.Request, pe: PeKey, registration: Registration) -> str 
         return None
     runtime, caller = request.app[RUNTIME], request[CALLER]
     owner, known = runtime.owner(pe), runtime.board.registration(pe)
-    same = known is not None and known.instance == registration.instance
+    same = known == registration
     if owner is not None and not may_take(caller, owner, same=same, tokens=tokens.current()):
         raise not_yours(refused_pe(pe, owner))
     return caller.name

@@ -2,7 +2,8 @@
 
 What agents repeat by themselves (asking for views, registering, reporting) counts
 with the reads: thousands of agents behind one address are no misuse. A registration
-that is new or another one is written, and counts as a change, too.
+that is new or another one is written, and counts as a change of its job, too. Wrong tokens
+are counted apart, so that nobody who guesses takes anything from the agents beside them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from aiohttp import web
 
+from streambroker_core.board import Board
+from streambroker_core.model import Kind, PeKey, PortKey
+from streambroker_operator.auth import ANYBODY
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.authentication import PRINCIPAL, TOKENS, is_reading
+from streambroker_operator.rest.authentication import CALLER, PRINCIPAL, is_reading
 from streambroker_operator.rest.requests import PE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -25,23 +29,30 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BUCKETS = 10_000
 """How many callers are remembered; the one not seen for longest begins with a full bucket."""
 
+_LARGEST = 1_000_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a broker lets one address, and one principal, ask for.
 
     Attributes:
-        writes_per_s: changes per second, lasting.
-        write_burst: changes at once.
+        writes_per_s: changes per second, lasting; registrations of one job likewise.
+        write_burst: changes at once; registrations of one job likewise.
         reads_per_s: reads, and what agents repeat, per second, lasting.
         read_burst: the same at once.
         forecasts_per_s: what-ifs per second, lasting, of one principal, or of one address
             where nobody is asked who they are.
         forecast_burst: the same at once.
+        refusals_per_s: requests without a token that is known, per second, lasting, of one
+            address.
+        refusal_burst: the same at once.
         followers: how many may follow events at the same time, all together.
         followers_each: how many of them may be of one caller.
         polls_each: how many views one caller may wait for at the same time.
         keepalive_s: pause of the events after which a comment is sent, in seconds.
+        pes: how many PEs a job may have: their numbers are below this.
+        ports: how many exports, and how many imports, a PE may have.
     """
 
     writes_per_s: float = 200.0
@@ -50,10 +61,37 @@ class Limits:
     read_burst: int = 4_000
     forecasts_per_s: float = 2.0
     forecast_burst: int = 20
+    refusals_per_s: float = 10.0
+    refusal_burst: int = 100
     followers: int = 500
     followers_each: int = 50
     polls_each: int = 200
     keepalive_s: float = 15.0
+    pes: int = 4_096
+    ports: int = 1_024
+
+
+def read_limit(text: str) -> tuple[str, float]:
+    """Read ``NAME=VALUE``, a limit and what it is to be.
+
+    Returns:
+        Name of the field of `Limits`, and the value.
+
+    Raises:
+        ValueError: there is no such limit, or it cannot be that.
+    """
+    name, _, value = text.partition("=")
+    usual = {field.name.replace("_", "-"): field.default for field in fields(Limits)}
+    if name not in usual:
+        raise ValueError(f"{name!r} is no limit; there are {', '.join(usual)}")
+    whole = isinstance(usual[name], int)
+    try:
+        found = int(value) if whole else float(value)
+    except ValueError:
+        found = 0
+    if not 0 < found < _LARGEST:
+        raise ValueError(f"{name} has to be a {'whole ' if whole else ''}number above 0")
+    return name.replace("-", "_"), found
 
 
 class Buckets:
@@ -136,6 +174,8 @@ class Gauges:
         self.limits = limits
         self._writes = Buckets(limits.writes_per_s, limits.write_burst)
         self._reads = Buckets(limits.reads_per_s, limits.read_burst)
+        self._registrations = Buckets(limits.writes_per_s, limits.write_burst)
+        self._refusals = Buckets(limits.refusals_per_s, limits.refusal_burst)
         self._followers = Places(limits.followers_each, "streams of events")
         self._polls = Places(limits.polls_each, "requests that wait for views")
 
@@ -155,14 +195,31 @@ class Gauges:
         """
         return self._polls.of(_callers(request))
 
-    def count_change(self, request: web.Request) -> None:
-        """Count a request that looked like a repetition as the change that it is.
+    def count_registration(self, pe: PeKey) -> None:
+        """Count a registration that says something new, as a change of its job.
+
+        A whole cluster may start behind one address; a job has only so many PEs.
 
         Raises:
             RequestError: 429, it is one too many.
         """
-        for who in _callers(request):
-            self._count(who, writes=True)
+        self._take(
+            self._registrations,
+            f"{pe.namespace}/{pe.job}",
+            f"{self.limits.writes_per_s:g} registrations per second of one job",
+        )
+
+    def count_refusal(self, request: web.Request) -> None:
+        """Count a request whose caller is not known.
+
+        Raises:
+            RequestError: 429, it is one too many.
+        """
+        self._take(
+            self._refusals,
+            _address(request),
+            f"{self.limits.refusals_per_s:g} requests per second without a token that is known",
+        )
 
     def charge(self, request: web.Request, changes: int) -> None:
         """Count a request that is let through as so many changes in place of one."""
@@ -178,15 +235,54 @@ class Gauges:
         self._count(who, writes=not is_reading(request) and not _repeated(request))
 
     def _count(self, who: str, *, writes: bool) -> None:
-        buckets, limit = (
-            (self._writes, self.limits.writes_per_s)
-            if writes
-            else (self._reads, self.limits.reads_per_s)
-        )
+        if writes:
+            told = f"{self.limits.writes_per_s:g} changes per second of one caller"
+            self._take(self._writes, who, told)
+        else:
+            told = f"{self.limits.reads_per_s:g} requests per second of one caller"
+            self._take(self._reads, who, told)
+
+    def _take(self, buckets: Buckets, who: str, told: str) -> None:
         wait = buckets.take(who, asyncio.get_running_loop().time())
         if wait:
-            what = "changes" if writes else "requests"
-            raise too_many(f"This is more than {limit:g} {what} per second of one caller.", wait)
+            raise too_many(f"This is more than {told}.", wait)
+
+    def check_pe(self, pe: PeKey) -> None:
+        """Refuse a PE beyond those that a job may have.
+
+        Raises:
+            RequestError: 422 `LimitReached`.
+        """
+        if pe.pe >= self.limits.pes:
+            raise RequestError(
+                422,
+                "LimitReached",
+                f"{pe} is beyond the {self.limits.pes} PEs that a job may have here: their numbers"
+                f" are below {self.limits.pes}. Whoever runs the broker may allow more"
+                " (--limit pes=…).",
+            )
+
+    def check_ports(self, board: Board, ports: Iterable[tuple[Kind, PortKey]]) -> None:
+        """Refuse new ports beyond those that a PE may have; those that are there cost nothing.
+
+        Raises:
+            RequestError: 422 `LimitReached`.
+        """
+        names: dict[tuple[Kind, PeKey], set[str]] = {}
+        for kind, key in ports:
+            self.check_pe(key.owner)
+            known = names.setdefault(
+                (kind, key.owner), set(board.ports(key.owner)[kind == "Import"])
+            )
+            if key.port not in known and len(known) >= self.limits.ports:
+                raise RequestError(
+                    422,
+                    "LimitReached",
+                    f"{key.owner} would have more than {self.limits.ports} {kind.lower()}s, as many"
+                    " as a PE may have here. Use another PE, or delete some. Whoever runs the"
+                    " broker may allow more (--limit ports=…).",
+                )
+            known.add(key.port)
 
 
 GAUGES = web.AppKey("gauges", Gauges)
@@ -208,8 +304,8 @@ def _address(request: web.Request) -> str:
 
 
 def _principal(request: web.Request) -> str | None:
-    """Return the caller by name; None where the broker asks nobody who they are."""
-    return None if request.app.get(TOKENS) is None else f"principal {request[PRINCIPAL]}"
+    """Return the caller by name; None where nobody was asked who they are."""
+    return None if request[CALLER] is ANYBODY else f"principal {request[PRINCIPAL]}"
 
 
 def _callers(request: web.Request) -> list[str]:
@@ -225,8 +321,22 @@ def _repeated(request: web.Request) -> bool:
 
 
 @web.middleware
+async def limit_unknown(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse in short what an address asks too often without a token that is known.
+
+    Who shows one is answered however many beside it guess.
+    """
+    try:
+        return await handler(request)
+    except RequestError as error:
+        if error.status == 401:
+            request.app[GAUGES].count_refusal(request)
+        raise
+
+
+@web.middleware
 async def limit_addresses(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what an address asks for too often, before anything else is looked at."""
+    """Refuse what an address asks for too often, once its caller is known."""
     request.app[GAUGES].check(request, _address(request))
     return await handler(request)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from aiohttp import web
 
-from streambroker_core.model import Kind, PeKey, PortKey, Route
+from streambroker_core.model import Kind
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.hints import Point
-from streambroker_operator.bodies import pe_body, route_body, shown
-from streambroker_operator.rest.pictures import PICTURES
-from streambroker_operator.rest.requests import RUNTIME, limit_of, namespace_of
+from streambroker_operator.bodies import route_body, shown, shown_pe
+from streambroker_operator.rest.pictures import PICTURES, DrawnPe, DrawnPort, Pictures
+from streambroker_operator.rest.requests import limit_of, namespace_of
 from streambroker_operator.rest.snapshots import Item, Page, Selection, Snapshots
 from streambroker_operator.rest.turns import who_asks
 from streambroker_operator.runtime import Runtime
@@ -40,32 +40,38 @@ class _Taken(NamedTuple):
 @routes.get(LISTS + "/exports")
 async def list_exports(request: web.Request) -> web.Response:
     """Answer the Exports of a namespace, or of all with ``?namespace=*``."""
-    return await _listed(request, "exports", partial(_resources, request, "Export"))
+    return await _listed(request, "exports", _ports(request, "Export"))
 
 
 @routes.get(LISTS + "/imports")
 async def list_imports(request: web.Request) -> web.Response:
     """Answer the Imports of a namespace, or of all with ``?namespace=*``."""
-    return await _listed(request, "imports", partial(_resources, request, "Import"))
+    return await _listed(request, "imports", _ports(request, "Import"))
 
 
 @routes.get(LISTS + "/pes")
 async def list_pes(request: web.Request) -> web.Response:
     """Answer the known PEs of a namespace, or of all with ``?namespace=*``."""
-    return await _listed(request, "pes", partial(_pes, request))
+    pictures = request.app[PICTURES].pes
+    return await _listed(request, "pes", partial(_drawn, request, pictures, _pe_body))
 
 
 @routes.get(LISTS + "/routes")
 async def list_routes(request: web.Request) -> web.Response:
     """Answer the routes that touch a namespace, or all with ``?namespace=*``."""
-    return await _listed(request, "routes", partial(_routes, request))
+    pictures = request.app[PICTURES].routes
+    return await _listed(request, "routes", partial(_drawn, request, pictures, route_body))
+
+
+def _ports(request: web.Request, kind: Kind) -> Callable[[], Awaitable[_Taken]]:
+    return partial(_drawn, request, request.app[PICTURES].ports[kind], _port_body)
 
 
 async def _listed(
     request: web.Request, what: str, taken: Callable[[], Awaitable[_Taken]]
 ) -> web.Response:
     snapshots = request.app[SNAPSHOTS]
-    selection = Selection(what=what, namespace=chosen_namespace(request))
+    selection = Selection(what=what, namespace=chosen_namespace(request), who=who_asks(request))
     limit = limit_of(request, MAX_PAGE)
     now = asyncio.get_running_loop().time()
     token = request.query.get("continue")
@@ -100,41 +106,30 @@ def chosen_namespace(request: web.Request) -> str:
     return "*" if request.query.get("namespace") == "*" else namespace_of(request)
 
 
-async def _resources(request: web.Request, kind: Kind) -> _Taken:
-    runtime = request.app[RUNTIME]
-    chosen = _choice(request)
-    items = [
-        partial(shown, stored, runtime.board.status(kind, stored.resource.uid))
-        for stored in runtime.all_of(kind)
-        if chosen(stored.resource.key)
-    ]
-    return _Taken(runtime.changes.count, runtime.board.point, items)
-
-
-async def _pes(request: web.Request) -> _Taken:
-    runtime = request.app[RUNTIME]
-    chosen = _choice(request)
-    items = [
-        partial(_itself, pe_body(runtime.board, pe)) for pe in runtime.board.pes() if chosen(pe)
-    ]
-    return _Taken(runtime.changes.count, runtime.board.point, items)
-
-
-async def _routes(request: web.Request) -> _Taken:
+async def _drawn(request: web.Request, pictures: Pictures[T], body: Callable[[T], Any]) -> _Taken:
     namespace = chosen_namespace(request)
-    picture = await request.app[PICTURES].of_now(who_asks(request))
-    routes = await asyncio.to_thread(picture.touching, namespace)
-    return _Taken(picture.change, picture.point, _Routes(routes))
+    picture = await pictures.of_now(who_asks(request))
+    items = await asyncio.to_thread(picture.touching, namespace)
+    return _Taken(picture.change, picture.point, _Items(items, body))
 
 
-class _Routes(Sequence[Item]):
-    """Routes as items, each made when it is asked for."""
+def _port_body(port: DrawnPort) -> Any:
+    return shown(port.stored, port.status)
 
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self._routes = routes
+
+def _pe_body(found: DrawnPe) -> Any:
+    return shown_pe(found.pe, found.agent, found.version, found.exports, found.imports)
+
+
+class _Items(Sequence[Item], Generic[T]):
+    """What was drawn, as items, each made when it is asked for."""
+
+    def __init__(self, drawn: Sequence[T], body: Callable[[T], Any]) -> None:
+        self._drawn = drawn
+        self._body = body
 
     def __len__(self) -> int:
-        return len(self._routes)
+        return len(self._drawn)
 
     @overload
     def __getitem__(self, at: int) -> Item: ...
@@ -144,17 +139,8 @@ class _Routes(Sequence[Item]):
 
     def __getitem__(self, at: int | slice) -> Item | Sequence[Item]:
         if isinstance(at, slice):
-            return [partial(route_body, route) for route in self._routes[at]]
-        return partial(route_body, self._routes[at])
-
-
-def _itself(body: T) -> T:
-    return body
-
-
-def _choice(request: web.Request) -> Callable[[PeKey | PortKey], bool]:
-    namespace = chosen_namespace(request)
-    return lambda key: namespace in ("*", key.namespace)
+            return [partial(self._body, one) for one in self._drawn[at]]
+        return partial(self._body, self._drawn[at])
 
 
 def snapshots_of(runtime: Runtime) -> Snapshots:

@@ -7,7 +7,13 @@ from aiohttp import web
 from streambroker_core.model import PeKey
 from streambroker_core.wire import registration, view
 from streambroker_core.wire.hints import point_text
-from streambroker_operator.rest.authentication import QUIET, binding, check_withdrawal, seen_by
+from streambroker_operator.rest.authentication import (
+    QUIET,
+    binding,
+    check_withdrawal,
+    seen_by,
+    version_seen_by,
+)
 from streambroker_operator.rest.conditions import check_tag, tags
 from streambroker_operator.rest.limits import GAUGES
 from streambroker_operator.rest.requests import (
@@ -35,22 +41,25 @@ async def get_view(request: web.Request) -> web.Response:
     if wait_s and _current(request, pe) in known:
         with request.app[GAUGES].waiting(request):
             await runtime.changed(pe, wait_s)
-    found = seen_by(request, runtime.view(known_pe(request)))
+    version = _current(request, known_pe(request))
+    headers = {
+        "ETag": f'"{version}"',
+        "Cache-Control": "no-cache",
+        "Point": point_text(runtime.board.point),
+    }
+    agent = runtime.board.registration(pe)
+    if agent is not None:
+        headers["Agent"] = registration.tag_of(runtime.key(pe, agent), agent)
+    if version in known or "*" in known:
+        return web.Response(status=304, headers=headers)
+    found = seen_by(request, runtime.view(pe))
     if found is None:
         raise LookupError("a known PE has a view")
-    headers = {
-        "ETag": f'"{found.version}"',
-        "Cache-Control": "no-cache",
-        "Point": point_text(found.point),
-    }
-    if found.version in known or "*" in known:
-        return web.Response(status=304, headers=headers)
     return json_answer(view.encode(found), headers=headers)
 
 
 def _current(request: web.Request, pe: PeKey) -> str | None:
-    found = seen_by(request, request.app[RUNTIME].board.view(pe))
-    return None if found is None else found.version
+    return version_seen_by(request, pe, request.app[RUNTIME].board.version(pe))
 
 
 @routes.put(PE)
@@ -63,7 +72,8 @@ async def register(request: web.Request) -> web.Response:
     owner = binding(request, pe, body)
     same = runtime.board.registration(pe) == body and owner in (None, runtime.owner(pe))
     if not same:
-        request.app[GAUGES].count_change(request)
+        request.app[GAUGES].check_pe(pe)
+        request.app[GAUGES].count_registration(pe)
     registered = registration.encode_answer(runtime.register(pe, body, owner))
     answer = json_answer(registered, headers={"Cache-Control": "no-store"})
     answer[QUIET] = same

@@ -210,7 +210,7 @@ async def get_top(request: web.Request) -> web.Response:
     Many routes take a while to write down; that is done in a thread, one request at a time.
     """
     namespace, who = chosen_namespace(request), who_asks(request)
-    pictures = request.app[PICTURES]
+    pictures = request.app[PICTURES].routes
     picture = await pictures.of_now(who)
     async with pictures.turns.of(who):
         now = time.monotonic()

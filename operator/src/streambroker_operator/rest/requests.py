@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -38,6 +39,7 @@ LONG = ("/api/subscriptions/apply", "/api/subscriptions/whatif")
 MAX_WAIT_S = 60.0
 """Longest long poll, in seconds."""
 
+_GZIP = 16 + zlib.MAX_WBITS
 _JSON = ("application/json", "application/merge-patch+json", "application/octet-stream")
 
 
@@ -109,7 +111,7 @@ def known_pe(request: web.Request) -> PeKey:
         pe = pe_of(request)
     except ManifestError:
         pe = None
-    if pe is None or request.app[RUNTIME].board.view(pe) is None:
+    if pe is None or request.app[RUNTIME].board.version(pe) is None:
         raise RequestError(
             404,
             "UnknownPE",
@@ -172,19 +174,45 @@ def wait_of(request: web.Request) -> float:
 
 
 async def raw_body(request: web.Request) -> bytes:
-    """Return the body.
+    """Return the body, unpacked.
 
     Raises:
-        RequestError: 413, it is too long; 400, it is not encoded as it says.
+        RequestError: 413, it is too long; 400, it is not packed as it says; 415, it is packed
+            in another way than gzip.
     """
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip"):
         raise RequestError(
-            413, "BodyTooLarge", f"The body has more than {request.client_max_size} bytes."
-        ) from error
+            415,
+            "NotJson",
+            f"The body is encoded as {encoding[:64]!r}; send it plain, or as gzip.",
+            headers={"Accept-Encoding": "gzip, identity"},
+        )
+    try:
+        raw = await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise _too_long(request) from error
     except web.RequestPayloadError as error:
-        raise RequestError(400, "NotJson", "The body cannot be unpacked as it says.") from error
+        raise RequestError(400, "NotJson", "The body does not end as it says.") from error
+    return raw if encoding == "identity" else _unpacked(request, raw)
+
+
+def _unpacked(request: web.Request, raw: bytes) -> bytes:
+    unpacker = zlib.decompressobj(wbits=_GZIP)
+    try:
+        found = unpacker.decompress(raw, request.client_max_size + 1)
+    except zlib.error:
+        found = b""
+    if len(found) > request.client_max_size:
+        raise _too_long(request)
+    if not unpacker.eof:
+        raise RequestError(400, "NotJson", "The body cannot be unpacked as it says.")
+    return found
+
+
+def _too_long(request: web.Request) -> RequestError:
+    most = request.client_max_size
+    return RequestError(413, "BodyTooLarge", f"The body has more than {most} bytes.")
 
 
 async def text_body(request: web.Request) -> str:

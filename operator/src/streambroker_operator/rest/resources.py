@@ -15,6 +15,7 @@ from streambroker_core.wire.manifest import read_manifest, read_spec, write_mani
 from streambroker_core.wire.merge import merged
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.conditions import check_match, shown_etag
+from streambroker_operator.rest.limits import GAUGES
 from streambroker_operator.rest.pe import PE
 from streambroker_operator.rest.requests import RUNTIME, json_body, port_of, stored_of
 from streambroker_operator.rest.responses import json_answer, resource_body, written_answer
@@ -74,7 +75,10 @@ async def declare(request: web.Request, kind: Kind) -> web.Response:
     key = port_of(request)
     resource = _read(kind, body, key)
     runtime = request.app[RUNTIME]
-    check_match(request, runtime.stored(kind, key))
+    stored = runtime.stored(kind, key)
+    check_match(request, stored)
+    if stored is None:
+        request.app[GAUGES].check_ports(runtime.board, [(kind, key)])
     written = runtime.put(resource)
     return written_answer(written, status=201 if written.stored.created else 200)
 

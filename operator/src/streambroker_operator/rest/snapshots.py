@@ -2,8 +2,8 @@
 
 The first page of a list that is cut off takes a snapshot: references to immutable
 items, not copies. The following pages are read from it, however much the broker
-changes meanwhile. A few snapshots are kept for a few minutes; one that is gone is
-`ListExpired`, and the reader begins anew.
+changes meanwhile. A few snapshots of each reader are kept for a few minutes; one that is
+gone is `ListExpired`, and the reader begins anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,10 @@ from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.hints import Point
 from streambroker_operator.errors import RequestError
 
-MAX_SNAPSHOTS = 8
+MAX_SNAPSHOTS = 4
+"""Of one reader."""
+MAX_ITEMS = 4_000_000
+"""Of all readers; who has most loses first what was not read for longest."""
 KEPT_S = 300.0
 """How long a snapshot is kept after it was last read, in seconds."""
 
@@ -32,10 +35,11 @@ Item = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which list is meant: what of which namespace."""
+    """Which list is meant: what of which namespace, and who reads it."""
 
     what: str
     namespace: str
+    who: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +77,8 @@ class Snapshots:
     def __init__(self, session: str, secret: bytes) -> None:
         self._session = session
         self._secret = secret
-        self._kept: OrderedDict[str, _Snapshot] = OrderedDict()
+        # By reader, then by name; what was read last is last.
+        self._kept: dict[str, OrderedDict[str, _Snapshot]] = {}
 
     def first(
         self,
@@ -97,9 +102,10 @@ class Snapshots:
         if limit is None or len(items) <= limit:
             return Page(items=items, point=point)
         name = f"{self._session}.{change}.{selection.what}.{selection.namespace}"
-        kept = self._kept.setdefault(name, _Snapshot(items=items, point=point, read_at=now))
+        mine = self._kept.setdefault(selection.who, OrderedDict())
+        kept = mine.setdefault(name, _Snapshot(items=items, point=point, read_at=now))
         kept.read_at = now
-        self._kept.move_to_end(name)
+        mine.move_to_end(name)
         self._forget(now)
         return self._page(name, kept, selection, 0, limit)
 
@@ -111,7 +117,8 @@ class Snapshots:
         """
         name, start = self._read(selection, token)
         self._forget(now)
-        kept = self._kept.get(name)
+        mine = self._kept.get(selection.who, OrderedDict())
+        kept = mine.get(name)
         if kept is None:
             raise RequestError(
                 410,
@@ -119,7 +126,7 @@ class Snapshots:
                 "The list that this continues is kept no longer; begin it anew, without continue.",
             )
         kept.read_at = now
-        self._kept.move_to_end(name)
+        mine.move_to_end(name)
         return self._page(name, kept, selection, start, limit)
 
     def _page(
@@ -135,11 +142,21 @@ class Snapshots:
         )
 
     def _forget(self, now: float) -> None:
-        old = [name for name, kept in self._kept.items() if now - kept.read_at > KEPT_S]
-        for name in old:
-            del self._kept[name]
-        while len(self._kept) > MAX_SNAPSHOTS:
-            self._kept.popitem(last=False)
+        for who, mine in list(self._kept.items()):
+            old = [name for name, kept in mine.items() if now - kept.read_at > KEPT_S]
+            for name in old:
+                del mine[name]
+            while len(mine) > MAX_SNAPSHOTS:
+                mine.popitem(last=False)
+            if not mine:
+                del self._kept[who]
+        held = {who: _items_of(mine) for who, mine in self._kept.items()}
+        while sum(held.values()) > MAX_ITEMS:
+            most = max(held, key=lambda who: held[who])
+            if len(self._kept[most]) == 1:
+                return
+            self._kept[most].popitem(last=False)
+            held[most] = _items_of(self._kept[most])
 
     def _token(self, selection: Selection, name: str, start: int) -> str:
         content = canonical([selection.what, selection.namespace, name, start])
@@ -161,3 +178,7 @@ class Snapshots:
         raise RequestError(
             400, "QueryInvalid", "continue= is not what the last page of this list answered."
         )
+
+
+def _items_of(kept: Mapping[str, _Snapshot]) -> int:
+    return sum(len(one.items) for one in kept.values())

@@ -31,7 +31,11 @@ log = logging.getLogger("pe_agent")
 RETRY_SECONDS = 1.0
 REFUSED_FACTOR = 5
 """How much more rarely than a broker that is away one is asked that refuses the agent's token."""
+MOST_DOUBLED = 4
+"""How often the pause is doubled, at most, before a broker is asked again that said "later"."""
 SPACING_SECONDS = hints.POLL_SPACING_S
+REGISTER_SECONDS = 600.0
+"""How often an agent registers though the broker shows that it knows it."""
 
 
 class BrokerLink:
@@ -48,14 +52,20 @@ class BrokerLink:
         token: Token | None = None,
     ) -> None:
         self._hosts = hosts
-        self._client = BrokerClient(url, hosts.pe.namespace, token)
+        self._token = token or Token()
+        self._client = BrokerClient(url, hosts.pe.namespace, self._token)
         self._path = pe_path(hosts.pe.job, hosts.pe.pe)
-        self._location = location
-        self._instance = instance
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind((host, 0))
         self._socket.settimeout(0.5)
-        self._hint = f"{host}:{self._socket.getsockname()[1]}"
+        self._registration = registration.Registration(
+            instance=instance,
+            location=location,
+            hint=f"{host}:{self._socket.getsockname()[1]}",
+        )
+        self._registered_with: str | None = None
+        # What the broker showed with its last answer, of the registration that it knows.
+        self._known: str | None = None
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._poll_seconds = float(registration.POLL_S)
@@ -64,6 +74,7 @@ class BrokerLink:
         self._register_again = 0.0
         self._restored = False
         self._away = False
+        self._told_later = 0
         self._refused: str | None = None
         self._refused_hints = 0
         self._polls = 0
@@ -109,7 +120,7 @@ class BrokerLink:
                 self._round()
                 if self._away:
                     log.info("broker is back", extra={"broker": self._client.url})
-                self._away, self._refused = False, None
+                self._away, self._refused, self._told_later = False, None, 0
                 self._reports.polled()
             except Exception as error:
                 # Whatever it was, the next round is the remedy; without this thread there is none.
@@ -120,6 +131,9 @@ class BrokerLink:
                 self._away = True
                 pause = RETRY_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
                 pause *= REFUSED_FACTOR if self._refused else 1
+                later = isinstance(error, BrokerUnavailableError) and error.busy
+                self._told_later = min(self._told_later + 1, MOST_DOUBLED) if later else 0
+                pause *= 2**self._told_later
             ended = time.monotonic()
             self._wake.wait(pause)
             self._wake.clear()
@@ -136,7 +150,8 @@ class BrokerLink:
         self._refused = refused
 
     def _round(self) -> None:
-        if time.monotonic() >= self._register_again:
+        due = time.monotonic() >= self._register_again
+        if due or self._token.current() != self._registered_with:
             self._register()
         self._declare()
         try:
@@ -148,22 +163,24 @@ class BrokerLink:
             self._register()
             self._declare()
             self._poll()
+        if self._known != registration.tag_of(self._hosts.key, self._registration):
+            # Another file, an older one, another agent of this PE, or an older release.
+            self._register()
+            self._declare()
+            self._poll()
 
     def _register(self) -> None:
-        body = registration.encode(
-            registration.Registration(
-                instance=self._instance, location=self._location, hint=self._hint
-            )
-        )
+        shown = self._token.current()
+        body = registration.encode(self._registration)
         answer = registration.decode_answer(self._client.request("PUT", self._path, body).body)
+        self._registered_with = shown
         if self._hosts.key not in (b"", answer.key):
             # Keys come from the broker's secret: this one has another file, and knows no ports.
             self._tell_all_again()
         self._hosts.key = answer.key
         self._hosts.store.set("key", answer.key.hex())
         self._poll_seconds = float(answer.poll_s)
-        # Said again before long: a broker whose file was restored knows an older address.
-        self._register_again = time.monotonic() + self._poll_seconds
+        self._register_again = time.monotonic() + REGISTER_SECONDS
 
     def _tell_all_again(self) -> None:
         for state in self._hosts.declarations().values():
@@ -183,6 +200,7 @@ class BrokerLink:
         headers = {"If-None-Match": f'"{view.version}"'} if view and view.version else {}
         self._polls += 1
         answer = self._client.request("GET", self._path, headers=headers)
+        self._known = answer.headers.get("agent")
         if answer.status == 304:
             point = hints.read_point(answer.headers.get("point", ""))
             if view is not None and point is not None:
