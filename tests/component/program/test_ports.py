@@ -115,7 +115,7 @@ def test_a_policy_counts_once_although_its_answer_was_lost(world: World) -> None
     change = ExportPort(world.pe_of(cutter.url), name).set_congestion_policy("drop")
     cutter.close()
 
-    assert change.version == 2
+    assert change.generation == 2
     assert world.ask("GET", f"export/{name}").body["spec"]["congestionPolicy"] == "drop"
 
 
