@@ -13,6 +13,7 @@ from streambroker_core.model import Kind, PeKey, PortKey, Route
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.hints import Point
 from streambroker_operator.bodies import pe_body, route_body, shown
+from streambroker_operator.rest.heard import HEARD
 from streambroker_operator.rest.pictures import PICTURES
 from streambroker_operator.rest.requests import RUNTIME, limit_of, namespace_of
 from streambroker_operator.rest.snapshots import Item, Page, Selection, Snapshots
@@ -114,8 +115,11 @@ async def _resources(request: web.Request, kind: Kind) -> _Taken:
 async def _pes(request: web.Request) -> _Taken:
     runtime = request.app[RUNTIME]
     chosen = _choice(request)
+    heard = request.app[HEARD]
     items = [
-        partial(_itself, pe_body(runtime.board, pe)) for pe in runtime.board.pes() if chosen(pe)
+        partial(_itself, {**pe_body(runtime.board, pe), "seen": heard.moment(pe)})
+        for pe in runtime.board.pes()
+        if chosen(pe)
     ]
     return _Taken(runtime.changes.count, runtime.board.point, items)
 

@@ -17,6 +17,7 @@ from aiohttp import web
 from streambroker_core.model import PeKey, PortKey, Route
 from streambroker_core.wire.fields import Fields
 from streambroker_operator.rest.authentication import QUIET
+from streambroker_operator.rest.heard import HEARD
 from streambroker_operator.rest.lists import LISTS, chosen_namespace
 from streambroker_operator.rest.pe import PE
 from streambroker_operator.rest.pictures import PICTURES
@@ -198,6 +199,7 @@ async def put_report(request: web.Request) -> web.Response:
     """Take an agent's figures; the answer says when the next are wanted."""
     pe = known_pe(request)
     report = read_report(await json_body(request), time.monotonic())
+    request.app[HEARD].note(pe)
     answer = json_answer({"again": request.app[REPORTS].take(pe, report)})
     answer[QUIET] = True
     return answer
