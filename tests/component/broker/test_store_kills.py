@@ -23,7 +23,7 @@ from support.brokers import EXPORT, IMPORT, BrokerProcess, Rest
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
 AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://h:1", "hint": None}
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture

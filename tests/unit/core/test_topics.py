@@ -11,7 +11,7 @@ levels = st.lists(st.text("ab", max_size=2), min_size=1, max_size=4)
 
 
 def test_an_invalid_filter_is_an_error_and_not_a_mismatch() -> None:
-    with pytest.raises(TopicError, match="`a/#/b` is not a topic filter"):
+    with pytest.raises(TopicError, match="`a/#/b` is not a topic pattern"):
         topic_matches("a/#/b", "a/b")
 
 
