@@ -33,19 +33,6 @@ spec: {job: bad, port: p, subscription: 'kind == "trade"', filter: nocol > 3}
 """
 
 
-@pytest.fixture
-async def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Cli]:
-    async with running_broker(tmp_path / "broker.db") as (_, rest):
-        yield Cli(rest, capsys, tmp_path)
-
-
-@pytest.fixture
-async def applied(cli: Cli) -> Cli:
-    """A broker that has the documents."""
-    assert (await cli("apply", "-f", str(cli.file)))[0] == 0
-    return cli
-
-
 def written(cli: Cli, name: str, text: str) -> str:
     path = cli.file.parent / name
     path.parent.mkdir(exist_ok=True)
@@ -402,100 +389,6 @@ async def test_names_of_everywhere_can_be_used_again(applied: Cli) -> None:
     assert ">" not in out
     for name in out.split():
         assert (await applied("get", name))[0] == 0, name
-
-
-# ---- lost answers ------------------------------------------------------------------------------
-
-
-@contextmanager
-def between(url: str, lose: Callable[[int, bytes], bool]) -> Iterator[tuple[str, list[bytes]]]:
-    """Forward requests to a broker; the answers that ``lose`` picks do not come back."""
-    host, port = url.removeprefix("http://").split(":")
-    asked: list[bytes] = []
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            head = b""
-            while (line := self.rfile.readline()).strip():
-                head += line
-            size = re.search(rb"(?i)content-length: (\d+)", head)
-            body = self.rfile.read(int(size[1])) if size else b""
-            asked.append(head)
-            with socket.create_connection((host, int(port))) as broker:
-                broker.sendall(head + b"\r\n" + body)
-                answer = b""
-                while data := broker.recv(65_536):
-                    answer += data
-            if not lose(len(asked), head):
-                self.wfile.write(answer)
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", asked
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-async def generation(cli: Cli) -> Any:
-    body = (await cli.rest("GET", "/job/alerts/pe/0/import/trades")).body
-    return body["metadata"]["generation"]
-
-
-async def test_a_change_whose_answer_is_lost_is_asked_for_again_and_made_once(
-    applied: Cli,
-) -> None:
-    before = await generation(applied)
-    with between(applied.rest.url, lambda number, _: number == 1) as (url, asked):
-        code, out, err = await applied("set-filter", "alerts/0/trades", "price > 7.0", url=url)
-    ids = [re.findall(rb"(?i)request-id: ([0-9a-f]{32})", head) for head in asked]
-
-    assert (code, err, len(asked)) == (0, "", 2)
-    assert "filter set" in out
-    assert ids[0] == ids[1] != []
-    assert await generation(applied) == before + 1
-
-
-async def test_if_no_answer_comes_it_is_said_that_the_change_may_have_been_made(
-    applied: Cli,
-) -> None:
-    with between(applied.rest.url, lambda *_: True) as (url, asked):
-        code, out, err = await applied("set-filter", "alerts/0/trades", "price > 7.0", url=url)
-
-    assert (code, out, len(asked)) == (4, "", 2)
-    assert "It is not known whether the change was made; ask with `streambroker get`" in err
-    assert err.count("\n") == 1
-
-
-async def test_a_broker_that_was_not_reached_changed_nothing(applied: Cli) -> None:
-    code, _, err = await applied("delete", "export/feed/0/trades", url="http://127.0.0.1:1")
-
-    assert (code, "not known" in err) == (4, False)
-
-
-def test_a_silent_broker_is_not_taken_for_one_that_was_not_started(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        code = main(["--url", url, "get", "exports", "--request-timeout", "0.05"])
-    err = capsys.readouterr().err
-
-    assert code == 4
-    assert "--request-timeout waits longer" in err
-    assert "streambroker up" not in err
-
-
-def test_an_empty_address_in_the_environment_is_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STREAMBROKER_URL", "")
-    monkeypatch.setattr("streambroker_operator.cli.options.DEFAULT_URL", "http://127.0.0.1:1")
-
-    assert main(["get"]) == 4
-    assert "http://127.0.0.1:1" in capsys.readouterr().err
 
 
 async def test_what_a_deletion_did_before_it_was_refused_is_counted(

@@ -24,12 +24,6 @@ PROBLEM = {"Content-Type": "application/problem+json"}
 JSON = {"Content-Type": "application/json", "ETag": '"a"'}
 
 
-@pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        yield client
-
-
 def test_the_description_is_openapi() -> None:
     validate(description())
 

@@ -26,19 +26,11 @@ IMPORT_KEY = "default/alerts/0/trades"
 
 
 @pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        yield client
-
-
-@pytest.fixture
-async def pair(rest: Rest) -> Rest:
-    """A broker with one export that one import matches, and one that it does not."""
-    assert (await rest("PUT", X, EXPORT)).status == 201
-    assert (await rest("PUT", I, IMPORT)).status == 201
+async def pair(pair: Rest) -> Rest:
+    """The same with one export more, which the import does not match."""
     other = {**EXPORT, "properties": {"kind": "quote"}}
-    assert (await rest("PUT", "/job/feed/pe/0/export/quotes", other)).status == 201
-    return rest
+    assert (await pair("PUT", "/job/feed/pe/0/export/quotes", other)).status == 201
+    return pair
 
 
 def manifest(kind: str, job: str, port: str, **spec: Any) -> dict[str, Any]:

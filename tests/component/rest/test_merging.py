@@ -21,11 +21,8 @@ READ = (
 
 
 @pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        await client("PUT", X, EXPORT)
-        await client("PUT", I, IMPORT)
-        yield client
+def rest(pair: Rest) -> Rest:
+    return pair
 
 
 async def merge(rest: Rest, path: str, patch: Any, **headers: str) -> Any:

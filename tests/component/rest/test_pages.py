@@ -22,12 +22,6 @@ BASE = "http://127.0.0.1:8470/api/subscriptions"
 
 
 @pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        yield client
-
-
-@pytest.fixture
 async def cli(
     rest: Rest, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Cli:

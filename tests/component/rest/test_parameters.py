@@ -14,11 +14,8 @@ I = "/job/alerts/pe/0/import/trades"  # noqa: E741
 
 
 @pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, found):
-        await found("PUT", X, EXPORT)
-        await found("PUT", I, IMPORT)
-        yield found
+def rest(pair: Rest) -> Rest:
+    return pair
 
 
 @pytest.mark.parametrize(

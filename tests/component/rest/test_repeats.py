@@ -20,12 +20,6 @@ I = "/job/alerts/pe/0/import/trades"  # noqa: E741
 AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
 
 
-@pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        yield client
-
-
 async def test_a_repeated_request_gets_the_first_answer_and_changes_nothing(rest: Rest) -> None:
     first = await rest("PUT", X, EXPORT, Request_Id="a.1")
     await rest("PATCH", X, {"allowFilter": False})
