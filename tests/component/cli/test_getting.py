@@ -292,6 +292,18 @@ async def test_a_pe_is_withdrawn_once_it_has_no_port(cli: Cli) -> None:
     assert (await cli.rest("GET", "/job/audit/pe/1")).status == 404
 
 
+async def test_pes_that_nobody_misses_go_at_once_and_no_others(cli: Cli) -> None:
+    await cli("delete", "import/audit-1-quotes", "import/alerts-trades")
+    gone = await cli("delete", "pes", "--all")
+    left = {item["job"] for item in (await cli.rest("GET", "/pes")).body["items"]}
+    refused = await cli("delete", "exports", "--all")
+
+    assert gone == (0, "pe default/audit/1 deleted\n", "")
+    assert left == {"alerts", "feed"}
+    assert refused[0] == 2
+    assert "`streambroker delete pes --all`" in refused[2]
+
+
 async def test_a_port_is_set_by_its_address_or_its_name(cli: Cli) -> None:
     await cli("set-filter", "alerts/0/trades", "price > 1.0")
     first = await cli.rest("GET", "/job/alerts/pe/0/import/trades/filter")

@@ -39,6 +39,9 @@ def add(commands: Any) -> None:
     delete.add_argument(
         "--ignore-not-found", action="store_true", help="what is not there is no failure"
     )
+    delete.add_argument(
+        "--all", action="store_true", help="`delete pes --all`: without ports, never registered"
+    )
     delete.set_defaults(run=_delete)
 
 
@@ -70,6 +73,8 @@ def _delete(options: argparse.Namespace) -> int:
 
 
 def _of_words(caller: Caller, options: argparse.Namespace) -> list[_Doomed]:
+    if options.all:
+        return _empty_pes(caller, options)
     found = []
     for target in named(options.words):
         try:
@@ -80,6 +85,21 @@ def _of_words(caller: Caller, options: argparse.Namespace) -> list[_Doomed]:
             ports = []
         found += [_Doomed(kind, key) for kind, key in ports]
     return found
+
+
+def _empty_pes(caller: Caller, options: argparse.Namespace) -> list[_Doomed]:
+    """Return the PEs that nobody misses: those without a port and without an agent.
+
+    Raises:
+        UsageError: something else is to be deleted.
+    """
+    if [target.kinds for target in read_targets(options.words)] != [("pes",)]:
+        raise UsageError("--all is for PEs without ports: `streambroker delete pes --all`.")
+    return [
+        _Doomed("pe", PeKey.parse(f"{item['namespace']}/{item['job']}/{item['pe']}"))
+        for item in caller.items("/pes", namespace=options.namespace)
+        if not (item["exports"] or item["imports"] or item["location"])
+    ]
 
 
 def _of_files(caller: Caller, options: argparse.Namespace) -> list[_Doomed]:
