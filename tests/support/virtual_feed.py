@@ -26,7 +26,7 @@ from streambroker_core.board import (
     RoutesChanged,
     Synced,
 )
-from streambroker_core.model import Export, Import, Kind, PeKey, Resource, kind_of
+from streambroker_core.model import Kind, PeKey, Resource, kind_of
 from support.virtual_world import KINDS, PES, Pair, World, scan
 
 Queue = Literal["Export", "Import", "Agent"]

@@ -134,9 +134,7 @@ class PortLink:
         while True:
             try:
                 if method == "GET":
-                    return self._pe.broker().request(
-                        method, path, timeout=self._left(READ_SECONDS)
-                    )
+                    return self._pe.broker().request(method, path, timeout=self._left(READ_SECONDS))
                 return self._change(method, path, body, headers or {})
             except UnknownPortError:
                 if not patient or time.monotonic() > deadline or not self._on_its_way():

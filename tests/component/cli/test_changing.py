@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import socketserver
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from streambroker_operator.cli import forecast, main
-from support.brokers import Rest, running_broker
+from support.brokers import Rest
 from support.commands import DOCUMENTS, Cli
 
 MINE = """

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import socketserver
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import yaml
 
 from streambroker_operator.cli import main
-from support.brokers import running_broker
 from support.commands import DOCUMENTS, Cli
 
 

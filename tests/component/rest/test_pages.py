@@ -6,13 +6,12 @@ import argparse
 import asyncio
 import re
 import shlex
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from support.brokers import Rest, running_broker
+from support.brokers import Rest
 from support.commands import Cli
 
 ROOT = Path(__file__).parents[3]

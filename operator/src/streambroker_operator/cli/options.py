@@ -102,9 +102,7 @@ def add_output(command: argparse.ArgumentParser, *words: str) -> None:
 
 def add_everywhere(command: argparse.ArgumentParser) -> None:
     """Add ``-A``."""
-    command.add_argument(
-        "-A", "--all-namespaces", action="store_true", help="of all namespaces"
-    )
+    command.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
 
 
 def namespace_of(options: argparse.Namespace) -> str:
