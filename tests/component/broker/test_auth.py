@@ -270,7 +270,7 @@ async def test_whoever_reads_may_ask_what_a_change_would_do_and_why_ports_are_co
 
 async def test_the_description_of_the_interface_is_for_everybody_with_a_token(door: Door) -> None:
     for who in ("eyes", "feed", "prod"):
-        answer = await door.rest._session.get(
+        answer = await door.rest.session.get(
             f"{door.broker.url}/api/openapi.json",
             headers={"Authorization": f"Bearer {TOKENS[who]}"},
         )
