@@ -68,7 +68,7 @@ async def test_a_file_that_is_not_there_is_named(cli: Cli) -> None:
 async def test_get_shows_tables(applied: Cli) -> None:
     _, out, _ = await applied("get")
     _, wide, _ = await applied("get", "imports", "-o", "wide")
-    _, other, _ = await applied("get", "routes", "-n", "lab")
+    other = await applied("get", "routes", "-n", "lab")
     _, everywhere, _ = await applied("get", "routes", "-A")
 
     lines = [line.split() for line in out.splitlines()]
@@ -83,7 +83,7 @@ async def test_get_shows_tables(applied: Cli) -> None:
         "Accepted",
     ] in [line[:-1] for line in lines]
     assert "default/feed/0/trades" in wide
-    assert other == "no routes\n"
+    assert other == (0, "", "streambroker: no routes in namespace lab\n")
     assert "price > 10.0" in everywhere
 
 

@@ -113,9 +113,8 @@ async def test_describe_says_first_what_is_nearest_to_the_mistake(cli: Cli) -> N
     assert typo.partition("To do:\n")[2] == (
         '  `knid == "trade"` is true of no export: no export offers `knid`; did you mean `kind`?\n'
     )
-    assert alone.partition("To do:\n")[2] == (
-        "  SubscriptionFalse: Change the subscription, or the Export's properties.\n"
-    )
+    assert alone.partition("To do:\n")[2].startswith("  SubscriptionFalse: Change")
+    assert "no import matches it" not in alone
 
 
 # ---- what-if -----------------------------------------------------------------------------------
