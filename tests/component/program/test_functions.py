@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -17,23 +16,10 @@ from pe_agent.functions import Known, Outcome
 from pe_agent.ports import Change
 from support.agents import free_port
 from support.cutting import Cutter
-from support.programs import SECONDS, World, made
+from support.programs import SECONDS, World
 
 NAMES = [{"applicationName": "market.Feed", "streamId": "nyse"}]
 PROPERTIES = {"kind": "alert", "level": 2}
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with made(tmp_path_factory.mktemp("world")) as found:
-        yield found
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[World]:
-    """A world of the test's own, to be broken."""
-    with made(tmp_path) as found:
-        yield found
 
 
 @dataclass(frozen=True)
