@@ -7,6 +7,7 @@ from typing import Any
 from streambroker_core.board import Board, Status
 from streambroker_core.model import PeKey, Route, kind_of
 from streambroker_core.wire.manifest import write_manifest
+from streambroker_operator.heard import Heard
 from streambroker_operator.store import Stored
 
 
@@ -52,8 +53,8 @@ def _status_body(status: Status) -> dict[str, Any]:
     }
 
 
-def pe_body(board: Board, pe: PeKey) -> dict[str, Any]:
-    """Return a PE: where its agent is, and the names of its ports."""
+def pe_body(board: Board, pe: PeKey, heard: Heard) -> dict[str, Any]:
+    """Return a PE: where its agent is, when it was heard of, and the names of its ports."""
     registration = board.registration(pe)
     view = board.view(pe)
     return {
@@ -61,6 +62,7 @@ def pe_body(board: Board, pe: PeKey) -> dict[str, Any]:
         "job": pe.job,
         "pe": pe.pe,
         "location": None if registration is None else registration.location,
+        "seen": heard.moment(pe),
         "version": None if view is None else view.version,
         "exports": [] if view is None else sorted(view.exports),
         "imports": [] if view is None else sorted(view.imports),

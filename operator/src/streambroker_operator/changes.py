@@ -19,6 +19,7 @@ from streambroker_core.model import Kind, PeKey, PortKey, Route, kind_of
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.view import View
 from streambroker_operator.bodies import earlier_body, pe_body, resource_body, route_body
+from streambroker_operator.heard import Heard
 from streambroker_operator.store import Stored
 
 KEPT_EVENTS = 10_000
@@ -95,6 +96,7 @@ class ChangeLog:
         board: where statuses, views and registrations are looked up.
         stored: gives the resource of a port.
         why_cut: gives the reason word of a route that is gone.
+        heard: when agents were heard of.
 
     Attributes:
         count: number of the last event.
@@ -107,6 +109,7 @@ class ChangeLog:
         board: Board,
         stored: Callable[[Kind, PortKey], Stored | None],
         why_cut: Callable[[Route], str],
+        heard: Heard,
     ) -> None:
         self.session = session
         self.count = 0
@@ -114,6 +117,7 @@ class ChangeLog:
         self._board = board
         self._stored = stored
         self._why_cut = why_cut
+        self._heard = heard
         self._kept: deque[Change] = deque()
         self._bytes = 0
         self._followers: set[Follower] = set()
@@ -168,7 +172,7 @@ class ChangeLog:
             self._views[pe] = after
         if before is not None or after is not None:
             word: Word = "ADDED" if before is None else "DELETED" if after is None else "MODIFIED"
-            body = {"type": word, "object": pe_body(self._board, pe)}
+            body = {"type": word, "object": pe_body(self._board, pe, self._heard)}
             self._add("pe", (pe.namespace,), body)
         self._tell_routes(_routes(pe, before, after), _routes(pe, after, before))
 

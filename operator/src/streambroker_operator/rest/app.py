@@ -25,7 +25,6 @@ from streambroker_operator.rest import (
 )
 from streambroker_operator.rest.authentication import TOKENS, audited, authenticate
 from streambroker_operator.rest.conditions import conditional
-from streambroker_operator.rest.heard import HEARD, Heard
 from streambroker_operator.rest.idempotency import replay
 from streambroker_operator.rest.limits import (
     GAUGES,
@@ -79,7 +78,6 @@ def create_app(
     app[PICTURES] = Pictures(runtime)
     app[whatif.FORECASTS] = whatif.Forecasts(app[GAUGES].limits)
     app[reports.REPORTS] = reports.Reports()
-    app[HEARD] = Heard()
     if tokens is not None:
         app[TOKENS] = tokens
     for part in PARTS:

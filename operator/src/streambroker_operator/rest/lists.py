@@ -13,7 +13,6 @@ from streambroker_core.model import Kind, PeKey, PortKey, Route
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.hints import Point
 from streambroker_operator.bodies import pe_body, route_body, shown
-from streambroker_operator.rest.heard import HEARD
 from streambroker_operator.rest.pictures import PICTURES
 from streambroker_operator.rest.requests import RUNTIME, limit_of, namespace_of
 from streambroker_operator.rest.snapshots import Item, Page, Selection, Snapshots
@@ -115,9 +114,8 @@ async def _resources(request: web.Request, kind: Kind) -> _Taken:
 async def _pes(request: web.Request) -> _Taken:
     runtime = request.app[RUNTIME]
     chosen = _choice(request)
-    heard = request.app[HEARD]
     items = [
-        partial(_itself, {**pe_body(runtime.board, pe), "seen": heard.moment(pe)})
+        partial(_itself, pe_body(runtime.board, pe, runtime.heard))
         for pe in runtime.board.pes()
         if chosen(pe)
     ]

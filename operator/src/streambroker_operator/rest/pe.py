@@ -9,7 +9,6 @@ from streambroker_core.wire import registration, view
 from streambroker_core.wire.hints import point_text
 from streambroker_operator.rest.authentication import QUIET, binding, check_withdrawal, seen_by
 from streambroker_operator.rest.conditions import check_tag, tags
-from streambroker_operator.rest.heard import HEARD
 from streambroker_operator.rest.limits import GAUGES
 from streambroker_operator.rest.requests import (
     PE,
@@ -66,7 +65,6 @@ async def register(request: web.Request) -> web.Response:
     if not same:
         request.app[GAUGES].count_change(request)
     registered = registration.encode_answer(runtime.register(pe, body, owner))
-    request.app[HEARD].note(pe)
     answer = json_answer(registered, headers={"Cache-Control": "no-store"})
     answer[QUIET] = same
     return answer
@@ -79,5 +77,4 @@ async def withdraw(request: web.Request) -> web.Response:
     check_tag(request, _current(request, pe))
     check_withdrawal(request, pe)
     request.app[RUNTIME].withdraw(pe)
-    request.app[HEARD].forget(pe)
     return web.Response(status=204)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timezone
 
-from aiohttp import web
-
 from streambroker_core.model import PeKey
 
 
@@ -41,6 +39,3 @@ class Heard:
         """Return the moment in ISO 8601; None where this run has not heard of the agent."""
         at = self._at.get(pe)
         return None if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-HEARD = web.AppKey("heard", Heard)
