@@ -30,7 +30,11 @@ from streambroker_operator.cli import commands
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("core/src", "operator/src", "pe_agent/src")
-EXAMPLES = ("README.md", *(f"{d}/README.md" for d in ("core", "operator", "pe_agent")), "docs/*.md")
+EXAMPLES = (
+    "README.md",
+    *(f"{d}/README.md" for d in ("core", "operator", "pe_agent", "examples/02-control-plane")),
+    "docs/*.md",
+)
 SPARK_OPTIONS = {"path", "checkpointlocation", "queryname"}
 NO_CODES = {"Failed", "Usage"}
 """The root's own word, and a wrong command line, which says all there is to say."""
@@ -230,7 +234,7 @@ def command_lines() -> list[Any]:
         for language, _, body in read(path).fences
         if language == "console"
         for line in body.splitlines()
-        if line.startswith("$ ")
+        if line.startswith("$ ") and "curl" not in line and not line.startswith("$ B=")
     ]
 
 
@@ -317,17 +321,19 @@ def _literals(node: ast.expr | None) -> Iterator[str]:
             yield from re.findall(r"^[A-Z][A-Za-z]+$", part.value)
 
 
-OPERATIONS = (ROOT / "docs/operations.md").read_text()
+PROGRAM, ERRORS = ((ROOT / f"docs/{name}.md").read_text() for name in ("program", "errors"))
 
 
-def documented(heading: str) -> set[str]:
+def documented(page: str, heading: str) -> list[str]:
     """Return the words in code spans in the first column of tables under a heading."""
-    section = OPERATIONS.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    return {w for _, row in tables(section) for w in re.findall(r"`([^`]+)`", row[0])}
+    section = re.split(rf"^##? {heading}$", page, flags=re.MULTILINE)[1].partition("\n## ")[0]
+    return [w for _, row in tables(section) for w in re.findall(r"`([^`]+)`", row[0])]
 
 
-def test_every_error_code_is_documented_and_no_other() -> None:
-    assert documented("Error codes") == codes()
+def test_every_error_code_is_documented_once_and_no_other() -> None:
+    told = documented(ERRORS, "Error codes")
+    assert set(told) == codes()
+    assert told == sorted(set(told), key=str.lower)
 
 
 def test_every_reason_for_not_matching_is_documented() -> None:
@@ -337,7 +343,7 @@ def test_every_reason_for_not_matching_is_documented() -> None:
 
 
 def test_every_option_of_the_data_source_is_documented() -> None:
-    told = {word.lower() for word in documented("Options of the data source")}
+    told = {word.lower() for word in documented(PROGRAM, "Options of the data source")}
     assert told == KNOWN - SPARK_OPTIONS
 
 
@@ -351,17 +357,17 @@ def test_every_environment_variable_is_documented() -> None:
         and re.fullmatch(r"STREAMBROKER_[A-Z_]+", node.value)
     }
     assert used
-    assert used <= documented("Environment variables")
+    assert used <= set(documented(PROGRAM, "Environment variables"))
 
 
 @pytest.mark.parametrize("name", pe_agent.__all__)
 def test_a_public_name_is_documented(name: str) -> None:
-    assert f"pe_agent.{name}" in OPERATIONS
+    assert f"pe_agent.{name}" in PROGRAM
 
 
 @pytest.mark.parametrize("name", sorted(interface()))
 def test_a_call_of_the_interface_is_documented(name: str) -> None:
-    assert re.search(rf"\b{name}\(", OPERATIONS)
+    assert re.search(rf"\b{name}\(", PROGRAM)
 
 
 @pytest.mark.parametrize(
@@ -373,6 +379,6 @@ def test_a_call_of_the_interface_is_documented(name: str) -> None:
     ],
 )
 def test_parameters_are_documented(heading: str, function: Callable[..., Any]) -> None:
-    section = OPERATIONS.partition(f"\n### {heading}\n")[2].partition("\n##")[0]
-    told = {w for _, row in tables(section) for w in re.findall(r"`([^`]+)`", row[0])}
-    assert told == set(inspect.signature(function).parameters) - {"self"}
+    assert set(documented(PROGRAM, heading)) == set(inspect.signature(function).parameters) - {
+        "self"
+    }

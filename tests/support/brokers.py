@@ -47,7 +47,7 @@ class Rest:
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url = url
-        self._session = session
+        self.session = session
 
     async def __call__(
         self,
@@ -63,7 +63,7 @@ class Rest:
         if method in ("PUT", "PATCH", "POST"):
             data = json.dumps(body).encode() if data is None else data
             sent.setdefault("Content-Type", "application/json")
-        async with self._session.request(
+        async with self.session.request(
             method, f"{self.url}/api/subscriptions{path}", headers=sent, data=data
         ) as answer:
             text = await answer.read()

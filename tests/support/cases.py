@@ -24,7 +24,7 @@ from pe_agent.filters import compile_filter
 from streambroker_core.errors import ExpressionError, StreambrokerError
 from streambroker_core.expression import check_filter, parse
 from streambroker_core.schema import Column, Schema
-from streambroker_core.topics import topic_matches, valid_filter, valid_topic
+from streambroker_core.topics import topic_matches, valid_pattern, valid_topic
 
 ERROR = "error"
 _SPARK = {
@@ -149,7 +149,7 @@ def _run_parse_filter(case: dict[str, Any]) -> object:
 
 def _run_topic(case: dict[str, Any]) -> object:
     topic_filter, topic = case["expression"], case["topic"]
-    if not valid_filter(topic_filter) or not valid_topic(topic):
+    if not valid_pattern(topic_filter) or not valid_topic(topic):
         return False
     answer = topic_matches(topic_filter, topic)
     expression = parse(f"topic({json.dumps(topic_filter)})")
@@ -162,7 +162,7 @@ def _run_topic_name(case: dict[str, Any]) -> object:
 
 
 def _run_topic_filter(case: dict[str, Any]) -> object:
-    return valid_filter(case["expression"]) or ERROR
+    return valid_pattern(case["expression"]) or ERROR
 
 
 _RUNNERS: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -19,7 +19,8 @@ from streambroker_core.wire import hints
 from streambroker_core.wire import view as wire
 from streambroker_core.wire.registration import POLL_S, Registration, derive_key
 from streambroker_core.wire.view import View
-from support.virtual import PES, Pair, Replica, Scan, World
+from support.virtual_feed import Replica
+from support.virtual_world import PES, Pair, Scan, World
 
 RETRY_S = 1.0
 TIMEOUT_S = 5.0

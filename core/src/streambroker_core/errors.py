@@ -132,7 +132,7 @@ class SchemaError(StreambrokerError):
 
 
 class TopicError(StreambrokerError):
-    """A topic filter that breaks the rules of MQTT."""
+    """A topic pattern that breaks the rules of MQTT."""
 
     code = "TopicInvalid"
 

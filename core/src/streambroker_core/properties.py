@@ -90,9 +90,8 @@ def _scalar(name: str, value: object) -> Scalar:
         return str(value)
     if isinstance(value, int | float):
         return _number(name, value)
-    raise PropertyError(
-        name, f"{type(value).__name__} is not a boolean, a number, a string or a list of these"
-    )
+    what = "a mapping" if isinstance(value, Mapping) else type(value).__name__
+    raise PropertyError(name, f"{what} is not a boolean, a number, a string or a list of these")
 
 
 def _number(name: str, value: float) -> int | float:

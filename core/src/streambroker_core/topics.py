@@ -1,6 +1,6 @@
-"""Topic names and topic filters, by the rules of MQTT.
+"""Topic names and topic patterns, by the rules of MQTT.
 
-Levels are separated by ``/`` and empty levels count. In a filter ``+`` stands
+Levels are separated by ``/`` and empty levels count. In a pattern ``+`` stands
 for one whole level, and ``#``, last and alone in its level, for that level and
 all below it, the parent level included: ``a/#`` matches ``a``.
 
@@ -18,8 +18,8 @@ def valid_topic(name: str) -> bool:
     return bool(name) and not any(mark in name for mark in "+#\0")
 
 
-def valid_filter(text: str) -> bool:
-    """Tell whether a text may be a topic filter."""
+def valid_pattern(text: str) -> bool:
+    """Tell whether a text may be a topic pattern."""
     if not text or "\0" in text:
         return False
     *above, last = text.split("/")
@@ -28,24 +28,24 @@ def valid_filter(text: str) -> bool:
     return all(level == "+" or "+" not in level for level in (*above, last))
 
 
-def topic_matches(topic_filter: str, topic: str) -> bool:
-    """Tell whether a topic filter covers a topic.
+def topic_matches(pattern: str, topic: str) -> bool:
+    """Tell whether a topic pattern covers a topic.
 
     The topic is compared level by level as it is; a name that MQTT would refuse
     is not an error here.
 
     Raises:
-        TopicError: the filter breaks the rules.
+        TopicError: the pattern breaks the rules.
 
     >>> topic_matches("a/+/c", "a/b/c"), topic_matches("a/#", "a"), topic_matches("a/+", "a")
     (True, True, False)
     """
-    if not valid_filter(topic_filter):
+    if not valid_pattern(pattern):
         raise TopicError(
-            f"`{topic_filter}` is not a topic filter: `+` must be a whole level, "
+            f"`{pattern}` is not a topic pattern: `+` must be a whole level, "
             "`#` the whole last level, and the text must not be empty."
         )
-    wanted = topic_filter.split("/")
+    wanted = pattern.split("/")
     levels = topic.split("/")
     if wanted[-1] == "#":
         wanted.pop()

@@ -9,6 +9,7 @@ from streambroker_core.board import Board, Status
 from streambroker_core.model import PeKey, Route, kind_of
 from streambroker_core.wire.manifest import write_manifest
 from streambroker_core.wire.registration import Registration
+from streambroker_operator.heard import Heard
 from streambroker_operator.store import Stored
 
 
@@ -54,10 +55,11 @@ def _status_body(status: Status) -> dict[str, Any]:
     }
 
 
-def pe_body(board: Board, pe: PeKey) -> dict[str, Any]:
-    """Return a PE: where its agent is, and the names of its ports."""
+def pe_body(board: Board, pe: PeKey, heard: Heard) -> dict[str, Any]:
+    """Return a PE: where its agent is, when it was heard of, and the names of its ports."""
     exports, imports = board.ports(pe)
-    return shown_pe(pe, board.registration(pe), board.version(pe), exports, imports)
+    found = board.registration(pe)
+    return shown_pe(pe, found, board.version(pe), exports, imports, seen=heard.moment(pe))
 
 
 def shown_pe(
@@ -66,13 +68,16 @@ def shown_pe(
     version: str | None,
     exports: Sequence[str],
     imports: Sequence[str],
+    *,
+    seen: str | None,
 ) -> dict[str, Any]:
-    """Return a PE with what its agent said last, and the names of its ports, in order."""
+    """Return a PE with what its agent said last and when, and the names of its ports, in order."""
     return {
         "namespace": pe.namespace,
         "job": pe.job,
         "pe": pe.pe,
         "location": None if registration is None else registration.location,
+        "seen": seen,
         "version": version,
         "exports": list(exports),
         "imports": list(imports),

@@ -18,6 +18,7 @@ from streambroker_core.board import Board, Moved
 from streambroker_core.model import Kind, PeKey, PortKey, Route, kind_of
 from streambroker_core.wire.canonical import canonical
 from streambroker_operator.bodies import earlier_body, pe_body, resource_body, route_body
+from streambroker_operator.heard import Heard
 from streambroker_operator.store import Stored
 
 KEPT_EVENTS = 10_000
@@ -115,6 +116,7 @@ class ChangeLog:
         board: where statuses, views and registrations are looked up.
         stored: gives the resource of a port.
         why_cut: gives the reason word of a route that is gone.
+        heard: when agents were heard of.
 
     Attributes:
         count: number of the last event.
@@ -127,6 +129,7 @@ class ChangeLog:
         board: Board,
         stored: Callable[[Kind, PortKey], Stored | None],
         why_cut: Callable[[Route], str],
+        heard: Heard,
     ) -> None:
         self.session = session
         self.count = 0
@@ -134,6 +137,7 @@ class ChangeLog:
         self._board = board
         self._stored = stored
         self._why_cut = why_cut
+        self._heard = heard
         self._kept: deque[Change] = deque()
         self._bytes = 0
         self._followers: set[Follower] = set()
@@ -192,7 +196,7 @@ class ChangeLog:
         known = self._board.version(pe) is not None
         if known or not touched.new:
             word: Word = "DELETED" if not known else "ADDED" if touched.new else "MODIFIED"
-            body = {"type": word, "object": pe_body(self._board, pe)}
+            body = {"type": word, "object": pe_body(self._board, pe, self._heard)}
             self._add("pe", (pe.namespace,), body)
         moved = [one for one in touched.moved.values() if one.was != one.now]
         for one in moved:

@@ -55,6 +55,7 @@ from streambroker_core.wire.registration import Registered, Registration, derive
 from streambroker_core.wire.view import ImportRoute, View, with_capabilities
 from streambroker_operator.changes import ChangeLog, Word
 from streambroker_operator.errors import RequestError
+from streambroker_operator.heard import Heard
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.idempotency import Answered
 from streambroker_operator.store import Store, Stored
@@ -106,7 +107,10 @@ class Runtime:
         self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
         self._closing = False
         self._warned = False
-        self.changes = ChangeLog(secrets.token_hex(8), self.board, store.get, self._why_cut)
+        self.heard = Heard()
+        self.changes = ChangeLog(
+            secrets.token_hex(8), self.board, store.get, self._why_cut, self.heard
+        )
 
     def start(self) -> None:
         """Fill the board from the store; before this there are no views.
@@ -279,6 +283,7 @@ class Runtime:
     ) -> Registered:
         """Remember where a PE's agent is, and whose token it has; return its key."""
         version = self._store.register(pe, registration, owner)
+        self.heard.note(pe)
         if self.board.registration(pe) != registration:
             self.changes.touch(pe)
         event = AgentRegistered(pe=pe, registration=registration, version=version)
@@ -300,6 +305,7 @@ class Runtime:
                 409, "PortsRemain", f"{pe} still has the ports {ports}; delete them first."
             )
         version = self._store.withdraw(pe)
+        self.heard.forget(pe)
         self._tell(PeWithdrawn(pe=pe, version=version), CaughtUp(version=version))
         self.changes.settle()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ LOST_SECONDS = 10.0
 AGAIN_SECONDS = 0.1
 CHANGE_SECONDS = 5.0
 READ_SECONDS = 2.0
+SHORTEST_SECONDS = 0.05
+"""What a request gets at least, however little time is left."""
 
 
 class PortLink:
@@ -35,10 +38,12 @@ class PortLink:
         pe: whose port it is.
         kind: ``export`` or ``import``.
         name: of the port.
+        until: when the caller wants an answer at the latest (monotonic); no end by default.
     """
 
-    def __init__(self, pe: PE, kind: str, name: str) -> None:
+    def __init__(self, pe: PE, kind: str, name: str, *, until: float = math.inf) -> None:
         self._pe, self.kind, self.name = pe, kind, name
+        self._until = until
         self._path = f"{pe_path(pe.key.job, pe.key.pe)}/{kind}/{name}"
 
     def last(self) -> dict[str, Any] | None:
@@ -125,16 +130,24 @@ class PortLink:
             BrokerRefusedError: the broker says no, and why.
         """
         path = f"{self._path}/{part}" if part else self._path
-        deadline = time.monotonic() + DECLARED_SECONDS
+        deadline = self._at_most(DECLARED_SECONDS)
         while True:
             try:
                 if method == "GET":
-                    return self._pe.broker().request(method, path, timeout=READ_SECONDS)
+                    return self._pe.broker().request(method, path, timeout=self._left(READ_SECONDS))
                 return self._change(method, path, body, headers or {})
             except UnknownPortError:
                 if not patient or time.monotonic() > deadline or not self._on_its_way():
                     raise
             time.sleep(0.05)
+
+    def _at_most(self, seconds: float) -> float:
+        """Return when an attempt ends that may take so long from now on."""
+        return min(time.monotonic() + seconds, self._until)
+
+    def _left(self, seconds: float) -> float:
+        """Return how long one request may take, in seconds."""
+        return max(SHORTEST_SECONDS, self._at_most(seconds) - time.monotonic())
 
     def _on_its_way(self) -> bool:
         try:
@@ -151,11 +164,11 @@ class PortLink:
         answers as the first time. One that never reached the broker is not repeated.
         """
         sent = {**headers, "Request-Id": secrets.token_hex(16)}
-        deadline, perhaps_made = time.monotonic() + LOST_SECONDS, False
+        deadline, perhaps_made = self._at_most(LOST_SECONDS), False
         while True:
             try:
                 return self._pe.broker().request(
-                    method, path, body, headers=sent, timeout=CHANGE_SECONDS
+                    method, path, body, headers=sent, timeout=self._left(CHANGE_SECONDS)
                 )
             except BrokerUnavailableError as error:
                 perhaps_made = perhaps_made or error.sent

@@ -174,7 +174,7 @@ class BrokerClient:
     def _answer(self, response: http.client.HTTPResponse, text: bytes) -> BrokerAnswer:
         try:
             parsed = json.loads(text) if text else None
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter of an answer nested without end
             parsed = {"title": text[:200].decode(errors="replace")}
         if response.status in (429, 503):
             told = parsed.get("detail") if isinstance(parsed, dict) else None

@@ -8,7 +8,9 @@
     3 UNKNOWN    not done, or not known to be done; of a getter: the last known value
 
 They take the PE first, and are its methods, too. None of them raises: a job calls them in the
-middle of its work. The setters of ``pe.imports[…]`` and ``pe.exports[…]`` do the same and raise.
+middle of its work. A setter takes as long as its ``timeout`` says at most, and a getter two
+seconds; an agent that hangs can add ten. The setters of
+``pe.imports[…]`` and ``pe.exports[…]`` do the same and raise.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ DONE, NO_PORT, INVALID, UNKNOWN = 0, 1, 2, 3
 PROGRAMMED = "programmed"
 
 _PAUSE_SECONDS = 0.02
+_LONGEST_SECONDS = 1e9
 _NOTHING: Mapping[str, Any] = MappingProxyType({"kept": [], "added": [], "cut": []})
 _T = TypeVar("_T")
 
@@ -54,14 +57,14 @@ class Outcome(int):
     Attributes:
         accepted: whether the change is durable; with code 3 it is, where only the wait for the
             exporters ended too early.
-        version: generation of the resource, None if nothing is known to be changed.
+        generation: of the resource, None if nothing is known to be changed.
         routes: ``kept``, ``added`` and ``cut`` routes; those cut have a ``reason``.
         reason: code word of the error, empty for none.
         message: a sentence with the place and the remedy, empty for none.
     """
 
     accepted: bool
-    version: int | None
+    generation: int | None
     routes: Mapping[str, Any]
     reason: str
     message: str
@@ -72,7 +75,7 @@ class Outcome(int):
         """Return the outcome of a change, or of the error that came instead."""
         made = super().__new__(cls, code)
         made.accepted = change is not None
-        made.version = None if change is None else change.version
+        made.generation = None if change is None else change.generation
         made.routes = _NOTHING if change is None else change.routes
         made.reason = "" if error is None else str(getattr(error, "code", type(error).__name__))
         made.message = "" if error is None else str(error)
@@ -84,7 +87,7 @@ class Outcome(int):
         return int(self)
 
     def __repr__(self) -> str:
-        return f"Outcome({self.code}, version={self.version}, reason={self.reason!r})"
+        return f"Outcome({self.code}, generation={self.generation}, reason={self.reason!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def set_import_subscription(
         port: name of the import.
         subscription: an expression over properties; blank matches nothing.
         wait: None, or ``programmed`` to wait until the exporters apply it.
-        timeout: seconds to wait at most.
+        timeout: seconds above 0, for the broker and then the exporters.
 
     Returns:
         0; 1 also for an import by name; 2; 3.
@@ -130,7 +133,7 @@ def set_import_subscription(
     def change(at: ImportPort) -> Change:
         return at.set_subscription(subscription, keep_kind=True)
 
-    return _set(ImportPort(pe, port), change, wait, timeout)
+    return _set(ImportPort, pe, port, change, wait, timeout)
 
 
 def set_import_filter(
@@ -148,12 +151,12 @@ def set_import_filter(
         port: name of the import.
         filter: an expression over the columns of a row.
         wait: None, or ``programmed`` to wait until the exporters apply it.
-        timeout: seconds to wait at most.
+        timeout: seconds above 0, for the broker and then the exporters.
 
     Returns:
         0; 1; 2 also if it fits no connected export; 3.
     """
-    return _set(ImportPort(pe, port), lambda at: at.set_filter(filter), wait, timeout)
+    return _set(ImportPort, pe, port, lambda at: at.set_filter(filter), wait, timeout)
 
 
 def set_import_streams(
@@ -171,12 +174,12 @@ def set_import_streams(
         port: name of the import.
         streams: ``[{"applicationName": …, "streamId": …}]``; an empty list matches nothing.
         wait: None, or ``programmed`` to wait until the exporters apply it.
-        timeout: seconds to wait at most.
+        timeout: seconds above 0, for the broker and then the exporters.
 
     Returns:
         0; 1; 2; 3.
     """
-    return _set(ImportPort(pe, port), lambda at: at.set_streams(streams), wait, timeout)
+    return _set(ImportPort, pe, port, lambda at: at.set_streams(streams), wait, timeout)
 
 
 def get_import_subscription(pe: PE, port: str) -> Known[str]:
@@ -238,7 +241,7 @@ def set_export_properties(
         properties: a mapping, a dataclass or named tuple, or (name, value, type) triples, with
             the types int64, float64, rstring, boolean and list<…> of them; empty matches nothing.
         wait: None, or ``programmed`` to wait until the exporter applies it.
-        timeout: seconds to wait at most.
+        timeout: seconds above 0, for the broker and then the exporters.
 
     Returns:
         0; 1 also for an export by name; 2; 3.
@@ -247,7 +250,7 @@ def set_export_properties(
     def change(at: ExportPort) -> Change:
         return at.set_properties(as_properties(properties))
 
-    return _set(ExportPort(pe, port), change, wait, timeout)
+    return _set(ExportPort, pe, port, change, wait, timeout)
 
 
 def get_export_properties(pe: PE, port: str) -> Known[dict[str, Any]]:
@@ -269,32 +272,40 @@ def get_export_properties(pe: PE, port: str) -> Known[dict[str, Any]]:
 _P = TypeVar("_P", ImportPort, ExportPort)
 
 
-def _set(port: _P, change: Callable[[_P], Change], wait: str | None, timeout: float) -> Outcome:
-    if not _is_name(port.name):
-        return Outcome(NO_PORT, error=_no_name(port.name))
-    if wait not in (None, PROGRAMMED) or not isinstance(timeout, int | float):
+def _set(
+    kind: type[_P],
+    pe: PE,
+    name: str,
+    change: Callable[[_P], Change],
+    wait: str | None,
+    timeout: float,
+) -> Outcome:
+    if not _is_name(name):
+        return Outcome(NO_PORT, error=_no_name(name))
+    if wait not in (None, PROGRAMMED) or not (isinstance(timeout, int | float) and timeout > 0):
         wrong = f"wait is {wait!r} for {timeout!r} s; give {PROGRAMMED!r} or None, and seconds."
         return Outcome(INVALID, error=ValueError(wrong))
+    deadline = time.monotonic() + min(timeout, _LONGEST_SECONDS)
     try:
-        made = change(port)
+        made = change(kind(pe, name, until=deadline))
     except Exception as error:
         return Outcome(_code(error), error=error)
-    if wait is None or _programmed(made, timeout):
+    if wait is None or _programmed(made, deadline):
         return Outcome(DONE, made)
     late = NotAppliedError(
-        f"version {made.version} of {port.kind} {port.name} is accepted, but not known to be"
+        f"generation {made.generation} of {kind.kind} {name} is accepted, but not known to be"
         f" applied after {timeout:g} s."
     )
     return Outcome(UNKNOWN, made, late)
 
 
-def _programmed(change: Change, timeout: float) -> bool:
-    deadline = time.monotonic() + timeout
+def _programmed(change: Change, deadline: float) -> bool:
+    """Wait until a change holds; what an agent of another release may answer is no answer."""
     while True:
         try:
             if change.programmed():
                 return True
-        except StreambrokerError as error:
+        except Exception as error:
             log.debug("it is not known yet whether a change is applied: %s", error)
         if time.monotonic() >= deadline:
             return False

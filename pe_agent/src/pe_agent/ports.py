@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +33,11 @@ class Change:
     """A change that the broker has accepted and stored.
 
     Attributes:
-        version: generation of the resource; later changes have higher ones.
+        generation: of the resource; later changes have higher ones.
         routes: ``{"kept": …, "added": …, "cut": …}`` as the broker answered.
     """
 
-    version: int
+    generation: int
     routes: Mapping[str, Any]
     _wait: Callable[[int, float], Mapping[str, Any]]
     _programmed: Callable[[int], bool]
@@ -50,7 +51,7 @@ class Change:
         Raises:
             AgentUnreachableError: the agent does not answer.
         """
-        return self._programmed(self.version)
+        return self._programmed(self.generation)
 
     def wait_applied(self, timeout: float = 30.0) -> Mapping[str, Any]:
         """Wait until the change holds and say where.
@@ -62,15 +63,23 @@ class Change:
         Raises:
             NotAppliedError: not in ``timeout`` seconds; the change stays accepted.
         """
-        return self._wait(self.version, timeout)
+        return self._wait(self.generation, timeout)
 
 
 class _Port:
+    """A port of a PE.
+
+    Args:
+        pe: whose port it is.
+        name: of the port.
+        until: when the broker is asked no more (monotonic); no end by default.
+    """
+
     kind = ""
 
-    def __init__(self, pe: PE, name: str) -> None:
+    def __init__(self, pe: PE, name: str, *, until: float = math.inf) -> None:
         self._pe, self.name = pe, name
-        self._link = PortLink(pe, self.kind, name)
+        self._link = PortLink(pe, self.kind, name, until=until)
 
     @property
     def routes(self) -> list[dict[str, Any]]:
@@ -134,26 +143,26 @@ class _Port:
             int(answer["generation"]), answer.get("routes", {}), self._applied, self._programmed
         )
 
-    def _applied(self, version: int, timeout: float) -> Mapping[str, Any]:
+    def _applied(self, generation: int, timeout: float) -> Mapping[str, Any]:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             try:
-                held = self._holds(version)
+                held = self._holds(generation)
             except StreambrokerError:
                 held = None
             if held is not None:
                 return held
             time.sleep(0.02)
         raise NotAppliedError(
-            f"version {version} of {self.kind} {self.name} is accepted but not seen applied after"
-            f" {timeout:g} s: is the query running, and the agent connected to the broker?"
+            f"generation {generation} of {self.kind} {self.name} is accepted but not seen applied"
+            f" after {timeout:g} s: is the query running, and the agent connected to the broker?"
         )
 
-    def _holds(self, version: int) -> Mapping[str, Any] | None:
-        raise AssertionError(version)
+    def _holds(self, generation: int) -> Mapping[str, Any] | None:
+        raise AssertionError(generation)
 
-    def _programmed(self, version: int) -> bool:
-        raise AssertionError(version)
+    def _programmed(self, generation: int) -> bool:
+        raise AssertionError(generation)
 
 
 class ImportPort(_Port):
@@ -219,11 +228,11 @@ class ImportPort(_Port):
         parse(filter or "", "filter")
         return self._put("filter", {"filter": filter or ""}, {"filter": canonical_filter(filter)})
 
-    def _programmed(self, version: int) -> bool:
+    def _programmed(self, generation: int) -> bool:
         known = self._link.in_view()
-        if known is None or known["generation"] < version:
+        if known is None or known["generation"] < generation:
             return False
-        return all(p.get("generation", 0) >= version for p in self._pinned().values())
+        return all(p.get("generation", 0) >= generation for p in self._pinned().values())
 
     def _pinned(self) -> dict[str, Any]:
         readers = self._pe.status()["imports"]["readers"]
@@ -233,10 +242,10 @@ class ImportPort(_Port):
             if r["import"].endswith(f"/{self.name}") and r["alive"]
         }
 
-    def _holds(self, version: int) -> Mapping[str, Any] | None:
-        """Return what each living reader has pinned once all have the version."""
+    def _holds(self, generation: int) -> Mapping[str, Any] | None:
+        """Return what each living reader has pinned once all have the generation."""
         mine = self._pinned()
-        if mine and all(p.get("generation", 0) >= version for p in mine.values()):
+        if mine and all(p.get("generation", 0) >= generation for p in mine.values()):
             return mine
         return None
 
@@ -272,12 +281,12 @@ class ExportPort(_Port):
         match = {"If-Match": found.headers["etag"]}
         return self._put("", spec, {"congestionPolicy": policy}, match)
 
-    def _programmed(self, version: int) -> bool:
-        return self._holds(version) is not None
+    def _programmed(self, generation: int) -> bool:
+        return self._holds(generation) is not None
 
-    def _holds(self, version: int) -> Mapping[str, Any] | None:
+    def _holds(self, generation: int) -> Mapping[str, Any] | None:
         known = self._link.in_view()
-        if known is not None and known["generation"] >= version:
+        if known is not None and known["generation"] >= generation:
             return {"routes": known["routes"]}
         return None
 

@@ -64,14 +64,14 @@ def test_a_port_in_use_is_refused_by_number(agent: AgentProcess) -> None:
         taken.listen()
         agent.port = int(taken.getsockname()[1])
         said = agent.refusal()
-    assert said.startswith("PortInUse: ")
+    assert said.startswith("AddressInUse: ")
     assert f"127.0.0.1:{agent.port}" in said
 
 
 def test_a_port_of_another_agent_is_in_use(agent: AgentProcess, tmp_path: Path) -> None:
     agent.start()
     other = AgentProcess(tmp_path / "other", "other", port=agent.port)
-    assert other.refusal().startswith("PortInUse: ")
+    assert other.refusal().startswith("AddressInUse: ")
 
 
 def test_state_of_a_newer_release_is_refused_and_left_alone(agent: AgentProcess) -> None:

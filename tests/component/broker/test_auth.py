@@ -291,7 +291,7 @@ async def test_a_set_of_changes_is_for_whoever_may_make_each_of_them(door: Door)
 
 async def test_the_description_of_the_interface_is_for_everybody_with_a_token(door: Door) -> None:
     for who in ("eyes", "feed", "prod"):
-        answer = await door.rest._session.get(
+        answer = await door.rest.session.get(
             f"{door.broker.url}/api/openapi.json",
             headers={"Authorization": f"Bearer {TOKENS[who]}"},
         )

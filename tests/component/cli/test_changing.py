@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import socketserver
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from streambroker_operator.cli import forecast, main
 from streambroker_operator.rest import whatif
-from support.brokers import Rest, running_broker
-from support.commands import DOCUMENTS, Cli
+from support.brokers import Rest
+from support.commands import DOCUMENTS, Cli, document_of
 
 MINE = """
 apiVersion: streambroker.io/v1alpha1
@@ -34,19 +27,6 @@ spec: {job: bad, port: p, subscription: 'kind == "trade"', filter: nocol > 3}
 """
 
 
-@pytest.fixture
-async def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Cli]:
-    async with running_broker(tmp_path / "broker.db") as (_, rest):
-        yield Cli(rest, capsys, tmp_path)
-
-
-@pytest.fixture
-async def applied(cli: Cli) -> Cli:
-    """A broker that has the documents."""
-    assert (await cli("apply", "-f", str(cli.file)))[0] == 0
-    return cli
-
-
 def written(cli: Cli, name: str, text: str) -> str:
     path = cli.file.parent / name
     path.parent.mkdir(exist_ok=True)
@@ -57,13 +37,6 @@ def written(cli: Cli, name: str, text: str) -> str:
 async def names(rest: Rest, kind: str) -> list[str]:
     items = (await rest("GET", f"/{kind}")).body["items"]
     return [item["metadata"]["name"] for item in items]
-
-
-def export_of(number: int) -> str:
-    return (
-        f"---\napiVersion: streambroker.io/v1alpha1\nkind: Export\nmetadata: {{name: e{number}}}\n"
-        f"spec: {{job: many, port: p{number}, properties: {{n: {number}}}}}\n"
-    )
 
 
 # ---- deleting by file ----------------------------------------------------------------------------
@@ -124,7 +97,7 @@ async def test_a_port_alone_is_enough_to_delete_if_one_resource_has_it(applied: 
 
 
 async def test_all_files_are_applied_in_their_order(cli: Cli) -> None:
-    first, second = written(cli, "a.yaml", export_of(1)), written(cli, "b.yaml", export_of(2))
+    first, second = written(cli, "a.yaml", document_of(1)), written(cli, "b.yaml", document_of(2))
     code, out, _ = await cli("apply", "-f", second, "-f", first)
     gone, deleted, _ = await cli("delete", "-f", first, "-f", second)
 
@@ -135,15 +108,15 @@ async def test_all_files_are_applied_in_their_order(cli: Cli) -> None:
 
 async def test_a_what_if_is_about_all_files(applied: Cli) -> None:
     other = written(applied, "b.yaml", DOCUMENTS.replace("kind: trade", "kind: quote"))
-    solo = written(applied, "solo.yaml", export_of(1))
+    solo = written(applied, "solo.yaml", document_of(1))
     code, out, _ = await applied("whatif", "-f", other, "-f", solo)
 
     assert (code, "1 cut" in out) == (3, True)
 
 
 async def test_a_directory_is_all_its_yaml_files(cli: Cli) -> None:
-    written(cli, "d/2.yaml", export_of(2))
-    written(cli, "d/1.yaml", export_of(1))
+    written(cli, "d/2.yaml", document_of(2))
+    written(cli, "d/1.yaml", document_of(1))
     written(cli, "d/readme.txt", "[")
     code, out, _ = await cli("apply", "-f", str(cli.file.parent / "d"))
 
@@ -153,14 +126,14 @@ async def test_a_directory_is_all_its_yaml_files(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (export_of(1), "is for port default/many/0/p1, which "),
-        (export_of(1).replace("p1", "px"), "is for the name 'e1', which "),
+        (document_of(1), "is for port default/many/0/p1, which "),
+        (document_of(1).replace("p1", "px"), "is for the name 'e1', which "),
     ],
 )
 async def test_two_files_for_one_port_or_of_one_name_are_refused(
     cli: Cli, text: str, said: str
 ) -> None:
-    first, second = written(cli, "a.yaml", export_of(1)), written(cli, "b.yaml", text)
+    first, second = written(cli, "a.yaml", document_of(1)), written(cli, "b.yaml", text)
     code, out, err = await cli("apply", "-f", first, "-f", second)
     twice, _, again = await cli("apply", "-f", first, "-f", first)
 
@@ -180,7 +153,7 @@ async def test_what_get_shows_can_be_applied_again(applied: Cli) -> None:
 
 
 async def test_a_list_of_kubectl_is_read_and_what_is_not_kept_is_said(cli: Cli) -> None:
-    export = yaml.safe_load(export_of(1))
+    export = yaml.safe_load(document_of(1))
     export["metadata"] |= {
         "labels": {"a": "b"},
         "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"},
@@ -205,7 +178,7 @@ async def test_a_list_of_kubectl_is_read_and_what_is_not_kept_is_said(cli: Cli) 
     ],
 )
 async def test_a_typo_in_the_metadata_is_refused(cli: Cli, change: str, said: str) -> None:
-    file = written(cli, "a.yaml", export_of(1).replace("name: e1", change))
+    file = written(cli, "a.yaml", document_of(1).replace("name: e1", change))
     code, out, err = await cli("apply", "-f", file)
 
     assert (code, out) == (1, "")
@@ -213,8 +186,8 @@ async def test_a_typo_in_the_metadata_is_refused(cli: Cli, change: str, said: st
 
 
 async def test_every_fault_of_a_file_is_told(cli: Cli) -> None:
-    two = export_of(1).replace("port:", "prot:") + export_of(2).replace("n: 2", "n: {a: 1}")
-    code, out, err = await cli("apply", "-f", written(cli, "a.yaml", two + export_of(3)))
+    two = document_of(1).replace("port:", "prot:") + document_of(2).replace("n: 2", "n: {a: 1}")
+    code, out, err = await cli("apply", "-f", written(cli, "a.yaml", two + document_of(3)))
     first, second = err.splitlines()
 
     assert (code, out) == (1, "")
@@ -226,7 +199,7 @@ async def test_every_fault_of_a_file_is_told(cli: Cli) -> None:
 
 
 async def test_nothing_is_applied_if_any_document_would_be_refused(cli: Cli) -> None:
-    half = DOCUMENTS + "\n---\n" + BAD_FILTER + export_of(1)
+    half = DOCUMENTS + "\n---\n" + BAD_FILTER + document_of(1)
     code, out, err = await cli("apply", "-f", written(cli, "half.yaml", half))
 
     assert (code, out) == (1, "")
@@ -239,10 +212,10 @@ async def test_of_many_documents_it_is_said_how_many_were_applied(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "MOST", 2)
-    text = "".join(map(export_of, range(3)))
+    text = "".join(map(document_of, range(3)))
     taken = MINE.replace("mine", "taken").replace("job: alerts", "job: other")
     await cli("apply", "-f", written(cli, "t.yaml", taken))
-    bad = text + "\n---\n" + taken.replace("name: taken", "name: another") + export_of(9)
+    bad = text + "\n---\n" + taken.replace("name: taken", "name: another") + document_of(9)
     code, out, err = await cli("apply", "-f", written(cli, "many.yaml", bad))
     fine, _, _ = await cli("apply", "-f", written(cli, "fine.yaml", text))
     guarded = await cli("apply", "-f", written(cli, "fine.yaml", text), "--max-removed", "0")
@@ -257,7 +230,7 @@ async def test_a_file_with_more_documents_than_a_what_if_takes_is_applied(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "MOST_BYTES", 100)
-    many = "".join(map(export_of, range(4)))
+    many = "".join(map(document_of, range(4)))
     code, out, told = await cli("apply", "-f", written(cli, "many.yaml", many))
     monkeypatch.setattr(forecast, "MOST", 3)
     asked, _, err = await cli("whatif", "-f", written(cli, "many.yaml", many))
@@ -281,16 +254,6 @@ async def test_what_concerns_too_many_routes_goes_in_halves_unless_they_are_coun
     assert err == (
         "streambroker: note: 2 changes concern too many routes at once; they go in halves\n"
     )
-
-
-async def test_of_a_set_whose_answer_is_lost_it_is_said_that_it_was_made(cli: Cli) -> None:
-    many = written(cli, "many.yaml", "".join(map(export_of, range(100))))
-    with between(cli.rest.url, lambda number, _: number == 1) as (url, asked):
-        code, out, err = await cli("apply", "-f", many, url=url)
-
-    assert (code, err, len(asked)) == (0, "", 2)
-    assert out.startswith("done; what it did to routes ")
-    assert len(await names(cli.rest, "exports")) == 100
 
 
 async def test_a_renamed_property_cuts_nothing_if_both_ends_are_in_one_file(applied: Cli) -> None:
@@ -319,7 +282,7 @@ async def test_a_guard_that_holds_says_so_on_the_standard_error(applied: Cli) ->
 @pytest.mark.parametrize("word", ["kind=null", "kind=~", "{kind: null}"])
 async def test_null_is_no_value_of_a_property(applied: Cli, word: str) -> None:
     code, out, err = await applied("set-properties", "feed-trades", word)
-    file = written(applied, "a.yaml", export_of(1).replace("n: 1", "n: null"))
+    file = written(applied, "a.yaml", document_of(1).replace("n: 1", "n: null"))
     refused, _, told = await applied("apply", "-f", file)
 
     assert (code, out, refused) == (1, "", 1)
@@ -438,100 +401,6 @@ async def test_names_of_everywhere_can_be_used_again(applied: Cli) -> None:
     assert ">" not in out
     for name in out.split():
         assert (await applied("get", name))[0] == 0, name
-
-
-# ---- lost answers ------------------------------------------------------------------------------
-
-
-@contextmanager
-def between(url: str, lose: Callable[[int, bytes], bool]) -> Iterator[tuple[str, list[bytes]]]:
-    """Forward requests to a broker; the answers that ``lose`` picks do not come back."""
-    host, port = url.removeprefix("http://").split(":")
-    asked: list[bytes] = []
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            head = b""
-            while (line := self.rfile.readline()).strip():
-                head += line
-            size = re.search(rb"(?i)content-length: (\d+)", head)
-            body = self.rfile.read(int(size[1])) if size else b""
-            asked.append(head)
-            with socket.create_connection((host, int(port))) as broker:
-                broker.sendall(head + b"\r\n" + body)
-                answer = b""
-                while data := broker.recv(65_536):
-                    answer += data
-            if not lose(len(asked), head):
-                self.wfile.write(answer)
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", asked
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-async def generation(cli: Cli) -> Any:
-    body = (await cli.rest("GET", "/job/alerts/pe/0/import/trades")).body
-    return body["metadata"]["generation"]
-
-
-async def test_a_change_whose_answer_is_lost_is_asked_for_again_and_made_once(
-    applied: Cli,
-) -> None:
-    before = await generation(applied)
-    with between(applied.rest.url, lambda number, _: number == 1) as (url, asked):
-        code, out, err = await applied("set-filter", "alerts/0/trades", "price > 7.0", url=url)
-    ids = [re.findall(rb"(?i)request-id: ([0-9a-f]{32})", head) for head in asked]
-
-    assert (code, err, len(asked)) == (0, "", 2)
-    assert "filter set" in out
-    assert ids[0] == ids[1] != []
-    assert await generation(applied) == before + 1
-
-
-async def test_if_no_answer_comes_it_is_said_that_the_change_may_have_been_made(
-    applied: Cli,
-) -> None:
-    with between(applied.rest.url, lambda *_: True) as (url, asked):
-        code, out, err = await applied("set-filter", "alerts/0/trades", "price > 7.0", url=url)
-
-    assert (code, out, len(asked)) == (4, "", 2)
-    assert "It is not known whether the change was made; ask with `streambroker get`" in err
-    assert err.count("\n") == 1
-
-
-async def test_a_broker_that_was_not_reached_changed_nothing(applied: Cli) -> None:
-    code, _, err = await applied("delete", "export/feed/0/trades", url="http://127.0.0.1:1")
-
-    assert (code, "not known" in err) == (4, False)
-
-
-def test_a_silent_broker_is_not_taken_for_one_that_was_not_started(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        code = main(["--url", url, "get", "exports", "--request-timeout", "0.05"])
-    err = capsys.readouterr().err
-
-    assert code == 4
-    assert "--request-timeout waits longer" in err
-    assert "streambroker up" not in err
-
-
-def test_an_empty_address_in_the_environment_is_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STREAMBROKER_URL", "")
-    monkeypatch.setattr("streambroker_operator.cli.options.DEFAULT_URL", "http://127.0.0.1:1")
-
-    assert main(["get"]) == 4
-    assert "http://127.0.0.1:1" in capsys.readouterr().err
 
 
 async def test_of_several_deletions_all_are_made_or_none(

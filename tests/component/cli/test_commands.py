@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import socketserver
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import yaml
 
 from streambroker_operator.cli import main
-from support.brokers import running_broker
 from support.commands import DOCUMENTS, Cli
-
-
-@pytest.fixture
-async def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Cli]:
-    async with running_broker(tmp_path / "broker.db") as (_, rest):
-        yield Cli(rest, capsys, tmp_path)
-
-
-@pytest.fixture
-async def applied(cli: Cli) -> Cli:
-    """A broker that has the documents."""
-    assert (await cli("apply", "-f", str(cli.file)))[0] == 0
-    return cli
 
 
 async def test_apply_tells_what_it_did_with_each_document(cli: Cli) -> None:
@@ -91,7 +72,7 @@ async def test_a_file_that_is_not_there_is_named(cli: Cli) -> None:
 async def test_get_shows_tables(applied: Cli) -> None:
     _, out, _ = await applied("get")
     _, wide, _ = await applied("get", "imports", "-o", "wide")
-    _, other, _ = await applied("get", "routes", "-n", "lab")
+    other = await applied("get", "routes", "-n", "lab")
     _, everywhere, _ = await applied("get", "routes", "-A")
 
     lines = [line.split() for line in out.splitlines()]
@@ -106,7 +87,7 @@ async def test_get_shows_tables(applied: Cli) -> None:
         "Accepted",
     ] in [line[:-1] for line in lines]
     assert "default/feed/0/trades" in wide
-    assert other == "no routes\n"
+    assert other == (0, "", "streambroker: no routes in namespace lab\n")
     assert "price > 10.0" in everywhere
 
 
@@ -297,60 +278,3 @@ async def test_two_documents_for_one_port_are_refused_before_anything_is_sent(cl
     assert code == 1
     assert "document 4 is for port default/feed/0/trades, which document 1 has" in err
     assert (await cli.rest("GET", "/exports")).body["items"] == []
-
-
-@contextmanager
-def answering(raw: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Answer every request with the same bytes; yield the address and what was asked."""
-    asked: list[bytes] = []
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            while (line := self.rfile.readline()).strip():
-                asked.append(line)
-            self.wfile.write(raw)
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", asked
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@pytest.mark.parametrize(
-    ("raw", "code", "said"),
-    [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", 1, "is no broker"),
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>", 1, "Http404: What answers"),
-        (b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"items": []', 4, "broke off"),
-        (b"nonsense\r\n\r\n", 4, "No broker answers"),
-        (b"", 4, "No broker answers"),
-    ],
-)
-def test_what_is_no_broker_or_breaks_off_is_said_in_one_line(
-    raw: bytes, code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with answering(raw) as (url, _):
-        found = main(["--url", url, "get", "exports"])
-    out, err = capsys.readouterr()
-
-    assert (found, out) == (code, "")
-    assert said in err
-    assert err.count("\n") == 1
-
-
-def test_a_token_is_not_carried_to_where_an_answer_points(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("STREAMBROKER_TOKEN", "correct-horse-battery")
-    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (elsewhere, stolen):
-        moved = f"HTTP/1.1 302 Found\r\nLocation: {elsewhere}/\r\nContent-Length: 0\r\n\r\n"
-        with answering(moved.encode()) as (url, asked):
-            code = main(["--url", url, "get", "exports"])
-
-    assert code == 1
-    assert any(b"correct-horse-battery" in line for line in asked)
-    assert stolen == []

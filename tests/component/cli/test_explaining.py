@@ -94,14 +94,27 @@ async def test_what_cannot_be_explained_is_refused_in_one_line(
     assert err.count("\n") == 1
 
 
-async def test_describe_shows_who_is_refused_and_what_to_do(cli: Cli) -> None:
+async def test_describe_shows_who_is_not_connected_and_what_to_do(cli: Cli) -> None:
     _, import_, _ = await cli("describe", "audit/1/quotes")
     _, export, _ = await cli("describe", "export/feed-trades")
 
     assert "  default/feed/0/trades  SubscriptionFalse: " in import_
-    assert "  SubscriptionFalse: Change the subscription, or the Export's properties." in import_
+    assert "Not connected, the nearest first:" in import_
     assert "  default/audit/1/quotes  SubscriptionFalse: " in export
-    assert export.endswith("To do:\n  -\n")
+    assert "To do" not in export
+
+
+async def test_describe_says_first_what_is_nearest_to_the_mistake(cli: Cli) -> None:
+    await cli.rest("PUT", "/job/typo/pe/0/import/p", {"subscription": 'knid == "trade"'})
+    await cli.rest("PUT", "/job/alone/pe/0/export/p", {"properties": {"kind": "lonely"}})
+    _, typo, _ = await cli("describe", "typo/0/p")
+    _, alone, _ = await cli("describe", "export", "alone/0/p")
+
+    assert typo.partition("To do:\n")[2] == (
+        '  `knid == "trade"` is true of no export: no export offers `knid`; did you mean `kind`?\n'
+    )
+    assert alone.partition("To do:\n")[2].startswith("  SubscriptionFalse: Change")
+    assert "no import matches it" not in alone
 
 
 # ---- what-if -----------------------------------------------------------------------------------

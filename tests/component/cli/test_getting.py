@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import aiohttp
 import pytest
 import yaml
 
-from streambroker_operator.cli import client
+from streambroker_operator.cli import client, describe
 from streambroker_operator.rest.limits import Limits
 from streambroker_operator.serving import Broker
 from support.brokers import Rest, running_broker
@@ -148,7 +149,98 @@ async def test_describe_shows_the_resource_its_routes_and_what_to_do(cli: Cli) -
     assert "grpc+tcp://10.0.0.9:4711" in registered
     assert "never registered" not in registered
     assert "Policy:  wait" in route
-    assert "rowsPerSecond: -" in route
+    assert "  Rows/s:      -" in route
+    assert "To do" not in registered
+
+
+async def test_a_pe_shows_when_its_agent_was_heard_of(cli: Cli) -> None:
+    _, out, _ = await cli("get", "pes")
+    _, registered, _ = await cli("describe", "pe/alerts/0")
+    rows = {line.split()[0]: line.split() for line in out.splitlines()}
+    seen = rows["PE"].index("SEEN")
+
+    assert re.fullmatch(r"\d+s", rows["alerts/0"][seen])
+    assert rows["feed/0"][seen] == "-"
+    assert re.search(r"^Seen:      \d+s ago$", registered, re.MULTILINE)
+
+
+async def test_describe_asks_after_an_agent_that_is_silent(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describe, "SILENT_S", -1.0)
+    _, silent, _ = await cli("describe", "pe/alerts/0")
+
+    assert re.search(r"To do:\n  Its agent was not heard of for \d+s: is the job", silent)
+
+
+async def test_an_agent_is_heard_of_by_what_it_reports_and_not_by_who_reads_its_view(
+    cli: Cli,
+) -> None:
+    async def seen() -> dict[str, str | None]:
+        items = (await cli.rest("GET", "/pes")).body["items"]
+        return {f"{item['job']}/{item['pe']}": item["seen"] for item in items}
+
+    await cli.rest("GET", "/job/feed/pe/0")
+    before = await seen()
+    await cli.rest("PUT", "/job/feed/pe/0/report", {"exports": {}})
+    after = await seen()
+
+    assert before["feed/0"] is None
+    assert after["feed/0"] is not None
+
+
+async def test_exports_are_selected_by_a_subscription(cli: Cli) -> None:
+    for number, kind in enumerate(("trade", "quote")):
+        body = {"properties": {"kind": kind, "level": number}}
+        await cli.rest("PUT", f"/job/more/pe/0/export/p{number}", body)
+    await cli.rest("PUT", "/job/more/pe/0/export/named", {"streamId": "trade"})
+    _, trades, _ = await cli("get", "exports", "--match", 'kind == "trade"', "-o", "name")
+    _, levels, _ = await cli("get", "ex", "--match", "level < 5", "-o", "json")
+    wrong, _, said = await cli("get", "exports", "--match", "kind =")
+    other, _, usage = await cli("get", "imports", "--match", "kind == 1")
+
+    assert trades.split() == ["export/feed-trades", "export/more-0-p0"]
+    assert [item["spec"]["port"] for item in json.loads(levels)["items"]] == ["p0", "p1"]
+    assert (wrong, other) == (1, 2)
+    assert "SubscriptionInvalid" in said
+    assert said.splitlines()[-1] == "       ^"
+    assert "--match asks the properties of exports" in usage
+
+
+async def test_rows_can_be_had_alone(cli: Cli) -> None:
+    _, exports, _ = await cli("get", "exports", "--no-headers")
+    _, both, _ = await cli("get", "exports,imports", "--no-headers")
+
+    assert [line.split()[0] for line in exports.splitlines()] == ["feed-trades"]
+    assert [line.split()[0] for line in both.splitlines()] == [
+        "feed-trades",
+        "alerts-trades",
+        "audit-1-quotes",
+    ]
+
+
+async def test_nothing_is_said_beside_the_rows_where_scripts_do_not_take_it_for_one(
+    cli: Cli,
+) -> None:
+    found = await cli("get", "exports", "-n", "nope")
+    names = await cli("get", "exports,imports", "-n", "nope", "-o", "name")
+    listed = await cli("get", "exports", "-n", "nope", "-o", "json")
+
+    assert found == (0, "", "streambroker: no exports in namespace nope\n")
+    assert names == (0, "", "streambroker: no exports, imports in namespace nope\n")
+    assert (json.loads(listed[1])["items"], listed[2]) == ([], "")
+
+
+async def test_describe_shows_some_of_many_routes_and_where_the_others_are(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describe, "MOST_ROUTES", 1)
+    for number in range(3):
+        await cli.rest("PUT", f"/job/more/pe/0/import/p{number}", {"subscription": "level < 5"})
+    await cli.rest("PUT", "/job/feed/pe/0/export/trades/property/level", 1)
+    _, out, _ = await cli("describe", "export", "feed-trades")
+
+    assert "… and 3 more: `streambroker get routes default/feed/0/trades`" in out
 
 
 async def test_describe_says_why_an_import_with_a_bad_filter_gets_nothing(cli: Cli) -> None:
@@ -197,6 +289,18 @@ async def test_a_pe_is_withdrawn_once_it_has_no_port(cli: Cli) -> None:
     await cli("delete", "import/audit-1-quotes")
     assert await cli("delete", "pe", "audit/1") == (0, "pe default/audit/1 deleted\n", "")
     assert (await cli.rest("GET", "/job/audit/pe/1")).status == 404
+
+
+async def test_pes_that_nobody_misses_go_at_once_and_no_others(cli: Cli) -> None:
+    await cli("delete", "import/audit-1-quotes", "import/alerts-trades")
+    gone = await cli("delete", "pes", "--all")
+    left = {item["job"] for item in (await cli.rest("GET", "/pes")).body["items"]}
+    refused = await cli("delete", "exports", "--all")
+
+    assert gone == (0, "pe default/audit/1 deleted\n", "")
+    assert left == {"alerts", "feed"}
+    assert refused[0] == 2
+    assert "`streambroker delete pes --all`" in refused[2]
 
 
 async def test_a_port_is_set_by_its_address_or_its_name(cli: Cli) -> None:

@@ -71,6 +71,43 @@ async def test_get_watches_only_what_is_named(rest: Rest) -> None:
     assert second["object"]["spec"]["properties"]["level"] == 7
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["watch", "nope/0/x"],
+        ["watch", "routes", "nope/0/x"],
+        ["get", "export/feed-0-trade", "-w"],
+    ],
+)
+async def test_a_name_that_nothing_has_is_not_waited_for(rest: Rest, words: list[str]) -> None:
+    async with running(rest.url, *words) as process:
+        code, said = await process.end()
+
+    assert code == 1
+    assert "There is no " in said
+
+
+async def test_a_port_without_a_route_is_waited_for(rest: Rest) -> None:
+    async with running(rest.url, "get", "routes", "feed/0/trades", "-w", "-o", "name") as process:
+        await rest("PUT", I, IMPORT)
+        line = await process.line()
+
+    assert line == "route/default/feed/0/trades:default/alerts/0/trades added\n"
+
+
+async def test_rows_of_several_kinds_say_which_they_are(rest: Rest) -> None:
+    await rest("PUT", I, IMPORT)
+    async with running(rest.url, "get", "exports,imports", "-w") as process:
+        lines = [(await process.line()).split()[:3] for _ in range(4)]
+
+    assert lines == [
+        ["EVENT", "KIND", "NAME"],
+        ["ADDED", "export", "feed-0-trades"],
+        ["EVENT", "KIND", "NAME"],
+        ["ADDED", "import", "alerts-0-trades"],
+    ]
+
+
 async def test_watch_tells_of_resources_and_routes_with_the_reason_of_a_cut(rest: Rest) -> None:
     async with running(rest.url, "get", "routes", "-w", "-o", "name") as process:
         await rest("PUT", I, IMPORT)
@@ -116,7 +153,8 @@ async def test_watch_shows_lines_for_people_and_json_for_programs(rest: Rest) ->
         cut = await lines.line_with("DELETED   route")
         events = [json.loads(await programs.line()) for _ in range(2)]
 
-    assert "ADDED     import  default/alerts/0/trades" in import_
+    assert "ADDED     import  default/alerts/0/trades: " in import_
+    assert import_.rstrip().endswith(", filter price > 10.0")
     assert "default/feed/0/trades -> default/alerts/0/trades" in added
     assert cut.rstrip().endswith(": SubscriptionFalse")
     assert [event["event"] for event in events] == ["route-added", "route-cut"]

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from pe_agent import broker_calls, functions
 from pe_agent.functions import Known, Outcome
+from pe_agent.ports import Change
 from support.agents import free_port
 from support.cutting import Cutter
-from support.programs import SECONDS, World, made
+from support.programs import SECONDS, World
 
 NAMES = [{"applicationName": "market.Feed", "streamId": "nyse"}]
 PROPERTIES = {"kind": "alert", "level": 2}
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with made(tmp_path_factory.mktemp("world")) as found:
-        yield found
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[World]:
-    """A world of the test's own, to be broken."""
-    with made(tmp_path) as found:
-        yield found
 
 
 @dataclass(frozen=True)
@@ -119,7 +106,7 @@ def test_0_the_change_is_accepted_durable_and_shown(world: World, setter: Setter
     outcome = setter.call(world.pe, port, setter.good[0])
 
     assert outcome == 0, outcome.message
-    assert (outcome.accepted, outcome.version, outcome.reason) == (True, 2, "")
+    assert (outcome.accepted, outcome.generation, outcome.reason) == (True, 2, "")
     assert set(outcome.routes) == {"kept", "added", "cut"}
     assert world.generation(f"{setter.kind}/{port}") == 2
     assert shown(setter.get(world.pe, port)) == (setter.good[1], 0, False)
@@ -128,8 +115,8 @@ def test_0_the_change_is_accepted_durable_and_shown(world: World, setter: Setter
 @every_setter
 def test_0_a_change_to_what_is_already_so_changes_nothing(world: World, setter: Setter) -> None:
     port = world.declare(setter.kind, **setter.spec)
-    versions = [setter.call(world.pe, port, setter.good[0]).version for _ in range(2)]
-    assert versions == [2, 2]
+    generations = [setter.call(world.pe, port, setter.good[0]).generation for _ in range(2)]
+    assert generations == [2, 2]
 
 
 @every_setter
@@ -137,7 +124,7 @@ def test_1_no_such_port(world: World, setter: Setter) -> None:
     begun = time.monotonic()
     for port in ("nobody", "", "a/b", "../x", "x?y", cast(Any, None), cast(Any, 5)):
         outcome = setter.call(world.pe, port, setter.good[0])
-        assert (outcome, outcome.accepted, outcome.version) == (1, False, None), port
+        assert (outcome, outcome.accepted, outcome.generation) == (1, False, None), port
         assert outcome.message
         assert shown(setter.get(world.pe, port)) == (None, 1, False)
     assert time.monotonic() - begun < 5.0
@@ -183,7 +170,9 @@ def test_2_what_cannot_be_read_changes_nothing(world: World, setter: Setter) -> 
         assert (outcome, outcome.accepted) == (2, False), (value, outcome.message)
         assert outcome.message, value
     assert setter.call(world.pe, port, setter.good[0], wait="yes") == 2
-    assert setter.call(world.pe, port, setter.good[0], timeout=cast(Any, "soon")) == 2
+    assert setter.call(world.pe, port, setter.bad[0], timeout=10**400) == 2
+    for timeout in (cast(Any, "soon"), float("nan"), 0, -1.0):
+        assert setter.call(world.pe, port, setter.good[0], timeout=timeout) == 2
 
     assert world.generation(f"{setter.kind}/{port}") == 1
 
@@ -309,6 +298,23 @@ def test_3_a_broker_that_hangs_does_not_hold_a_getter_for_long(
 
 
 @every_setter
+def test_3_a_broker_that_hangs_holds_a_setter_no_longer_than_its_timeout(
+    world: World, setter: Setter
+) -> None:
+    port = world.declare(setter.kind, **setter.spec)
+    hung = Cutter(world.broker.url)
+    hung.hung = True
+    begun = time.monotonic()
+    outcome = setter.call(world.pe_of(hung.url), port, setter.good[0], timeout=0.5)
+    took = time.monotonic() - begun
+    hung.close()
+
+    assert (outcome, outcome.accepted) == (3, False)
+    assert "whether it was made is not known" in outcome.message
+    assert took < 4.0
+
+
+@every_setter
 def test_3_a_change_whose_answer_never_comes_is_not_known_to_be_done(
     world: World, setter: Setter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,7 +370,7 @@ def test_a_change_counts_once_although_its_answer_was_lost(world: World, setter:
     outcome = setter.call(world.pe_of(cutter.url), port, setter.good[0])
     cutter.close()
 
-    assert (outcome, outcome.version, outcome.accepted) == (0, 2, True)
+    assert (outcome, outcome.generation, outcome.accepted) == (0, 2, True)
     assert cutter.lost == 2
     assert world.generation(f"{setter.kind}/{port}") == 2
     assert shown(setter.get(world.pe, port)) == (setter.good[1], 0, False)
@@ -383,7 +389,7 @@ def test_the_repetition_of_a_lost_change_does_not_undo_what_somebody_did_meanwhi
     outcome = setter.call(world.pe_of(cutter.url), port, setter.good[0])
     cutter.close()
 
-    assert (outcome, outcome.version) == (0, 2)
+    assert (outcome, outcome.generation) == (0, 2)
     assert world.generation(f"{setter.kind}/{port}") == 3
     assert setter.get(world.pe, port).value == setter.other
 
@@ -401,7 +407,7 @@ def test_a_lost_answer_is_given_again_by_a_broker_that_was_killed(own: World) ->
     outcome = functions.set_import_filter(own.pe_of(cutter.url), port, "price > 5.0")
     cutter.close()
 
-    assert (outcome, outcome.version) == (0, 2)
+    assert (outcome, outcome.generation) == (0, 2)
     assert own.generation(f"import/{port}") == 2
 
 
@@ -441,7 +447,7 @@ def test_what_the_job_declared_is_waited_for(own: World) -> None:
     own.broker = own.broker.restart()
     outcome = functions.set_import_filter(own.pe, "late", "price > 1.0")
 
-    assert (outcome, outcome.version) == (0, 2), outcome.message
+    assert (outcome, outcome.generation) == (0, 2), outcome.message
 
 
 # ---- wait=programmed ---------------------------------------------------------------------------
@@ -455,15 +461,30 @@ def test_programmed_is_when_the_agent_follows(world: World, setter: Setter) -> N
 
     assert outcome == 0
     assert known is not None
-    assert known["generation"] == outcome.version == 2
+    assert known["generation"] == outcome.generation == 2
+
+
+@every_setter
+def test_3_an_agent_that_answers_what_nobody_understands_does_not_raise_into_the_job(
+    own: World, setter: Setter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = own.followed(setter.kind, own.declare(setter.kind, **setter.spec))
+
+    def of_another_release(_: Change) -> bool:
+        raise KeyError("readers")
+
+    monkeypatch.setattr(Change, "programmed", of_another_release)
+    outcome = setter.call(own.pe, port, setter.good[0], wait="programmed", timeout=1.0)
+
+    assert (outcome, outcome.accepted, outcome.reason) == (3, True, "NotApplied")
 
 
 @every_setter
 def test_3_accepted_but_not_programmed_in_time(own: World, setter: Setter) -> None:
     port = own.followed(setter.kind, own.declare(setter.kind, **setter.spec))
     own.process.stop(end_agent=True)
-    outcome = setter.call(own.pe, port, setter.good[0], wait="programmed", timeout=0.1)
+    outcome = setter.call(own.pe, port, setter.good[0], wait="programmed", timeout=1.0)
 
-    assert (outcome, outcome.accepted, outcome.version) == (3, True, 2)
+    assert (outcome, outcome.accepted, outcome.generation) == (3, True, 2)
     assert outcome.reason == "NotApplied"
     assert own.generation(f"{setter.kind}/{port}") == 2

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -22,25 +21,12 @@ from pe_agent.ports import ExportPort, ImportPort
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
 from support.agents import Publishing, Reading, free_port, rows
 from support.cutting import Cutter
-from support.programs import SECONDS, World, made
+from support.programs import SECONDS, World
 from support.waiting import until
 
 NAMES = [{"applicationName": "market.Feed", "streamId": "nyse"}]
 PROPERTIES = {"kind": "alert", "level": 2}
 FILTERED = {"subscription": 'kind == "trade"', "filter": "price > 1.0"}
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with made(tmp_path_factory.mktemp("world")) as found:
-        yield found
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[World]:
-    """A world of the test's own, to be broken."""
-    with made(tmp_path) as found:
-        yield found
 
 
 def test_the_ports_getters_never_raise_and_say_when_they_are_stale(own: World) -> None:
@@ -115,7 +101,7 @@ def test_a_policy_counts_once_although_its_answer_was_lost(world: World) -> None
     change = ExportPort(world.pe_of(cutter.url), name).set_congestion_policy("drop")
     cutter.close()
 
-    assert change.version == 2
+    assert change.generation == 2
     assert world.ask("GET", f"export/{name}").body["spec"]["congestionPolicy"] == "drop"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import aiohttp
@@ -22,12 +22,6 @@ METHODS = {"get", "put", "patch", "post", "delete"}
 X = "/api/subscriptions/job/feed/pe/0/export/trades"
 PROBLEM = {"Content-Type": "application/problem+json"}
 JSON = {"Content-Type": "application/json", "ETag": '"a"'}
-
-
-@pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        yield client
 
 
 def test_the_description_is_openapi() -> None:

@@ -77,12 +77,6 @@ async def following(
         yield stream
 
 
-@pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        yield client
-
-
 def kinds(events: list[tuple[str, Any]]) -> list[tuple[str, str]]:
     return [(name, data["type"]) for name, data in events]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
-import shlex
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,7 +18,6 @@ from streambroker_operator.rest import whatif
 from streambroker_operator.rest.limits import Limits
 from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
-from support.commands import Cli
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
@@ -29,19 +26,11 @@ IMPORT_KEY = "default/alerts/0/trades"
 
 
 @pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        yield client
-
-
-@pytest.fixture
-async def pair(rest: Rest) -> Rest:
-    """A broker with one export that one import matches, and one that it does not."""
-    assert (await rest("PUT", X, EXPORT)).status == 201
-    assert (await rest("PUT", I, IMPORT)).status == 201
+async def pair(pair: Rest) -> Rest:
+    """The same with one export more, which the import does not match."""
     other = {**EXPORT, "properties": {"kind": "quote"}}
-    assert (await rest("PUT", "/job/feed/pe/0/export/quotes", other)).status == 201
-    return rest
+    assert (await pair("PUT", "/job/feed/pe/0/export/quotes", other)).status == 201
+    return pair
 
 
 def manifest(kind: str, job: str, port: str, **spec: Any) -> dict[str, Any]:
@@ -492,30 +481,3 @@ async def test_nobody_is_told_what_a_change_does_where_they_do_not_read(guarded:
     assert [route["reason"] for route in mine.body["cut"]] == ["SubscriptionUnknown"]
     assert (put.status, put.code) == (403, "NotYours")
     assert (cut.status, cut.code) == (403, "NotYours")
-
-
-# ---- the page ----------------------------------------------------------------------------------
-
-PAGE = (Path(__file__).parents[3] / "docs/explain.md").read_text()
-CONSOLE = re.findall(r"^```console\n\$ streambroker (.*)\n((?:.*\n)*?)```$", PAGE, re.MULTILINE)
-
-
-def documents(mark: str) -> str:
-    found = re.search(rf"^```yaml {mark}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
-async def test_the_answers_on_the_page_are_those_of_a_broker(
-    rest: Rest, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for mark in ("example", "changed"):
-        (tmp_path / f"{mark}.yaml").write_text(documents(mark))
-    cli = Cli(rest, capsys, tmp_path)
-    assert (await cli("apply", "-f", "example.yaml"))[0] == 0
-    assert len(CONSOLE) == 5
-
-    for line, told in CONSOLE:
-        _, out, _ = await cli(*shlex.split(line))
-        assert out == told

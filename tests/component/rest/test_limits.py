@@ -199,7 +199,7 @@ def admins(folder: Path) -> Path:
 @asynccontextmanager
 async def followed(client: Rest) -> AsyncIterator[int]:
     """Ask for events and keep the connection; the status that came."""
-    async with client._session.get(f"{client.url}/api/subscriptions/events") as answer:
+    async with client.session.get(f"{client.url}/api/subscriptions/events") as answer:
         if answer.status == 200:
             assert await answer.content.readline()
         yield answer.status

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.brokers import Rest, running_broker
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
@@ -21,11 +20,8 @@ READ = (
 
 
 @pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        await client("PUT", X, EXPORT)
-        await client("PUT", I, IMPORT)
-        yield client
+def rest(pair: Rest) -> Rest:
+    return pair
 
 
 async def merge(rest: Rest, path: str, patch: Any, **headers: str) -> Any:

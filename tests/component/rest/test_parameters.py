@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
-from support.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.brokers import EXPORT, IMPORT, Rest
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
 
 
 @pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, found):
-        await found("PUT", X, EXPORT)
-        await found("PUT", I, IMPORT)
-        yield found
+def rest(pair: Rest) -> Rest:
+    return pair
 
 
 @pytest.mark.parametrize(

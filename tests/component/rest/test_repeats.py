@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from support.resources import export_of, port
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
 AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
-
-
-@pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        yield client
 
 
 async def test_a_repeated_request_gets_the_first_answer_and_changes_nothing(rest: Rest) -> None:

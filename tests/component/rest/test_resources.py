@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from support.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.brokers import EXPORT, IMPORT, Rest
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
 AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
-
-
-@pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        yield client
-
-
-@pytest.fixture
-async def pair(rest: Rest) -> Rest:
-    """A broker with one export that one import matches."""
-    assert (await rest("PUT", X, EXPORT)).status == 201
-    assert (await rest("PUT", I, IMPORT)).status == 201
-    return rest
 
 
 def ports(answer: Any, kind: str) -> list[str]:

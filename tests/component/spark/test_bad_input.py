@@ -222,5 +222,5 @@ def test_an_agent_whose_port_is_taken_does_not_start_and_says_what_to_do(jobs: S
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(AgentFailedError, match=r"PortInUse.*another `port`"):
+        with pytest.raises(AgentFailedError, match=r"AddressInUse.*another `port`"):
             jobs.pe("feed", port=taken.getsockname()[1])

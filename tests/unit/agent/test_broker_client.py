@@ -82,3 +82,17 @@ def test_an_answer_that_is_too_long_is_no_answer(
 
     with pytest.raises(BrokerUnavailableError, match="did not end"):
         served(serve).request("GET", "/x")
+
+
+def test_an_answer_that_is_nested_without_end_is_read_as_text(
+    served: Callable[[Serve], BrokerClient],
+) -> None:
+    text = b"[" * 100_000
+
+    def serve(connection: socket.socket, _: threading.Event) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text)
+        connection.sendall(head + text)
+
+    answer = served(serve).request("GET", "/x")
+
+    assert answer.body == {"title": "[" * 200}

@@ -106,7 +106,7 @@ def test_an_outcome_is_its_code_and_more() -> None:
     done, late = Outcome(0, change), Outcome(3, change, TimeoutError("late"))
     assert done == 0
     assert not done
-    assert (done.code, done.version, done.accepted, done.message) == (0, 4, True, "")
+    assert (done.code, done.generation, done.accepted, done.message) == (0, 4, True, "")
     assert len(done.routes["added"]) == 1
     assert (late.code, late.accepted, late.reason, late.message) == (
         3,
@@ -115,9 +115,9 @@ def test_an_outcome_is_its_code_and_more() -> None:
         "late",
     )
     never = Outcome(2, error=PropertyError("a", "is wrong"))
-    assert (never.version, never.accepted, never.reason) == (None, False, "PropertyInvalid")
+    assert (never.generation, never.accepted, never.reason) == (None, False, "PropertyInvalid")
     assert never.routes == {"kept": [], "added": [], "cut": []}
-    assert repr(never) == "Outcome(2, version=None, reason='PropertyInvalid')"
+    assert repr(never) == "Outcome(2, generation=None, reason='PropertyInvalid')"
 
 
 def test_what_a_getter_answers_is_value_and_code() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from streambroker_core.errors import ManifestError
 from streambroker_operator.cli.documents import read_value
+from streambroker_operator.cli.options import one_of
 from streambroker_operator.cli.tables import shown, table
 
 
@@ -50,6 +51,18 @@ def test_long_texts_are_cut_in_tables_only() -> None:
     assert "x" * 100 in shown("imports", [item], "json")
 
 
-def test_an_empty_list_says_so() -> None:
-    assert shown("pes", [], "table") == "no pes\n"
+def test_an_import_by_name_shows_that_it_wants_streams() -> None:
+    spec = {"streams": [{"applicationName": "a", "streamId": "s"}, {"streamId": "t"}]}
+    item = {"metadata": {}, "spec": {"job": "j", "pe": 0, "port": "p", **spec}, "status": {}}
+
+    assert "stream a/s, stream t" in shown("imports", [item], "table")
+
+
+@pytest.mark.parametrize("word", ["text", "table"])
+def test_the_two_words_for_what_people_read_are_one(word: str) -> None:
+    assert (one_of("text", "json")(word), one_of("table", "json")(word)) == ("text", "table")
+
+
+def test_an_empty_list_has_no_rows() -> None:
+    assert shown("pes", [], "table") == ""
     assert json.loads(shown("pes", [], "json"))["items"] == []

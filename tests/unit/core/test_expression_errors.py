@@ -53,6 +53,8 @@ def test_a_subscription_and_a_filter_have_errors_of_their_own() -> None:
     [
         ("a and b", 3, "`and`", "write `&&`"),
         ("a == 1 or b == 2", 8, "`or`", "write `||`"),
+        ("not kind == 1", 5, "`kind`", "write `!`"),
+        ("a <> 1", 4, "`>`", "write `!=`"),
         ("s == 'x'", 6, "`'`", "a string is written in double quotes"),
         ("a == 1 == 2", 8, "`==`", "comparisons cannot be chained; join them with `&&`"),
         ("(a == 1) == 2", 1, "a comparison", "comparisons cannot be chained; join them with `&&`"),
@@ -116,6 +118,7 @@ def test_nesting_is_bounded_wherever_it_comes_from() -> None:
     ("text", "column", "found", "hint"),
     [
         ("pricee > 1", 1, "unknown column `pricee`", "did you mean `price`?"),
+        ('topic("a/b")', 1, "no column `topic`", "in a filter `topic(…)` asks the column `topic`"),
         ("has(nam)", 1, "unknown column `nam`", "did you mean `name`?"),
         ("qty == 1.5", 8, "1.5", "the other side is int; compare with a whole number"),
         ("1 == 1 && tiny < 128", 18, "128", None),

@@ -5,21 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import TopicError
-from streambroker_core.topics import topic_matches, valid_filter, valid_topic
+from streambroker_core.topics import topic_matches, valid_pattern, valid_topic
 
 levels = st.lists(st.text("ab", max_size=2), min_size=1, max_size=4)
 
 
-def test_an_invalid_filter_is_an_error_and_not_a_mismatch() -> None:
-    with pytest.raises(TopicError, match="`a/#/b` is not a topic filter"):
+def test_an_invalid_pattern_is_an_error_and_not_a_mismatch() -> None:
+    with pytest.raises(TopicError, match="`a/#/b` is not a topic pattern"):
         topic_matches("a/#/b", "a/b")
 
 
 def test_a_name_of_levels_is_valid_and_a_wildcard_is_no_name() -> None:
     assert valid_topic("a//b")
     assert not valid_topic("a/+")
-    assert valid_filter("a/+/#")
-    assert not valid_filter("")
+    assert valid_pattern("a/+/#")
+    assert not valid_pattern("")
 
 
 @given(levels)

@@ -17,7 +17,7 @@ from streambroker_core.expression import tree
 from streambroker_core.expression.refusal import Refusal
 from streambroker_core.expression.tokens import MAX_NESTING, Token, too_deep
 from streambroker_core.properties import INT64_MIN
-from streambroker_core.topics import valid_filter
+from streambroker_core.topics import valid_pattern
 
 NodeT = TypeVar("NodeT", tree.And, tree.Or)
 
@@ -276,12 +276,12 @@ def _topic(function: Token, arguments: list[Part]) -> tree.Topic:
     _expect_arguments(function, arguments, 'topic("a/+/b")', 1)
     (part,) = arguments
     if not isinstance(part.node, tree.Text):
-        raise Refusal(part.start, describe(part.node), "a topic filter as a string")
-    if not valid_filter(part.node.value):
+        raise Refusal(part.start, describe(part.node), "a topic pattern as a string")
+    if not valid_pattern(part.node.value):
         raise Refusal(
             part.start,
-            "an invalid topic filter",
-            "a topic filter",
+            "an invalid topic pattern",
+            "a topic pattern",
             "`+` must be a whole level, `#` the whole last level, and it must not be empty",
         )
     return tree.Topic(part.node.value, function.start_pos)

@@ -112,9 +112,16 @@ class _Checker:
             case tree.Match():
                 self._string(node.function, self._operand(node.subject), node.subject.at)
             case tree.Topic():
-                self._string("topic", self._scalar(tree.TOPIC_PROPERTY, node.at), node.at)
+                self._topic(node)
             case _:
                 self._boolean(node)
+
+    def _topic(self, node: tree.Topic) -> None:
+        name = tree.TOPIC_PROPERTY
+        if name not in self._columns:
+            hint = f"in a filter `topic(…)` asks the column `{name}`"
+            raise Refusal(node.at, f"no column `{name}`", "a column of the schema", hint)
+        self._string("topic", self._scalar(name, node.at), node.at)
 
     def _boolean(self, node: tree.Operand) -> None:
         found = self._operand(node)

@@ -114,6 +114,11 @@ def _source(text: str, token: Token) -> str:
     return found[0] if found else str(token.value)
 
 
+def _source_of_pair(text: str, token: Token) -> str:
+    """Return the character before a token and its first one."""
+    return text[max(0, token.start_pos - 1) : token.start_pos + 1]
+
+
 def _expected(accepted: set[str]) -> str:
     words = []
     if accepted >= _VALUE_START:
@@ -133,6 +138,8 @@ def _hint(text: str, token: Token, accepted: set[str], parser: InteractiveParser
     before: Any = parser.parser_state.value_stack[-1:] or [None]
     previous = before[0] if isinstance(before[0], LarkToken) else None
     if token.type == "NAME":
+        if previous is not None and str(previous.value).lower() == "not":
+            return _FOREIGN["not"]
         return _FOREIGN.get(str(token.value).lower())
     if token.type == "LPAR":
         name = re.search(r"([A-Za-z_][A-Za-z0-9_]*)\s*\Z", text[: token.start_pos])
@@ -141,7 +148,7 @@ def _hint(text: str, token: Token, accepted: set[str], parser: InteractiveParser
         return "`in` is a word of the language and cannot be a name"
     if token.type in ("COMPARE", "IN"):
         if previous is not None and previous.type == "COMPARE":
-            return None
+            return "write `!=`" if _source_of_pair(text, token) == "<>" else None
         return "comparisons cannot be chained; join them with `&&`"
     if token.type == "LSQB" and "NAME" not in accepted:
         return "only a name can have a subscript, and only one"

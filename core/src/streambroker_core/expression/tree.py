@@ -138,7 +138,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic filter over the property or column ``topic``."""
+    """A topic pattern over the property or column ``topic``."""
 
     filter: str
     at: int = field(default=0, compare=False, repr=False)

@@ -29,6 +29,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "all": KINDS,
 }
 SINGULAR = {"exports": "export", "imports": "import", "pes": "pe", "routes": "route"}
+SHOWN = {**SINGULAR, "pes": "PE"}
+"""The kinds in sentences."""
 UNKNOWN = {"exports": "UnknownPort", "imports": "UnknownPort", "pes": "UnknownPE"}
 
 Item = dict[str, Any]
@@ -212,7 +214,7 @@ def _at_port(caller: Caller, target: Target, namespace: str) -> list[tuple[str, 
 
 def missing(target: Target, namespace: str, known: Sequence[str]) -> RequestError:
     """Return the error for a name that nothing has."""
-    words = " or ".join(SINGULAR[kind] for kind in target.kinds)
+    words = " or ".join(SHOWN[kind] for kind in target.kinds)
     where = "any namespace" if namespace == "*" else f"namespace {namespace}"
     kinds = ",".join(target.kinds)
     return RequestError(

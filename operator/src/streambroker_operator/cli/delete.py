@@ -41,6 +41,9 @@ def add(commands: Any) -> None:
     delete.add_argument(
         "--ignore-not-found", action="store_true", help="what is not there is no failure"
     )
+    delete.add_argument(
+        "--all", action="store_true", help="`delete pes --all`: without ports, never registered"
+    )
     delete.set_defaults(run=_delete)
 
 
@@ -65,7 +68,24 @@ def _of_files(options: argparse.Namespace) -> tuple[list[Removal], list[PeKey]]:
     return [Removal(kind_of(one), one.key, name_of(one)) for one in resources], []
 
 
+def _empty_pes(caller: Caller, options: argparse.Namespace) -> list[PeKey]:
+    """Return the PEs that nobody misses: those without a port and without an agent.
+
+    Raises:
+        UsageError: something else is to be deleted.
+    """
+    if [target.kinds for target in read_targets(options.words)] != [("pes",)]:
+        raise UsageError("--all is for PEs without ports: `streambroker delete pes --all`.")
+    return [
+        PeKey.parse(f"{item['namespace']}/{item['job']}/{item['pe']}")
+        for item in caller.items("/pes", namespace=options.namespace)
+        if not (item["exports"] or item["imports"] or item["location"])
+    ]
+
+
 def _of_words(caller: Caller, options: argparse.Namespace) -> tuple[list[Removal], list[PeKey]]:
+    if options.all:
+        return [], _empty_pes(caller, options)
     removals: list[Removal] = []
     pes: list[PeKey] = []
     for target in named(options.words):

@@ -1,4 +1,4 @@
-"""``describe``: one resource with its status, its routes, who is refused, and what to do."""
+"""``describe``: one resource with its status, its routes, what is near, and what to do."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ from streambroker_operator.cli.explain import explained
 from streambroker_operator.cli.get import WHAT
 from streambroker_operator.cli.options import add_everywhere, caller_of, namespace_of, remote
 from streambroker_operator.cli.tables import as_yaml, port_of, short
-from streambroker_operator.cli.terminal import age, paint, plain, say
+from streambroker_operator.cli.terminal import age, paint, plain, say, seconds_since
+from streambroker_operator.cli.top import FIGURES, HEAD, row_of
 from streambroker_operator.errors import RequestError
 
 NEAREST = 5
-"""Refused pairs that are shown."""
+"""Pairs without a route that are shown."""
+MOST_ROUTES = 20
+SILENT_S = 90.0
+"""An agent that was not heard of for so long is away: it reports every 30 seconds."""
 MOST_EXPLAINED = 500
 """Pairs that a broker explains in one answer."""
 
@@ -46,6 +50,8 @@ REMEDIES = {
     "StreamIdTaken": "Delete the older Export of this streamId, or choose another one.",
 }
 
+_NOTHING_TO_DO = ("NobodyImports",)
+"""What the linter finds that is no mistake of the resource."""
 _NEAR = ("FilterForbidden", "FilterInvalid", "SchemaMismatch")
 """Refusals of pairs that want each other."""
 
@@ -77,7 +83,7 @@ def _resource(caller: Caller, kind: str, item: Item) -> str:
     routes = chosen("routes", caller.items("/routes", namespace=metadata["namespace"]), key)
     side = SINGULAR[kind]
     routes = [route for route in routes if route[side] == key]
-    refused, lint = _refused(caller, kind, key, status)
+    near, lint = _not_connected(caller, kind, key, status)
     shown = {k: v for k, v in spec.items() if k not in ("job", "pe", "port")}
     lines = [
         f"Name:        {metadata['name']}",
@@ -88,11 +94,24 @@ def _resource(caller: Caller, kind: str, item: Item) -> str:
         f"({age(metadata.get('creationTimestamp'))} ago)",
         *_block("Spec", as_yaml([shown]).rstrip("\n").split("\n")),
         *_block("Status", _status(status)),
-        *_block("Routes", [_route_line(route, kind) for route in routes]),
-        *_block("Refused", [_refusal_line(pair, kind) for pair in refused]),
-        *_block("To do", [*_advice(status, refused, bool(routes)), *lint]),
+        *_block("Routes", _cut([_route_line(route, kind) for route in routes], f"routes {key}")),
+        *_block("Not connected, the nearest first", [_pair_line(pair, kind) for pair in near]),
+        *_to_do([*lint, *_advice(status, near, routed=bool(routes), told=bool(lint))]),
     ]
     return _text(lines)
+
+
+def _cut(lines: Sequence[str], words: str) -> list[str]:
+    """Return the first lines, and where the others are."""
+    if len(lines) <= MOST_ROUTES:
+        return list(lines)
+    more = f"… and {len(lines) - MOST_ROUTES} more: `streambroker get {words}`"
+    return [*lines[:MOST_ROUTES], more]
+
+
+def _to_do(lines: Sequence[str]) -> list[str]:
+    """Return what to do; nothing at all, if there is nothing."""
+    return _block("To do", lines) if lines else []
 
 
 def _status(status: Item) -> list[str]:
@@ -103,8 +122,10 @@ def _status(status: Item) -> list[str]:
     return [*lines, f"Matches:  {status.get('matches', 0)}"]
 
 
-def _refused(caller: Caller, kind: str, key: str, status: Item) -> tuple[list[Item], list[str]]:
-    """Return the nearest pairs that do not match, and what the linter says.
+def _not_connected(
+    caller: Caller, kind: str, key: str, status: Item
+) -> tuple[list[Item], list[str]]:
+    """Return the nearest pairs that do not match, and what the linter says has to be done.
 
     Matching pairs come first in an explanation; where they fill it, the status has to do.
     """
@@ -119,17 +140,26 @@ def _refused(caller: Caller, kind: str, key: str, status: Item) -> tuple[list[It
             raise
         return told, []
     pairs = [pair for pair in answer["pairs"] if not pair["matched"]]
-    return pairs[:NEAREST], [str(finding["message"]) for finding in answer["lint"]]
+    lint = [one for one in answer["lint"] if one["code"] not in _NOTHING_TO_DO]
+    return pairs[:NEAREST], [str(finding["message"]) for finding in lint]
 
 
-def _advice(status: Item, refused: Sequence[Item], routed: bool) -> list[str]:
+def _advice(status: Item, near: Sequence[Item], *, routed: bool, told: bool) -> list[str]:
+    """Return general remedies.
+
+    Args:
+        status: of the resource.
+        near: the nearest pairs that do not match.
+        routed: it has a route.
+        told: the linter has found something, which is nearer to the mistake.
+    """
     if not status.get("accepted", True):
         reason = str(status.get("reason"))
         return [f"{reason}: {REMEDIES.get(reason, 'see the message above.')}"]
-    reasons = list(dict.fromkeys(str(pair["reason"]) for pair in refused))
-    if routed:
+    reasons = list(dict.fromkeys(str(pair["reason"]) for pair in near))
+    if routed or told:
         reasons = [reason for reason in reasons if reason in _NEAR]
-    if not reasons and not routed:
+    if not reasons and not routed and not told:
         return ["Nothing is there to be connected to yet: `streambroker get exports,imports`."]
     return [f"{reason}: {REMEDIES.get(reason, 'see the message above.')}" for reason in reasons[:3]]
 
@@ -140,7 +170,7 @@ def _route_line(route: Item, kind: str) -> str:
     return f"{arrow}  {route['policy']}{filter_}"
 
 
-def _refusal_line(pair: Item, kind: str) -> str:
+def _pair_line(pair: Item, kind: str) -> str:
     other = pair["import"] if kind == "exports" else pair["export"]
     return f"{other}  {pair['reason']}: {pair['message']}"
 
@@ -152,44 +182,58 @@ def _pe(caller: Caller, kind: str, item: Item) -> str:
         for route in caller.items("/routes", namespace=item["namespace"])
         if key in (route["export"].rpartition("/")[0], route["import"].rpartition("/")[0])
     ]
-    advice = (
-        []
-        if item["location"]
-        else ["Its agent has never registered: is the job running, and does it reach the broker?"]
-    )
+    seen = age(item.get("seen"))
     lines = [
         f"Name:      {names_of(kind, item)[0]}",
         "Kind:      PE",
         f"Namespace: {item['namespace']}",
         f"Location:  {item['location'] or '-'}",
+        f"Seen:      {seen}{' ago' if item.get('seen') else ''}",
         f"View:      {item.get('version') or '-'}",
         f"Exports:   {', '.join(item['exports']) or '-'}",
         f"Imports:   {', '.join(item['imports']) or '-'}",
-        *_block("Routes", [f"{r['export']} -> {r['import']}  {r['policy']}" for r in routes]),
-        *_block("To do", advice),
+        *_block(
+            "Routes",
+            _cut([f"{r['export']} -> {r['import']}  {r['policy']}" for r in routes], "routes"),
+        ),
+        *_to_do(_silence(item)),
     ]
     return _text(lines)
 
 
+def _silence(item: Item) -> list[str]:
+    """Return what to ask about a PE whose agent does not report."""
+    if not item["location"]:
+        what = "has never registered"
+    elif not item.get("seen"):
+        what = "was not heard of since the broker started; agents report every 30 seconds"
+    elif seconds_since(item["seen"]) > SILENT_S:
+        what = f"was not heard of for {age(item['seen'])}"
+    else:
+        return []
+    return [f"Its agent {what}: is the job running, and does it reach the broker?"]
+
+
 def _route(caller: Caller, _kind: str, item: Item) -> str:
     namespace = item["export"].partition("/")[0]
-    figures = _figures(caller, namespace, item)
     lines = [
         f"Export:  {item['export']}",
         f"Import:  {item['import']}",
         f"Policy:  {item['policy']}",
         f"Filter:  {item['filter'] or '-'}",
-        *_block("Figures", [f"{name}: {'-' if v is None else v}" for name, v in figures.items()]),
+        *_block("Figures", _figures(caller, namespace, item)),
     ]
     return _text(lines)
 
 
-def _figures(caller: Caller, namespace: str, item: Item) -> Item:
+def _figures(caller: Caller, namespace: str, item: Item) -> list[str]:
+    """Return what `top` shows of a route, a line for each column."""
     ends = (item["export"], item["import"])
     for row in caller.call("GET", "/top", namespace=namespace)["routes"]:
         if (row["export"], row["import"]) == ends:
-            return {k: v for k, v in row.items() if k not in ("export", "import", "policy")}
-    return {}
+            cells = dict(zip(HEAD, row_of(row), strict=True))
+            return [f"{name.capitalize() + ':':<12} {cells[name]}" for name in FIGURES]
+    return []
 
 
 def _block(title: str, lines: Sequence[str]) -> list[str]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
+from streambroker_core.errors import SubscriptionError
+from streambroker_core.expression import parse
 from streambroker_operator.cli.addresses import (
     KINDS,
+    PORT_KINDS,
     SINGULAR,
     Item,
     Target,
@@ -20,7 +23,7 @@ from streambroker_operator.cli.addresses import (
     read_targets,
 )
 from streambroker_operator.cli.client import Caller
-from streambroker_operator.cli.errors import OK
+from streambroker_operator.cli.errors import OK, UsageError
 from streambroker_operator.cli.events import RESET, Event, follow
 from streambroker_operator.cli.options import (
     add_everywhere,
@@ -34,12 +37,16 @@ from streambroker_operator.cli.tables import (
     as_json,
     as_yaml,
     name_in,
+    offered,
+    short,
     shown,
     table,
+    wanted,
     widths_of,
     with_kind,
 )
 from streambroker_operator.cli.terminal import Colour, flat, paint, say
+from streambroker_operator.errors import RequestError
 
 WHAT = "KIND [NAME…] | KIND/NAME | JOB/PE/PORT"
 _COLOURS: dict[str, Colour] = {"ADDED": "green", "DELETED": "red"}
@@ -52,6 +59,10 @@ def add(commands: Any) -> None:
     add_output(get)
     add_everywhere(get)
     get.add_argument("-w", "--watch", action="store_true", help="go on with what changes")
+    get.add_argument(
+        "--match", metavar="EXPR", help="only exports of whose properties this subscription is true"
+    )
+    get.add_argument("--no-headers", action="store_true", help="rows only")
     get.set_defaults(run=_get)
     watch = remote(commands, "watch", "show what happens, as it happens")
     watch.add_argument("words", nargs="*", metavar=WHAT, help="only these; all if none is given")
@@ -62,17 +73,58 @@ def add(commands: Any) -> None:
 
 def _get(options: argparse.Namespace) -> int:
     targets, caller = read_targets(options.words), caller_of(options)
+    matches = _matching(options.match, targets)
     if options.watch:
-        return _get_on(options, targets, caller)
-    found = _found(caller, targets, namespace_of(options))
+        return _get_on(options, targets, caller, matches)
+    found = [
+        (kind, [item for item in items if matches(item)])
+        for kind, items in _found(caller, targets, namespace_of(options))
+    ]
     if options.output in ("json", "yaml"):
         say(_document(found, options.output, single=_is_single(targets, found)))
         return OK
-    for kind, items in found:
-        if len(found) > 1 and options.output != "name":
-            say(f"\n{paint(kind, 'bold')}\n")
-        say(shown(kind, items, options.output, everywhere=options.all_namespaces))
+    titled = len(found) > 1 and options.output != "name" and not options.no_headers
+    parts = [
+        (f"{paint(kind, 'bold')}\n" if titled else "")
+        + shown(
+            kind,
+            items,
+            options.output,
+            everywhere=options.all_namespaces,
+            headers=not options.no_headers,
+        )
+        for kind, items in found
+        if items
+    ]
+    say(("\n" if titled else "").join(parts))
+    _tell_empty([kind for kind, items in found if not items], namespace_of(options))
     return OK
+
+
+def _tell_empty(kinds: Sequence[str], namespace: str) -> None:
+    """Say what there is none of; not among the rows, where scripts would take it for one."""
+    if kinds:
+        where = "any namespace" if namespace == "*" else f"namespace {namespace}"
+        sys.stderr.write(f"streambroker: no {', '.join(kinds)} in {where}\n")
+
+
+def _matching(text: str | None, targets: Sequence[Target]) -> Callable[[Item], bool]:
+    """Return what says whether an item is wanted by ``--match``.
+
+    Raises:
+        UsageError: it is given for anything but Exports.
+        SubscriptionError: it cannot be read.
+    """
+    if text is None:
+        return lambda _: True
+    if any(target.kinds != ("exports",) for target in targets):
+        raise UsageError("--match asks the properties of exports: `get exports --match EXPR`.")
+    try:
+        expression = parse(text, "subscription")
+    except SubscriptionError as error:
+        facts = {"text": text, "position": error.position}
+        raise RequestError(0, error.code, str(error), facts=facts) from error
+    return lambda item: expression.evaluate(item["spec"].get("properties") or {}) is True
 
 
 def _found(
@@ -100,9 +152,15 @@ def _document(found: Sequence[tuple[str, list[Item]]], output: str, *, single: b
     return as_json(items[0] if single else whole)
 
 
-def _get_on(options: argparse.Namespace, targets: Sequence[Target], caller: Caller) -> int:
+def _get_on(
+    options: argparse.Namespace,
+    targets: Sequence[Target],
+    caller: Caller,
+    matches: Callable[[Item], bool],
+) -> int:
     """Show the lists, then each change, until interrupted."""
     namespace = namespace_of(options)
+    _check_names(caller, targets, namespace)
     sheets = {
         kind: _Sheet(kind, options, titled=len(_kinds(targets)) > 1) for kind in _kinds(targets)
     }
@@ -111,10 +169,25 @@ def _get_on(options: argparse.Namespace, targets: Sequence[Target], caller: Call
             for target in targets:
                 for kind in target.kinds:
                     items = caller.items(f"/{kind}", namespace=namespace)
-                    sheets[kind].begin(chosen(kind, items, target.name))
-        elif event.kind in sheets and _wanted(event, targets):
+                    sheets[kind].begin(
+                        [item for item in chosen(kind, items, target.name) if matches(item)]
+                    )
+        elif event.kind in sheets and _wanted(event, targets) and matches(event.item):
             sheets[event.kind].go_on(event)
     return OK
+
+
+def _check_names(caller: Caller, targets: Sequence[Target], namespace: str) -> None:
+    """Refuse names that nothing has; a route may come later, if one of its ends is there.
+
+    Raises:
+        RequestError: nothing has a name; the message names the nearest that there is.
+    """
+    for target in targets:
+        ends = target.name.split(":") if target.name is not None else []
+        for name in ends:
+            kinds = PORT_KINDS if target.kinds == ("routes",) else target.kinds
+            find(caller, Target(kinds=kinds, name=name), namespace)
 
 
 def _kinds(targets: Sequence[Target]) -> list[str]:
@@ -134,7 +207,8 @@ class _Sheet:
     def __init__(self, kind: str, options: argparse.Namespace, *, titled: bool) -> None:
         self._kind = kind
         self._output = options.output
-        self._title = f"\n{paint(kind, 'bold')}\n" if titled else ""
+        self._first = [SINGULAR[kind]] if titled else []
+        self._headers = not options.no_headers
         self._everywhere = options.all_namespaces
         self._layout = Layout(
             kind, wide=options.output == "wide", everywhere=options.all_namespaces
@@ -147,17 +221,20 @@ class _Sheet:
             for item in items:
                 self._write("ADDED", item)
             return
-        rows = [["EVENT", *self._layout.head]]
-        rows += [["ADDED", *self._layout.row(item)] for item in items]
-        self._widths = widths_of(rows, [8] + [0] * len(self._layout.head))
-        say(self._title + table(rows, self._widths))
+        head = ["EVENT", *(["KIND"] if self._first else []), *self._layout.head]
+        rows = [["ADDED", *self._first, *self._layout.row(item)] for item in items]
+        self._widths = widths_of([head, *rows], [8] + [0] * (len(head) - 1))
+        if self._headers:
+            rows.insert(0, head)
+        if rows:
+            say(table(rows, self._widths))
 
     def go_on(self, event: Event) -> None:
         """Show one change."""
         if self._output not in ("table", "wide"):
             self._write(event.change, event.item)
             return
-        row = [event.change, *self._layout.row(event.item)]
+        row = [event.change, *self._first, *self._layout.row(event.item)]
         self._widths = widths_of([row], self._widths)
         line = table([row], self._widths)
         say(paint(line.rstrip("\n"), _COLOURS.get(event.change)) + "\n")
@@ -175,6 +252,7 @@ class _Sheet:
 
 def _watch(options: argparse.Namespace) -> int:
     targets, caller = read_targets(options.words), caller_of(options)
+    _check_names(caller, targets, namespace_of(options))
     begun = False
     for event in follow(caller, namespace_of(options)):
         if event.name == RESET:
@@ -199,10 +277,21 @@ def _line(event: Event, now: datetime) -> str:
         what = names_of(event.kind, event.item)[-1]
         if event.kind == "pes":
             what = names_of(event.kind, event.item)[1]
-    why = event.data.get("reason") or _turned(event)
+    why = event.data.get("reason") or _turned(event) or _content(event)
     text = flat(f"{event.change:<8}  {SINGULAR[event.kind]:<6}  {what}")
     colour = _COLOURS.get(event.change)
     return f"{now:%H:%M:%S}  {paint(text, colour)}{f': {why}' if why else ''}\n"
+
+
+def _content(event: Event) -> str:
+    """Return what an Export offers now, or an Import wants; empty for all else."""
+    if event.kind not in PORT_KINDS or event.change == "DELETED":
+        return ""
+    spec = event.item["spec"]
+    if event.kind == "exports":
+        return flat(offered(spec))
+    filter_ = f", filter {short(spec['filter'])}" if spec.get("filter") else ""
+    return flat(wanted(spec) + filter_)
 
 
 def _turned(event: Event) -> str:

@@ -15,6 +15,8 @@ from streambroker_operator.cli.errors import UsageError, meant
 DEFAULT_URL = "http://127.0.0.1:8470"
 _ELSEWHERE = ("jsonpath", "jsonpath-file", "go-template", "template", "custom-columns")
 """Outputs that people know from kubectl."""
+_FOR_PEOPLE = ("table", "text")
+"""Two words for one thing: a command takes either."""
 OUTPUTS = ("table", "wide", "json", "yaml", "name")
 
 
@@ -38,6 +40,8 @@ def one_of(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.partition("=")[0] in _ELSEWHERE:
             raise argparse.ArgumentTypeError(f"{text!r} is not known; use json, and jq to select")
+        if text in _FOR_PEOPLE and text not in words:
+            text = next((word for word in words if word in _FOR_PEOPLE), text)
         if text not in words:
             listed = ", ".join(words)
             raise argparse.ArgumentTypeError(f"{text!r} is none of {listed}.{meant(text, words)}")
@@ -54,7 +58,12 @@ def add_shared(command: argparse.ArgumentParser, *, root: bool = False) -> None:
         default=os.environ.get("STREAMBROKER_URL") or DEFAULT_URL if root else missing,
         help="the broker; default $STREAMBROKER_URL or " + DEFAULT_URL,
     )
-    command.add_argument("-n", "--namespace", default=DEFAULT_NAMESPACE if root else missing)
+    command.add_argument(
+        "-n",
+        "--namespace",
+        default=DEFAULT_NAMESPACE if root else missing,
+        help=f"where resources are looked for; default {DEFAULT_NAMESPACE}",
+    )
     command.add_argument(
         "--token-file",
         type=Path,
@@ -82,13 +91,18 @@ def add_output(command: argparse.ArgumentParser, *words: str) -> None:
     """Add ``-o``; the first word is the default."""
     found = words or OUTPUTS
     command.add_argument(
-        "-o", "--output", type=one_of(*found), default=found[0], metavar="|".join(found)
+        "-o",
+        "--output",
+        type=one_of(*found),
+        default=found[0],
+        metavar="|".join(found),
+        help=f"how to show it; default {found[0]}",
     )
 
 
 def add_everywhere(command: argparse.ArgumentParser) -> None:
     """Add ``-A``."""
-    command.add_argument("-A", "--all-namespaces", action="store_true")
+    command.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
 
 
 def namespace_of(options: argparse.Namespace) -> str:

@@ -23,15 +23,17 @@ def shown(
     output: str,
     *,
     everywhere: bool = False,
+    headers: bool = True,
     now: datetime | None = None,
 ) -> str:
-    """Return a list of one kind as text.
+    """Return a list of one kind as text; nothing of an empty one, but in JSON.
 
     Args:
         kind: exports, imports, pes or routes.
         items: as the broker answers them.
         output: table, wide, json, yaml or name.
         everywhere: the items are of several namespaces.
+        headers: the columns of a table have names.
         now: for ages; None for the present.
     """
     if output == "json":
@@ -42,9 +44,10 @@ def shown(
     if output == "name":
         return "".join(f"{SINGULAR[kind]}/{name_in(kind, item, everywhere)}\n" for item in items)
     if not items:
-        return f"no {kind}\n"
+        return ""
     layout = Layout(kind, wide=output == "wide", everywhere=everywhere)
-    return table([layout.head, *(layout.row(item, now) for item in items)])
+    head = [layout.head] if headers else []
+    return table([*head, *(layout.row(item, now) for item in items)])
 
 
 def name_in(kind: str, item: Item, everywhere: bool) -> str:
@@ -129,23 +132,36 @@ def _named(item: Item) -> Row:
     return [str(item["metadata"].get("name", "-")), port_of(item["spec"])]
 
 
+def offered(spec: Item) -> str:
+    """Return what an Export offers, on one line."""
+    return short(spec.get("streamId") or properties_text(spec.get("properties") or {}))
+
+
+def wanted(spec: Item) -> str:
+    """Return what an Import wants, on one line; ``-`` for nothing yet."""
+    if spec.get("subscription"):
+        return short(spec["subscription"])
+    names = (
+        "/".join(filter(None, (stream.get("applicationName"), stream["streamId"])))
+        for stream in spec.get("streams", [])
+    )
+    return short(", ".join(f"stream {name}" for name in names)) or "-"
+
+
 def _export(item: Item) -> Row:
-    spec = item["spec"]
-    offers = spec.get("streamId") or properties_text(spec.get("properties") or {})
-    return [*_named(item), short(offers), *_state(item)]
+    return [*_named(item), offered(item["spec"]), *_state(item)]
 
 
 def _import(item: Item) -> Row:
     spec = item["spec"]
-    named = ", ".join(stream["streamId"] for stream in spec.get("streams", []))
-    wants = spec.get("subscription") or named or "-"
-    return [*_named(item), short(wants), short(spec.get("filter") or "-"), *_state(item)]
+    return [*_named(item), wanted(spec), short(spec.get("filter") or "-"), *_state(item)]
 
 
 def _pe(item: Item) -> Row:
     return [
         f"{item['job']}/{item['pe']}",
         item["location"] or "-",
+        age(item.get("seen")),
         ",".join(item["exports"]) or "-",
         ",".join(item["imports"]) or "-",
     ]
@@ -186,11 +202,11 @@ def _nothing(_item: Item) -> Row:
 _TABLES: dict[str, tuple[Row, Callable[[Item], Row]]] = {
     "exports": (["NAME", "PORT", "OFFERS", "MATCHES", "STATE"], _export),
     "imports": (["NAME", "PORT", "WANTS", "FILTER", "MATCHES", "STATE"], _import),
-    "pes": (["PE", "LOCATION", "EXPORTS", "IMPORTS"], _pe),
+    "pes": (["PE", "LOCATION", "SEEN", "EXPORTS", "IMPORTS"], _pe),
     "routes": (["EXPORT", "IMPORT", "POLICY", "FILTER"], _route),
 }
 _WIDE: dict[str, tuple[Row, Callable[[Item], Row]]] = {
     "exports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide),
     "imports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide),
-    "pes": (["VERSION"], lambda item: [item.get("version") or "-"]),
+    "pes": (["VIEW"], lambda item: [item.get("version") or "-"]),
 }

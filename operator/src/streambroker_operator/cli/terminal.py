@@ -42,10 +42,23 @@ def age(moment: str | None, now: datetime | None = None) -> str:
     if not moment:
         return "-"
     try:
-        then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+        return lasted(seconds_since(moment, now))
     except ValueError:
         return "-"
-    return lasted(((now or datetime.now(timezone.utc)) - then).total_seconds())
+
+
+def seconds_since(moment: str, now: datetime | None = None) -> float:
+    """Return how long ago an ISO 8601 moment was.
+
+    Args:
+        moment: in UTC, as resources carry it.
+        now: None for the present.
+
+    Raises:
+        ValueError: it is no moment.
+    """
+    then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+    return ((now or datetime.now(timezone.utc)) - then).total_seconds()
 
 
 def lasted(seconds: float) -> str:

@@ -39,6 +39,8 @@ HEAD = [
     "POLICY",
 ]
 """What is looked for stands where a narrow terminal still shows it."""
+FIGURES = ("CONGESTION", "ROWS/S", "LAG", "LAG BYTES", "DROPPED", "AGE")
+"""What changes all the time."""
 _RIGHT = range(3, 6)
 _CLEAR = "\x1b[H\x1b[J"
 _COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}

@@ -97,7 +97,7 @@ def _port(request: web.Request, name: str) -> PortKey | None:
         return PortKey.parse(text)
     except ManifestError as error:
         raise RequestError(
-            400, "QueryInvalid", f"{name}={text!r} is no port: {error.reason}."
+            400, "QueryInvalid", f"{name}={text!r} is no NAMESPACE/JOB/PE/PORT: {error.reason}."
         ) from error
 
 

@@ -13,8 +13,9 @@ from streambroker_core.model import Kind
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.hints import Point
 from streambroker_operator.bodies import route_body, shown, shown_pe
+from streambroker_operator.heard import Heard
 from streambroker_operator.rest.pictures import PICTURES, DrawnPe, DrawnPort, Pictures
-from streambroker_operator.rest.requests import limit_of, namespace_of
+from streambroker_operator.rest.requests import RUNTIME, limit_of, namespace_of
 from streambroker_operator.rest.snapshots import Item, Page, Selection, Snapshots
 from streambroker_operator.rest.turns import who_asks
 from streambroker_operator.runtime import Runtime
@@ -53,7 +54,8 @@ async def list_imports(request: web.Request) -> web.Response:
 async def list_pes(request: web.Request) -> web.Response:
     """Answer the known PEs of a namespace, or of all with ``?namespace=*``."""
     pictures = request.app[PICTURES].pes
-    return await _listed(request, "pes", partial(_drawn, request, pictures, _pe_body))
+    body = partial(_pe_body, request.app[RUNTIME].heard)
+    return await _listed(request, "pes", partial(_drawn, request, pictures, body))
 
 
 @routes.get(LISTS + "/routes")
@@ -117,8 +119,9 @@ def _port_body(port: DrawnPort) -> Any:
     return shown(port.stored, port.status)
 
 
-def _pe_body(found: DrawnPe) -> Any:
-    return shown_pe(found.pe, found.agent, found.version, found.exports, found.imports)
+def _pe_body(heard: Heard, found: DrawnPe) -> Any:
+    seen = heard.moment(found.pe)
+    return shown_pe(found.pe, found.agent, found.version, found.exports, found.imports, seen=seen)
 
 
 class _Items(Sequence[Item], Generic[T]):

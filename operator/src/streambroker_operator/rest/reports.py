@@ -20,7 +20,7 @@ from streambroker_operator.rest.authentication import QUIET
 from streambroker_operator.rest.lists import LISTS, chosen_namespace
 from streambroker_operator.rest.pe import PE
 from streambroker_operator.rest.pictures import PICTURES
-from streambroker_operator.rest.requests import json_body, known_pe
+from streambroker_operator.rest.requests import RUNTIME, json_body, known_pe
 from streambroker_operator.rest.responses import json_answer, long_answer
 from streambroker_operator.rest.turns import who_asks
 
@@ -198,6 +198,7 @@ async def put_report(request: web.Request) -> web.Response:
     """Take an agent's figures; the answer says when the next are wanted."""
     pe = known_pe(request)
     report = read_report(await json_body(request), time.monotonic())
+    request.app[RUNTIME].heard.note(pe)
     answer = json_answer({"again": request.app[REPORTS].take(pe, report)})
     answer[QUIET] = True
     return answer

@@ -115,8 +115,8 @@ def known_pe(request: web.Request) -> PeKey:
         raise RequestError(
             404,
             "UnknownPE",
-            f"The broker knows no PE {namespace_of(request)}/{info['job']}/{info['pe']}. "
-            "Routes that you have stay; register the agent again.",
+            f"The broker knows no PE {namespace_of(request)}/{info['job']}/{info['pe']}; "
+            "`GET /pes` lists those it knows. An agent keeps its routes and registers again.",
         )
     return pe
 

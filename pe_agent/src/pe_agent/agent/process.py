@@ -40,10 +40,10 @@ class HomeInUseError(StreambrokerError):
     code = "HomeInUse"
 
 
-class PortInUseError(StreambrokerError):
+class AddressInUseError(StreambrokerError):
     """The agent's address is taken."""
 
-    code = "PortInUse"
+    code = "AddressInUse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class Agent:
                 return AgentService(f"grpc+tcp://{chosen.host}:{port}", self.hosts, self.token)
             except (pa.ArrowException, OSError) as error:
                 if port == wanted[-1]:
-                    raise PortInUseError(
+                    raise AddressInUseError(
                         f"the agent of {chosen.pe} cannot listen on {chosen.host}:{port}"
                         f" ({str(error).partition('.')[0]}). Stop what uses the port, or start the"
                         " job with another `port`."
