@@ -34,14 +34,6 @@ spec: {job: alerts, port: trades, subscription: 'kind == "trade"', filter: price
 """One Export, one Import, and the route between them."""
 
 
-def document_of(number: int) -> str:
-    """Return the document of an Export, to be joined to others."""
-    return (
-        f"---\napiVersion: streambroker.io/v1alpha1\nkind: Export\nmetadata: {{name: e{number}}}\n"
-        f"spec: {{job: many, port: p{number}, properties: {{n: {number}}}}}\n"
-    )
-
-
 class Cli:
     """Run commands beside the broker's event loop."""
 

@@ -11,7 +11,7 @@ import yaml
 from streambroker_operator.cli import forecast, main
 from streambroker_operator.rest import whatif
 from support.brokers import Rest
-from support.commands import DOCUMENTS, Cli, document_of
+from support.commands import DOCUMENTS, Cli
 
 MINE = """
 apiVersion: streambroker.io/v1alpha1
@@ -37,6 +37,13 @@ def written(cli: Cli, name: str, text: str) -> str:
 async def names(rest: Rest, kind: str) -> list[str]:
     items = (await rest("GET", f"/{kind}")).body["items"]
     return [item["metadata"]["name"] for item in items]
+
+
+def export_of(number: int) -> str:
+    return (
+        f"---\napiVersion: streambroker.io/v1alpha1\nkind: Export\nmetadata: {{name: e{number}}}\n"
+        f"spec: {{job: many, port: p{number}, properties: {{n: {number}}}}}\n"
+    )
 
 
 # ---- deleting by file ----------------------------------------------------------------------------
@@ -97,7 +104,7 @@ async def test_a_port_alone_is_enough_to_delete_if_one_resource_has_it(applied: 
 
 
 async def test_all_files_are_applied_in_their_order(cli: Cli) -> None:
-    first, second = written(cli, "a.yaml", document_of(1)), written(cli, "b.yaml", document_of(2))
+    first, second = written(cli, "a.yaml", export_of(1)), written(cli, "b.yaml", export_of(2))
     code, out, _ = await cli("apply", "-f", second, "-f", first)
     gone, deleted, _ = await cli("delete", "-f", first, "-f", second)
 
@@ -108,15 +115,15 @@ async def test_all_files_are_applied_in_their_order(cli: Cli) -> None:
 
 async def test_a_what_if_is_about_all_files(applied: Cli) -> None:
     other = written(applied, "b.yaml", DOCUMENTS.replace("kind: trade", "kind: quote"))
-    solo = written(applied, "solo.yaml", document_of(1))
+    solo = written(applied, "solo.yaml", export_of(1))
     code, out, _ = await applied("whatif", "-f", other, "-f", solo)
 
     assert (code, "1 cut" in out) == (3, True)
 
 
 async def test_a_directory_is_all_its_yaml_files(cli: Cli) -> None:
-    written(cli, "d/2.yaml", document_of(2))
-    written(cli, "d/1.yaml", document_of(1))
+    written(cli, "d/2.yaml", export_of(2))
+    written(cli, "d/1.yaml", export_of(1))
     written(cli, "d/readme.txt", "[")
     code, out, _ = await cli("apply", "-f", str(cli.file.parent / "d"))
 
@@ -126,14 +133,14 @@ async def test_a_directory_is_all_its_yaml_files(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (document_of(1), "is for port default/many/0/p1, which "),
-        (document_of(1).replace("p1", "px"), "is for the name 'e1', which "),
+        (export_of(1), "is for port default/many/0/p1, which "),
+        (export_of(1).replace("p1", "px"), "is for the name 'e1', which "),
     ],
 )
 async def test_two_files_for_one_port_or_of_one_name_are_refused(
     cli: Cli, text: str, said: str
 ) -> None:
-    first, second = written(cli, "a.yaml", document_of(1)), written(cli, "b.yaml", text)
+    first, second = written(cli, "a.yaml", export_of(1)), written(cli, "b.yaml", text)
     code, out, err = await cli("apply", "-f", first, "-f", second)
     twice, _, again = await cli("apply", "-f", first, "-f", first)
 
@@ -153,7 +160,7 @@ async def test_what_get_shows_can_be_applied_again(applied: Cli) -> None:
 
 
 async def test_a_list_of_kubectl_is_read_and_what_is_not_kept_is_said(cli: Cli) -> None:
-    export = yaml.safe_load(document_of(1))
+    export = yaml.safe_load(export_of(1))
     export["metadata"] |= {
         "labels": {"a": "b"},
         "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"},
@@ -178,7 +185,7 @@ async def test_a_list_of_kubectl_is_read_and_what_is_not_kept_is_said(cli: Cli) 
     ],
 )
 async def test_a_typo_in_the_metadata_is_refused(cli: Cli, change: str, said: str) -> None:
-    file = written(cli, "a.yaml", document_of(1).replace("name: e1", change))
+    file = written(cli, "a.yaml", export_of(1).replace("name: e1", change))
     code, out, err = await cli("apply", "-f", file)
 
     assert (code, out) == (1, "")
@@ -186,8 +193,8 @@ async def test_a_typo_in_the_metadata_is_refused(cli: Cli, change: str, said: st
 
 
 async def test_every_fault_of_a_file_is_told(cli: Cli) -> None:
-    two = document_of(1).replace("port:", "prot:") + document_of(2).replace("n: 2", "n: {a: 1}")
-    code, out, err = await cli("apply", "-f", written(cli, "a.yaml", two + document_of(3)))
+    two = export_of(1).replace("port:", "prot:") + export_of(2).replace("n: 2", "n: {a: 1}")
+    code, out, err = await cli("apply", "-f", written(cli, "a.yaml", two + export_of(3)))
     first, second = err.splitlines()
 
     assert (code, out) == (1, "")
@@ -199,7 +206,7 @@ async def test_every_fault_of_a_file_is_told(cli: Cli) -> None:
 
 
 async def test_nothing_is_applied_if_any_document_would_be_refused(cli: Cli) -> None:
-    half = DOCUMENTS + "\n---\n" + BAD_FILTER + document_of(1)
+    half = DOCUMENTS + "\n---\n" + BAD_FILTER + export_of(1)
     code, out, err = await cli("apply", "-f", written(cli, "half.yaml", half))
 
     assert (code, out) == (1, "")
@@ -212,10 +219,10 @@ async def test_of_many_documents_it_is_said_how_many_were_applied(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "MOST", 2)
-    text = "".join(map(document_of, range(3)))
+    text = "".join(map(export_of, range(3)))
     taken = MINE.replace("mine", "taken").replace("job: alerts", "job: other")
     await cli("apply", "-f", written(cli, "t.yaml", taken))
-    bad = text + "\n---\n" + taken.replace("name: taken", "name: another") + document_of(9)
+    bad = text + "\n---\n" + taken.replace("name: taken", "name: another") + export_of(9)
     code, out, err = await cli("apply", "-f", written(cli, "many.yaml", bad))
     fine, _, _ = await cli("apply", "-f", written(cli, "fine.yaml", text))
     guarded = await cli("apply", "-f", written(cli, "fine.yaml", text), "--max-removed", "0")
@@ -230,7 +237,7 @@ async def test_a_file_with_more_documents_than_a_what_if_takes_is_applied(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "MOST_BYTES", 100)
-    many = "".join(map(document_of, range(4)))
+    many = "".join(map(export_of, range(4)))
     code, out, told = await cli("apply", "-f", written(cli, "many.yaml", many))
     monkeypatch.setattr(forecast, "MOST", 3)
     asked, _, err = await cli("whatif", "-f", written(cli, "many.yaml", many))
@@ -282,7 +289,7 @@ async def test_a_guard_that_holds_says_so_on_the_standard_error(applied: Cli) ->
 @pytest.mark.parametrize("word", ["kind=null", "kind=~", "{kind: null}"])
 async def test_null_is_no_value_of_a_property(applied: Cli, word: str) -> None:
     code, out, err = await applied("set-properties", "feed-trades", word)
-    file = written(applied, "a.yaml", document_of(1).replace("n: 1", "n: null"))
+    file = written(applied, "a.yaml", export_of(1).replace("n: 1", "n: null"))
     refused, _, told = await applied("apply", "-f", file)
 
     assert (code, out, refused) == (1, "", 1)

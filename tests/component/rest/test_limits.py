@@ -386,7 +386,7 @@ def test_a_limit_is_read_as_it_is_written(text: str, found: tuple[str, float] | 
 
 def test_the_limits_and_their_defaults_are_documented() -> None:
     page = (Path(__file__).parents[3] / "docs/operations.md").read_text()
-    section = page.partition("\n### Limits\n")[2].partition("\n### ")[0]
+    section = page.partition("\n## Limits\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", section, re.MULTILINE)
     told: dict[str, float] = {}
     for names, defaults in rows:
