@@ -52,7 +52,7 @@ def run(settings: Settings) -> Figures:
 def write(path: Path, resources: list[Resource]) -> None:
     """Fill a new database, in one transaction where the broker makes one per change."""
     store = Store(path)
-    with closing(store), store._transaction():
+    with closing(store), store.transaction():
         for version, resource in enumerate(resources, 1):
             key = resource.key
             place = (key.namespace, key.job, key.pe)

@@ -303,13 +303,13 @@ def codes() -> set[str]:
 
 
 def _codes_of(node: ast.AST) -> Iterator[str]:
-    """Yield the X of ``code = "X"``, ``RequestError(…, "X")`` and ``AgentRefusedError("X")``."""
+    """Yield the X of ``code = "X"`` and of errors that are given it, as ``TakenError("X", …)``."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         names = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(name, ast.Name) and name.id == "code" for name in names):
             yield from _literals(node.value)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        place = {"RequestError": 1, "AgentRefusedError": 0}.get(node.func.id)
+        place = {"RequestError": 1, "AgentRefusedError": 0, "TakenError": 0}.get(node.func.id)
         if place is not None and len(node.args) > place:
             yield from _literals(node.args[place])
 

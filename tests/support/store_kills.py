@@ -22,14 +22,16 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from streambroker_core.board import Board
 from streambroker_core.matching import ScanMatcher
-from streambroker_core.model import PeKey
+from streambroker_core.model import PeKey, Resource
+from streambroker_core.whatif import Forecast, Proposal, Removal
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.idempotency import RequestName
 from streambroker_operator.runtime import Runtime
@@ -39,7 +41,7 @@ from support.resources import export_of, import_of, pe, port, registration
 ANSWERED, TOLD = b"a", b"t"
 Dump = dict[str, list[tuple[Any, ...]]]
 Command = Callable[[Store, Runtime], object]
-MODULES = tuple(f"streambroker_operator/{name}.py" for name in ("store", "answered", "runtime"))
+MODULES = tuple(f"streambroker_operator/{name}.py" for name in ("store", "idempotency", "runtime"))
 TABLES = {
     "meta": "name, value",
     "resources": "*",
@@ -60,6 +62,25 @@ def _named(store: Store, runtime: Runtime) -> None:
         store.answered.end()
 
 
+def _together(store: Store, runtime: Runtime) -> None:
+    made: list[Resource] = [
+        export_of("feed/trades", properties={"kind": "quote"}),
+        import_of(subscription='kind == "quote"'),
+        export_of("more/trades"),
+    ]
+    puts = tuple(replace(resource, uid="") for resource in made)
+    gone = (Removal("Import", port("alerts/old")),)
+    store.answered.begin(RequestName(principal="me", id="set", digest="d"))
+    try:
+        runtime.apply(Proposal(puts=puts, deletes=gone), _check_fine)
+    finally:
+        store.answered.end()
+
+
+def _check_fine(found: Forecast) -> None:
+    assert not found.problems
+
+
 def _registration(store: Store, runtime: Runtime) -> None:
     runtime.register(pe("alerts"), registration("grpc+tcp://10.0.0.1:1"), "token-a")
 
@@ -78,6 +99,8 @@ COMMANDS: dict[str, Command] = {
     "change the filter, by name": _named,
     "change nothing": lambda store, runtime: runtime.put(import_of(filter="price > 5.0")),
     "change the properties, with a checkpoint": _checkpointed,
+    "create another import": lambda store, runtime: runtime.put(import_of("alerts/old")),
+    "change a set at once, by name": _together,
     "move the importer": lambda store, runtime: runtime.register(
         pe("alerts"), registration("grpc+tcp://10.0.0.2:1"), "token-b"
     ),
@@ -87,6 +110,12 @@ COMMANDS: dict[str, Command] = {
     "delete the export": lambda store, runtime: runtime.delete("Export", port("feed/trades")),
     "create it again": lambda store, runtime: runtime.put(export_of(properties={"level": 1})),
     "delete the import": lambda store, runtime: runtime.delete("Import", port("alerts/trades")),
+    "delete a set at once": lambda store, runtime: runtime.apply(
+        Proposal(
+            deletes=tuple(Removal("Export", port(f"{job}/trades")) for job in ("feed", "more"))
+        ),
+        _check_fine,
+    ),
     "withdraw the importer": lambda store, runtime: runtime.withdraw(pe("alerts")),
     "close": lambda store, runtime: store.close(),
 }
@@ -94,7 +123,8 @@ COMMANDS: dict[str, Command] = {
 
 def opened(db: Path, number: int = 99) -> Store:
     """Open a store whose identities and times depend on the command's number alone."""
-    return Store(db, clock=lambda: 1000.0 + number, new_uid=lambda: f"uid-{number}")
+    uids = map(f"uid-{number}-{{}}".format, count())
+    return Store(db, clock=lambda: 1000.0 + number, new_uid=lambda: next(uids))
 
 
 def dump(db: Path) -> Dump:

@@ -12,6 +12,7 @@
     ├── TopicError                 code TopicInvalid
     ├── ManifestError              code ManifestInvalid: a document with a bad field
     │   └── FormatTooNewError      code FormatTooNew
+    ├── TakenError                 code NameTaken or PortTaken: another resource has it
     ├── HintError                  code HintInvalid
     └── CapabilityError            code CapabilityInvalid
 
@@ -162,6 +163,18 @@ class FormatTooNewError(ManifestError):
             path=path,
             reason=f"is {found}: a {what} of a newer release; this one reads up to {newest}",
         )
+
+
+class TakenError(StreambrokerError):
+    """A name or a port that another resource has.
+
+    Attributes:
+        code: ``NameTaken`` or ``PortTaken``.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
 
 
 class HintError(StreambrokerError):

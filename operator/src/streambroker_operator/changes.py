@@ -141,10 +141,11 @@ class ChangeLog:
         """Note that a resource's status is another; `settle` tells of it."""
         self._statuses[(kind, uid)] = None
 
-    def resource(self, word: Word, stored: Stored) -> None:
-        """Tell of an Export or an Import, then of all that changed with it."""
-        self._statuses.pop((kind_of(stored.resource), stored.resource.uid), None)
-        self._tell(word, stored)
+    def resources(self, *changed: tuple[Word, Stored]) -> None:
+        """Tell of Exports and Imports, then of all that changed with them."""
+        for word, stored in changed:
+            self._statuses.pop((kind_of(stored.resource), stored.resource.uid), None)
+            self._tell(word, stored)
         self.settle()
 
     def settle(self) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import gc
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from streambroker_core.board import (
@@ -31,16 +31,8 @@ from streambroker_core.board import (
     StatusChanged,
     Synced,
 )
-from streambroker_core.errors import StreambrokerError
-from streambroker_core.matching import (
-    Refusal,
-    expression_problem,
-    import_filter_problem,
-    match,
-)
 from streambroker_core.model import (
     Export,
-    Import,
     Kind,
     PeKey,
     PortKey,
@@ -48,11 +40,20 @@ from streambroker_core.model import (
     Route,
     kind_of,
 )
+from streambroker_core.whatif import (
+    Cut,
+    Forecast,
+    Overlay,
+    Proposal,
+    Removal,
+    forecast,
+    refusal,
+    why_cut,
+)
 from streambroker_core.wire import capability, hints
-from streambroker_core.wire.manifest import size_problem
 from streambroker_core.wire.registration import Registered, Registration, derive_key
 from streambroker_core.wire.view import ImportRoute, View, with_capabilities
-from streambroker_operator.changes import ChangeLog
+from streambroker_operator.changes import ChangeLog, Word
 from streambroker_operator.errors import RequestError
 from streambroker_operator.heard import Heard
 from streambroker_operator.hinting import HintSender
@@ -66,14 +67,6 @@ _MANY = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """A route that a change ended, and the word for why."""
-
-    route: Route
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """What a change did."""
 
@@ -81,6 +74,19 @@ class Written:
     kept: tuple[Route, ...] = ()
     added: tuple[Route, ...] = ()
     cut: tuple[Cut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What a set of changes did.
+
+    Attributes:
+        forecast: what it was to do, and did.
+        stored: what each of its puts became, then what each of its removals was.
+    """
+
+    forecast: Forecast
+    stored: tuple[Stored, ...]
 
 
 class Runtime:
@@ -217,34 +223,60 @@ class Runtime:
         """Create or replace the resource of a port.
 
         Raises:
+            TakenError: the port, or the name, is another resource's.
             SubscriptionError: the subscription cannot be read.
             FilterError: the filter cannot be read, or can never work.
             ManifestError: the resource has become too large.
         """
-        self._check(resource)
-        kind = kind_of(resource)
-        before = self._routes_at(kind, resource.key)
-        stored = self._store.put(resource)
-        if stored.changed:
-            self._tell_write(_applied(stored), stored.version)
-            self.changes.resource("ADDED" if stored.created else "MODIFIED", stored)
-            self._warn()
+        problem = refusal(Overlay(self.board), resource)
+        if problem is not None:
+            raise problem.with_traceback(None)
+        before = self._routes_at(kind_of(resource), resource.key)
+        (stored,) = self._write(Proposal(puts=(resource,)))
         return self._written(stored, before)
 
     def delete(self, kind: Kind, key: PortKey) -> Written | None:
         """Delete the resource of a port; None where there is none."""
-        known = self._store.get(kind, key)
-        if known is None:
+        if self._store.get(kind, key) is None:
             return None
         before = self._routes_at(kind, key)
-        version = self._store.delete(kind, key)
-        uid = known.resource.uid
-        removed = ExportRemoved if kind == "Export" else ImportRemoved
-        self._tell_write(removed(uid=uid, version=version), version)
-        cut = tuple(Cut(route=route, reason=f"{kind}Removed") for route in before)
-        stored = Stored(resource=known.resource, version=version, changed=True)
-        self.changes.resource("DELETED", stored)
-        return Written(stored=stored, cut=cut)
+        (stored,) = self._write(Proposal(deletes=(Removal(kind, key),)))
+        return self._written(stored, before)
+
+    def apply(
+        self,
+        proposal: Proposal,
+        check: Callable[[Forecast], None],
+        watch: Callable[[int], None] = lambda routes: None,
+    ) -> Applied:
+        """Make all changes of a proposal at once, or none of them.
+
+        Args:
+            proposal: the changes, none of which has a uid.
+            check: looks at what they will do; what it raises leaves everything as it is.
+                It has to refuse a forecast with changes that are refused. Nothing comes
+                between it and the changes.
+            watch: as of `forecast`.
+        """
+        found = forecast(self.board, proposal, watch=watch)
+        check(found)
+        return Applied(forecast=found, stored=tuple(self._write(proposal)))
+
+    def _write(self, proposal: Proposal) -> list[Stored]:
+        """Make changes that are not refused: on the disk all together, then to everybody."""
+        with self._store.transaction():
+            done = [self._store.put(resource) for resource in proposal.puts]
+            gone = [self._store.delete(kind, key) for kind, key, _ in proposal.deletes]
+        changed = [stored for stored in done if stored.changed]
+        if changed or gone:
+            events = [*map(_applied, changed), *map(_removed, gone)]
+            self._tell(*events, CaughtUp(version=events[-1].version))
+            told: list[tuple[Word, Stored]] = [
+                ("ADDED" if stored.created else "MODIFIED", stored) for stored in changed
+            ]
+            self.changes.resources(*told, *(("DELETED", stored) for stored in gone))
+            self._warn()
+        return [*done, *gone]
 
     def owner(self, pe: PeKey) -> str | None:
         """Return the name of the token that a PE's agent is bound to; None if to none."""
@@ -259,7 +291,7 @@ class Runtime:
         if self.board.registration(pe) != registration:
             self.changes.touch(pe)
         event = AgentRegistered(pe=pe, registration=registration, version=version)
-        self._tell_write(event, version)
+        self._tell(event, CaughtUp(version=version))
         self.changes.settle()
         return Registered(key=self.key(pe, registration))
 
@@ -279,17 +311,8 @@ class Runtime:
         version = self._store.withdraw(pe)
         self._drawn.pop(pe, None)
         self.heard.forget(pe)
-        self._tell_write(PeWithdrawn(pe=pe, version=version), version)
+        self._tell(PeWithdrawn(pe=pe, version=version), CaughtUp(version=version))
         self.changes.settle()
-
-    def _check(self, resource: Resource) -> None:
-        problem: StreambrokerError | None = size_problem(resource)
-        if problem is None and isinstance(resource, Import):
-            problem = expression_problem(resource.subscription, "subscription")
-            if problem is None:
-                problem = import_filter_problem(resource, self.board.wanted_by(resource))
-        if problem is not None:
-            raise problem.with_traceback(None)
 
     def _warn(self) -> None:
         """Say once that subscriptions have become slow to match."""
@@ -326,26 +349,17 @@ class Runtime:
         )
 
     def _why_cut(self, route: Route) -> str:
-        export = self.board.export_at(route.export)
-        import_ = self.board.import_at(route.import_)
-        if export is None or import_ is None:
-            return "ExportRemoved" if export is None else "ImportRemoved"
-        outcome = match(export, import_)
-        if isinstance(outcome, Refusal):
-            return outcome.reason
-        status = self.board.status("Export", export.uid)
-        return "Replaced" if status is None or status.accepted else status.reason
+        return why_cut(Overlay(self.board), route)
 
     # ---- orders ----------------------------------------------------------
 
-    def _tell(self, event: Event) -> None:
-        for action in self.board.handle(event):
-            self._perform(action)
+    def _tell(self, *events: Event) -> None:
+        """Tell the board; `CaughtUp` as the last one says that nothing older follows.
 
-    def _tell_write(self, event: Event, version: int) -> None:
-        """Tell of a write; the store's versions are one sequence, so nothing older follows."""
-        self._tell(event)
-        self._tell(CaughtUp(version=version))
+        That is so after each write, as the store's versions are one sequence.
+        """
+        for action in self.board.handle_all(events):
+            self._perform(action)
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, RoutesChanged):
@@ -375,3 +389,8 @@ def _applied(stored: Stored) -> ExportApplied | ImportApplied:
     if isinstance(resource, Export):
         return ExportApplied(export=resource, version=stored.version)
     return ImportApplied(import_=resource, version=stored.version)
+
+
+def _removed(stored: Stored) -> ExportRemoved | ImportRemoved:
+    removed = ExportRemoved if kind_of(stored.resource) == "Export" else ImportRemoved
+    return removed(uid=stored.resource.uid, version=stored.version)

@@ -98,6 +98,7 @@ class Store:
         self._clock = clock
         self._new_uid = new_uid
         self._known: dict[Kind, dict[PortKey, Stored]] = {}
+        self._undo: list[tuple[Kind, PortKey, Stored | None]] = []
         self._lock = _locked(path)
         try:
             self._open()
@@ -130,7 +131,7 @@ class Store:
                 f"{self._path} has format {found}, of a newer release; this one reads up to "
                 f"{FORMAT_VERSION}. Start the newer release or give another file with --db."
             )
-        with self._transaction():
+        with self.transaction():
             for statement in _TABLES.split(";"):
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
@@ -157,12 +158,16 @@ class Store:
         return self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0]
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Write all that is done inside, or nothing.
+    def transaction(self) -> Iterator[None]:
+        """Make all changes that are made inside, or none; inside of another one, with that.
 
         Raises:
             RequestError: 503, the file cannot be written to; nothing is changed.
         """
+        if self._db.in_transaction:
+            yield
+            return
+        self._undo.clear()
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield
@@ -171,6 +176,8 @@ class Store:
             # A full disk may have ended it already; a COMMIT that failed has not.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
+            for kind, key, stored in reversed(self._undo):
+                self._keep(kind, key, stored)
             if isinstance(error, sqlite3.OperationalError):
                 raise _not_written(self._path, error) from error
             raise
@@ -197,10 +204,16 @@ class Store:
             known = self._known[kind] = {stored.resource.key: stored for stored in found}
         return known
 
-    def _keep(self, stored: Stored) -> None:
-        resource = stored.resource
-        known = Stored(resource=resource, version=stored.version)
-        self._all(kind_of(resource))[resource.key] = known
+    def _note(self, kind: Kind, key: PortKey, stored: Stored | None) -> None:
+        """Know what the transaction that is open makes of a port, until it is taken back."""
+        self._undo.append((kind, key, self._all(kind).get(key)))
+        self._keep(kind, key, stored)
+
+    def _keep(self, kind: Kind, key: PortKey, stored: Stored | None) -> None:
+        if stored is None:
+            del self._all(kind)[key]
+        else:
+            self._all(kind)[key] = Stored(resource=stored.resource, version=stored.version)
 
     def pes(self) -> list[KnownPe]:
         """Return all PEs that are known."""
@@ -235,19 +248,19 @@ class Store:
             generation=known.resource.generation + (not same),
             name=name,
         )
-        with self._transaction():
+        with self.transaction():
             version = self._next_version()
             self._db.execute(
                 "UPDATE resources SET name = ?, generation = ?, version = ?, spec = ? "
                 "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
                 (name, stored.generation, version, spec, *_identity(kind, resource.key)),
             )
-        found = Stored(resource=stored, version=version, changed=True)
-        self._keep(found)
+            found = Stored(resource=stored, version=version, changed=True)
+            self._note(kind, resource.key, found)
         return found
 
     def _insert(self, kind: Kind, resource: Resource, spec: str) -> Stored:
-        with self._transaction():
+        with self.transaction():
             version = self._next_version()
             created = max(self._clock(), self._latest + 1e-6)
             stored = replace(resource, uid=self._new_uid(), generation=1, created=created)
@@ -268,22 +281,27 @@ class Store:
                 "INSERT OR IGNORE INTO pes VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
                 (owner.namespace, owner.job, owner.pe, version),
             )
-        self._latest = created
-        found = Stored(resource=stored, version=version, created=True, changed=True)
-        self._keep(found)
+            found = Stored(resource=stored, version=version, created=True, changed=True)
+            self._note(kind, resource.key, found)
+            self._latest = created
         return found
 
-    def delete(self, kind: Kind, key: PortKey) -> int:
-        """Delete the resource of a port; return the version of the deletion."""
-        with self._transaction():
+    def delete(self, kind: Kind, key: PortKey) -> Stored:
+        """Delete the resource of a port; return what it was, at the version of the deletion.
+
+        Raises:
+            KeyError: there is none.
+        """
+        known = self._all(kind)[key]
+        with self.transaction():
             version = self._next_version()
             self._db.execute(
                 "DELETE FROM resources "
                 "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
                 _identity(kind, key),
             )
-        self._all(kind).pop(key, None)
-        return version
+            self._note(kind, key, None)
+        return Stored(resource=known.resource, version=version, changed=True)
 
     def owner(self, pe: PeKey) -> str | None:
         """Return the name of the token that a PE's agent is bound to; None if to none."""
@@ -312,7 +330,7 @@ class Store:
         bound = owner is None or owner == self.owner(pe)
         if same and bound:
             return int(row[3])
-        with self._transaction():
+        with self.transaction():
             if not bound:
                 self._db.execute(
                     "INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?)",
@@ -337,7 +355,7 @@ class Store:
 
     def withdraw(self, pe: PeKey) -> int:
         """Forget a PE; return the version of that."""
-        with self._transaction():
+        with self.transaction():
             version = self._next_version()
             for table in ("pes", "owners"):
                 self._db.execute(

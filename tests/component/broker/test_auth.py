@@ -268,6 +268,27 @@ async def test_whoever_reads_may_ask_what_a_change_would_do_and_why_ports_are_co
     assert (await door("eyes", "GET", X)).status == 200
 
 
+async def test_a_set_of_changes_is_for_whoever_may_make_each_of_them(door: Door) -> None:
+    mine = {
+        "apiVersion": "streambroker.io/v1alpha1",
+        "kind": "Export",
+        "metadata": {"name": "mine"},
+        "spec": {"job": "feed", "port": "trades", **EXPORT},
+    }
+    theirs = {**mine, "kind": "Import", "spec": {"job": "alerts", "port": "trades", **IMPORT}}
+    elsewhere = {**mine, "metadata": {"namespace": "prod"}}
+    removal = {"delete": [{"kind": "Import", "job": "alerts", "port": "trades"}]}
+    await door("ops", "PUT", I, IMPORT)
+    for proposal in ({"resources": [mine, theirs]}, {"resources": [mine, elsewhere]}, removal):
+        detail = await refused(await door("feed", "POST", "/apply", proposal), 403, "NotYours")
+        assert "nothing was changed" in detail
+    await refused(await door("eyes", "POST", "/apply", {}), 403, "NotYours")
+    await refused(await door("prod", "POST", "/apply", {"resources": [mine]}), 403, "NotYours")
+    assert (await door("ops", "GET", "/exports?namespace=*")).body["items"] == []
+    assert (await door("feed", "POST", "/apply", {"resources": [mine]})).status == 200
+    assert (await door("ops", "POST", "/apply", removal)).status == 200
+
+
 async def test_the_description_of_the_interface_is_for_everybody_with_a_token(door: Door) -> None:
     for who in ("eyes", "feed", "prod"):
         answer = await door.rest.session.get(
@@ -506,6 +527,22 @@ async def test_every_write_is_told_to_the_audit_log_done_or_refused(
     assert lines[0]["path"] == f"/api/subscriptions{X}"
     assert lines[0]["time"].endswith("+00:00")
     assert not [line for line in lines if any(t in json.dumps(line) for t in TOKENS.values())]
+
+
+async def test_of_a_set_of_changes_the_audit_log_names_each(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "streambroker.audit")
+    await door("ops", "PUT", X, EXPORT)
+    await door("ops", "PUT", I, IMPORT)
+    gone = {"kind": "Export", "job": "feed", "port": "trades"}
+    await door("ops", "POST", "/apply", {"delete": [gone]}, Request_Id="r-2")
+    await door("ops", "POST", "/apply", {"delete": [gone]})
+    _, _, done, nothing = audit_lines(caplog)
+
+    assert part(done, "status", "added", "cut", "requestId") == (200, 0, 1, "r-2")
+    assert done["changes"] == ["export default/feed/0/trades deleted"]
+    assert part(nothing, "status", "code") == (409, "UnknownPort")
 
 
 async def test_registrations_are_told_when_they_change_something_and_never_with_their_key(

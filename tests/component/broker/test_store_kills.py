@@ -49,6 +49,7 @@ def test_a_kill_between_any_two_steps_leaves_all_of_a_write_or_nothing(memory: P
 
     assert min(kills.values()) >= 5
     assert kills["create an export"] >= 30
+    assert kills["change a set at once, by name"] >= 60
 
 
 @pytest.mark.timeout(600)
@@ -113,6 +114,11 @@ WRITES: list[tuple[str, str, Any]] = [
     ("DELETE", X, None),
     ("PUT", "/job/feed/pe/0", {**AGENT, "location": "grpc+tcp://h:2"}),
     ("PUT", "/job/new/pe/0", AGENT),
+    (
+        "POST",
+        "/apply",
+        {"resources": [], "delete": [{"kind": "Export", "job": "feed", "port": "trades"}]},
+    ),
 ]
 
 

@@ -47,6 +47,20 @@ async def test_a_change_whose_answer_is_lost_is_asked_for_again_and_made_once(
     assert await generation(applied) == before + 1
 
 
+async def test_of_a_set_whose_answer_is_lost_it_is_said_that_it_was_made(
+    applied: Cli, cutter: Cutter
+) -> None:
+    head = "---\napiVersion: streambroker.io/v1alpha1\nkind: Export\n"
+    specs = [f"spec: {{job: many, port: p{n}, properties: {{n: {n}}}}}\n" for n in range(100)]
+    applied.file.write_text("".join(head + spec for spec in specs))
+    cutter.cuts = 1
+    code, out, err = await applied("apply", "-f", str(applied.file), url=cutter.url)
+
+    assert (code, err, cutter.lost, len(cutter.requests)) == (0, "", 1, 2)
+    assert out.startswith("done; what it did to routes ")
+    assert len((await applied.rest("GET", "/exports")).body["items"]) == 101
+
+
 async def test_if_no_answer_comes_it_is_said_that_the_change_may_have_been_made(
     applied: Cli, cutter: Cutter
 ) -> None:

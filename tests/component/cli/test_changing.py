@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from streambroker_operator.cli import forecast, main
+from streambroker_operator.rest import whatif
 from support.brokers import Rest
 from support.commands import DOCUMENTS, Cli
 
@@ -53,12 +54,14 @@ async def test_deleting_by_file_leaves_a_resource_of_another_name_and_all_others
 ) -> None:
     both = written(applied, "mine.yaml", DOCUMENTS.split("\n---\n")[0] + "\n---\n" + MINE)
     code, out, err = await applied("delete", "-f", both)
-    dry, _, told = await applied("delete", "-f", both, "--dry-run")
+    dry, shown, told = await applied("delete", "-f", both, "--dry-run")
 
+    said = "delete import default/alerts/0/trades: Import default/alerts/0/trades is "
     assert (code, dry, out) == (1, 1, "")
-    assert "PortTaken: import default/alerts/0/trades is 'alerts-trades', not 'mine'" in err
-    assert "Nothing was deleted" in err
-    assert told == err
+    assert f"PortTaken: {said}'alerts-trades', not 'mine'." in err
+    assert "0 of 2 deleted, 1 refused, 1 not tried" in err
+    assert "  ! delete import default/alerts/0/trades: PortTaken: " in shown
+    assert told == ""
     assert await names(applied.rest, "imports") == ["alerts-trades"]
     assert await names(applied.rest, "exports") == ["feed-trades"]
 
@@ -235,12 +238,38 @@ async def test_a_file_with_more_documents_than_a_what_if_takes_is_applied(
 ) -> None:
     monkeypatch.setattr(forecast, "MOST_BYTES", 100)
     many = "".join(map(export_of, range(4)))
-    code, out, _ = await cli("apply", "-f", written(cli, "many.yaml", many))
+    code, out, told = await cli("apply", "-f", written(cli, "many.yaml", many))
     monkeypatch.setattr(forecast, "MOST", 3)
     asked, _, err = await cli("whatif", "-f", written(cli, "many.yaml", many))
 
     assert (code, out.count("created"), asked) == (0, 4, 2)
     assert "takes at most 3 changes, these are 4" in err
+    assert "4 changes are too many to make at once; they go in 4 parts of at most 1,000" in told
+
+
+async def test_what_concerns_too_many_routes_goes_in_halves_unless_they_are_counted(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whatif, "MAX_ROUTES", -1)
+    guarded = await cli("apply", "-f", str(cli.file), "--max-removed", "0")
+    before = await names(cli.rest, "exports")
+    code, out, err = await cli("apply", "-f", str(cli.file))
+
+    assert (guarded[0], before) == (1, [])
+    assert "ForecastTooLarge" in guarded[2]
+    assert (code, out.count("created")) == (0, 2)
+    assert err == (
+        "streambroker: note: 2 changes concern too many routes at once; they go in halves\n"
+    )
+
+
+async def test_a_renamed_property_cuts_nothing_if_both_ends_are_in_one_file(applied: Cli) -> None:
+    text = DOCUMENTS.replace("{kind: trade", "{type: trade").replace("'kind == ", "'type == ")
+    file = written(applied, "b.yaml", text)
+    code, out, _ = await applied("apply", "-f", file, "--max-removed", "0")
+
+    assert code == 0
+    assert out.splitlines()[-1] == "0 added, 0 cut, 1 kept, 0 changed"
 
 
 async def test_a_guard_that_holds_says_so_on_the_standard_error(applied: Cli) -> None:
@@ -249,11 +278,8 @@ async def test_a_guard_that_holds_says_so_on_the_standard_error(applied: Cli) ->
     gone, out, told = await applied("delete", "export/feed-trades", "--max-removed", "0")
 
     assert (code, gone) == (3, 3)
-    assert err == (
-        "streambroker: WouldCut: 1 route would be cut, --max-removed allows 0; "
-        "nothing was applied.\n"
-    )
-    assert told.endswith("nothing was deleted.\n")
+    assert err == ("streambroker: WouldCut: 1 route would be cut, 0 may be; nothing was changed.\n")
+    assert told == err
     assert out.endswith("nothing was deleted\n")
 
 
@@ -384,12 +410,13 @@ async def test_names_of_everywhere_can_be_used_again(applied: Cli) -> None:
         assert (await applied("get", name))[0] == 0, name
 
 
-async def test_what_a_deletion_did_before_it_was_refused_is_counted(
+async def test_of_several_deletions_all_are_made_or_none(
     applied: Cli,
 ) -> None:
     words = ["export/feed/0/trades", "export/feed/0/nope", "import/alerts/0/trades"]
     code, out, err = await applied("delete", *words)
 
-    assert (code, out.count("deleted")) == (1, 1)
+    assert (code, out) == (1, "")
     assert "UnknownPort" in err.splitlines()[0]
-    assert err.splitlines()[1] == "streambroker: 1 of 3 deleted, 1 refused, 1 not tried"
+    assert err.splitlines()[1] == "streambroker: 0 of 3 deleted, 1 refused, 2 not tried"
+    assert len(await names(applied.rest, "exports")) == 1

@@ -106,4 +106,3 @@ def test_a_filter_is_checked_against_what_the_import_matches_alone(runtime: Runt
     assert runtime.stored("Import", import_.key) is None
     runtime.put(export_of("right/p", schema=PRICE))
     assert runtime.put(import_).stored.created
-    assert [export.key.job for export in runtime.board.wanted_by(import_)] == ["right", "wrong"]

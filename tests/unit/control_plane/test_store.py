@@ -65,7 +65,7 @@ def test_a_new_name_is_kept_without_a_new_generation(store: Store) -> None:
 
 def test_creating_again_gives_another_identity(store: Store) -> None:
     first = store.put(import_of())
-    version = store.delete("Import", first.resource.key)
+    version = store.delete("Import", first.resource.key).version
     second = store.put(import_of())
 
     assert version == 2
@@ -162,3 +162,33 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert store.get("Export", port("feed/b")) is None
     assert store.put(export_of("feed/b")).version == 2
     store.close()
+
+
+def test_a_set_of_writes_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "broker.db"
+    uids = iter(["one", "two", "two", "three"])
+    store = Store(path, new_uid=lambda: next(uids))
+    first = store.put(export_of("feed/a"))
+
+    def change() -> None:
+        with store.transaction():
+            store.put(export_of("feed/a", properties={"kind": "quote"}))
+            store.put(export_of("feed/b"))
+            store.delete("Export", port("feed/a"))
+            store.put(export_of("feed/c"))
+
+    with pytest.raises(Exception, match="UNIQUE"):
+        change()
+    known = store.get("Export", port("feed/a"))
+    assert (known and known.resource, store.version) == (first.resource, 1)
+    assert [stored.resource.key for stored in store.resources("Export")] == [port("feed/a")]
+    with store.transaction():
+        store.delete("Export", port("feed/a"))
+        store.put(export_of("feed/b"))
+    store.close()
+    again = Store(path)
+    assert (again.version, [str(s.resource.key) for s in again.resources("Export")]) == (
+        3,
+        ["default/feed/0/b"],
+    )
+    again.close()

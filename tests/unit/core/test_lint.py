@@ -103,6 +103,40 @@ def test_between_two_whole_numbers_an_integer_column_has_nothing() -> None:
     assert contradiction(tree, integers=frozenset({"b"})) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "nothing"),
+    [
+        ("!(a < 5.0) && !(a > 3.0)", False),
+        ("!(a < 5.0) && !(a > 5.0) && a != 5.0", False),
+        ("!(a < 5.0) && !(a > 3.0) && a > 1.0", True),
+        ("!(a < 5.0) && a < 3.0", True),
+        ("!(a != 5.0) && !(a > 3.0)", True),
+        ('!(a < "y") && !(a > "x")', True),
+    ],
+)
+def test_what_is_true_of_nan_forbids_no_row(text: str, nothing: bool) -> None:
+    tree = parse(text, "filter").tree
+    assert tree is not None
+
+    assert (contradiction(tree, nan=True) is not None) is nothing
+    assert contradiction(tree) is not None
+    assert contradiction(tree, nan=True, integers=frozenset({"a"})) is not None
+
+
+def test_a_filter_that_lets_rows_with_nan_pass_is_not_called_empty() -> None:
+    wants = import_of(filter="!(price < 5.0) && !(price > 3.0)")
+    whole = import_of(
+        "b/p",
+        filter="!(n < 5) && !(n > 3)",
+        schema=[{"name": "n", "type": "int"}],
+        subscription=None,
+    )
+
+    assert [code for code, _ in of_import(export_of(), wants)] == []
+    assert [code for code, _ in of_import(export_of(), whole)] == ["FilterForbidsAll"]
+
+
+NAN = float("nan")
 VALUES: list[Any] = [None, 0, 1, 2, 3, 0.5, 2.5, "x", "xy", "y", True, False, [1, 2], ["x"], []]
 LITERALS = ("0", "1", "2", "2.0", "2.5", '"x"', '"y"', "true", "false")
 OPERATORS = ("==", "!=", "<", "<=", ">", ">=")
@@ -149,6 +183,20 @@ def test_what_is_called_a_contradiction_is_true_of_nothing(text: str) -> None:
         return
 
     true = [(a, b) for a in VALUES for b in VALUES if expression.test({"a": a, "b": b}) is True]
+    assert true == []
+
+
+@settings(deadline=None, max_examples=400)
+@given(text=texts)
+def test_what_is_called_a_contradiction_of_a_filter_is_not_true_of_nan_either(text: str) -> None:
+    expression = read(text)
+    if expression is None or expression.tree is None:
+        return
+    if contradiction(expression.tree, nan=True) is None:
+        return
+
+    values = [*VALUES, NAN]
+    true = [(a, b) for a in values for b in values if expression.test({"a": a, "b": b}) is True]
     assert true == []
 
 

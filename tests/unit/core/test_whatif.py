@@ -18,8 +18,8 @@ from streambroker_core.board import (
 )
 from streambroker_core.explain import survey
 from streambroker_core.matching import Match, expression_problem, import_filter_problem, match
-from streambroker_core.model import Export, Import, Kind, PortKey, Resource, Route, kind_of
-from streambroker_core.whatif import Mirror, Proposal, forecast, tell_forecast
+from streambroker_core.model import Export, Import, Kind, Resource, Route, kind_of, name_of
+from streambroker_core.whatif import Mirror, Proposal, Removal, forecast, tell_forecast
 from support.resources import board_of, export_of, import_of, port
 
 PRICE = [{"name": "price", "type": "double"}]
@@ -71,10 +71,10 @@ def apply(board: Board, proposal: Proposal) -> tuple[list[int], dict[tuple[Kind,
             board.handle(ExportApplied(export=resource, version=version))
         else:
             board.handle(ImportApplied(import_=resource, version=version))
-    for index, (kind, key) in enumerate(proposal.deletes, len(proposal.puts)):
+    for index, (kind, key, name) in enumerate(proposal.deletes, len(proposal.puts)):
         version += 1
         holder = board.export_at(key) if kind == "Export" else board.import_at(key)
-        if holder is None:
+        if holder is None or (name and name != name_of(holder)):
             refused.append(index)
         elif kind == "Export":
             board.handle(ExportRemoved(uid=holder.uid, version=version))
@@ -156,7 +156,10 @@ def proposals(draw: st.DrawFn) -> Proposal:
         resource = draw(resources(uid=uid))
         if uid == "" or kinds.setdefault(uid, kind_of(resource)) == kind_of(resource):
             puts.append(resource)
-    deletes = draw(st.lists(st.tuples(st.sampled_from(KINDS), places.map(port)), max_size=2))
+    removals = st.builds(
+        Removal, st.sampled_from(KINDS), places.map(port), st.sampled_from(("", "", "one", "a-0-p"))
+    )
+    deletes = draw(st.lists(removals, max_size=2))
     return Proposal(puts=tuple(puts), deletes=tuple(deletes))
 
 
@@ -267,7 +270,7 @@ def left_out(board: Board, put: dict[tuple[Kind, str], int]) -> dict[int, str]:
 # ---- examples ----------------------------------------------------------------------------------
 
 
-def proposed(*puts: Resource, deletes: tuple[tuple[Kind, PortKey], ...] = ()) -> Proposal:
+def proposed(*puts: Resource, deletes: tuple[Removal, ...] = ()) -> Proposal:
     return Proposal(puts=tuple(replace(r, uid="") for r in puts), deletes=deletes)
 
 
@@ -285,21 +288,28 @@ def test_a_forecast_is_told_line_by_line() -> None:
             import_of("audit/trades", subscription='kind == "quote"'),
             export_of("new/quotes", properties={"kind": "quote"}),
             import_of("lost/trades", subscription="kind =="),
-            deletes=(("Export", port("old/trades")), ("Import", port("nobody/here"))),
+            deletes=(
+                Removal("Export", port("old/trades")),
+                Removal("Import", port("nobody/here")),
+                Removal("Import", port("alerts/trades"), "another"),
+            ),
         ),
     )
 
     assert tell_forecast(found).splitlines() == [
-        "- default/feed/0/trades -> default/audit/0/trades  SubscriptionFalse",
-        "- default/old/0/trades -> default/alerts/0/trades  ExportRemoved",
-        "- default/old/0/trades -> default/audit/0/trades  ExportRemoved",
-        "+ default/new/0/quotes -> default/audit/0/trades",
-        "~ default/feed/0/trades -> default/alerts/0/trades  filter price > 1.0 and drop, "
-        "was no filter and wait",
-        "! change 3 refused: SubscriptionInvalid: Invalid subscription at line 1, column 8: found "
-        "the end of the text, expected a name or a value.",
-        "! change 5 refused: UnknownPort: There is no Import at default/nobody/0/here.",
-        "1 added, 3 cut, 1 changed, 0 kept",
+        "  + default/new/0/quotes -> default/audit/0/trades",
+        "  - default/feed/0/trades -> default/audit/0/trades: SubscriptionFalse",
+        "  - default/old/0/trades -> default/alerts/0/trades: ExportRemoved",
+        "  - default/old/0/trades -> default/audit/0/trades: ExportRemoved",
+        "  ~ default/feed/0/trades -> default/alerts/0/trades: filter None => price > 1.0, "
+        "policy wait => drop",
+        "  ! import default/lost/0/trades: SubscriptionInvalid: Invalid subscription at line 1, "
+        "column 8: found the end of the text, expected a name or a value.",
+        "  ! delete import default/nobody/0/here: UnknownPort: There is no Import at "
+        "default/nobody/0/here.",
+        "  ! delete import default/alerts/0/trades: PortTaken: Import default/alerts/0/trades is "
+        "'alerts-0-trades', not 'another'.",
+        "1 added, 3 cut, 0 kept, 1 changed",
     ]
 
 
@@ -308,7 +318,7 @@ def test_what_is_there_already_changes_nothing() -> None:
     found = forecast(board, proposed(export_of(), import_of()))
 
     assert (found.added, found.cut, found.changed, found.kept) == ((), (), (), 1)
-    assert tell_forecast(found) == "0 added, 0 cut, 0 changed, 1 kept"
+    assert tell_forecast(found) == "0 added, 0 cut, 1 kept, 0 changed"
 
 
 def test_a_second_stream_of_an_id_would_be_there_without_effect() -> None:
@@ -318,6 +328,7 @@ def test_a_second_stream_of_an_id_would_be_there_without_effect() -> None:
     found = forecast(board, proposed(export_of("feed/two", streamId="s")))
 
     assert (found.added, found.kept) == ((), 1)
+    assert tell_forecast(found).startswith("  ? export default/feed/0/two: StreamIdTaken: ")
     (problem,) = found.problems
     assert (problem.index, problem.code, problem.refused) == (0, "StreamIdTaken", False)
     assert problem.detail == (

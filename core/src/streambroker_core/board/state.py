@@ -97,6 +97,18 @@ class Board:
 
         The same event twice, or a late one, asks for nothing.
         """
+        return self.handle_all((event,))
+
+    def handle_all(self, events: Iterable[Event]) -> list[Action]:
+        """Take events in, in their order, and return the orders that all of them together call for.
+
+        Nothing is seen of what lies between them: a route that is there before and after goes on.
+        """
+        for event in events:
+            self._take(event)
+        return self._settle() if self.synced else []
+
+    def _take(self, event: Event) -> None:
         match event:
             case ExportApplied(export=export, version=version):
                 self._export_changes(self._exports.shelf.apply(export, version))
@@ -114,7 +126,6 @@ class Board:
                 self._forget(version)
             case AgentRegistered() | PeDeclared() | PeWithdrawn():
                 self._agent(event)
-        return self._settle() if self.synced else []
 
     def _synced(self, event: Synced) -> None:
         if event.kind == "Export":
@@ -336,14 +347,6 @@ class Board:
     def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
         """Return matches and near refusals that a resource would have; nothing is changed."""
         return self._matcher.outcomes_for(resource)
-
-    def wanted_by(self, import_: Import) -> list[Export]:
-        """Return the Exports that an Import would match without its filter, in order of port."""
-        bare = self._matcher.outcomes_for(replace(import_, filter=None))
-        matched = (uid for uid, outcome in bare.items() if isinstance(outcome, Match))
-        found = (self._exports.shelf.get(uid) for uid in matched)
-        exports = [export for export in found if export is not None]
-        return sorted(exports, key=lambda export: (export.key, export.uid))
 
     def figures(self) -> Figures:
         """Return how the matcher is filled."""

@@ -14,7 +14,7 @@ from streambroker_core.explain.nearness import Nearness
 from streambroker_core.explain.words import needs, shown
 from streambroker_core.expression import Expression, Finding, Miss
 from streambroker_core.expression.explain import explain_tree
-from streambroker_core.matching.decide import filter_problem, parsed
+from streambroker_core.matching import admits, filter_problem, parsed
 from streambroker_core.model import Export, Import, PortKey, Properties, StreamName
 from streambroker_core.schema import covers
 
@@ -109,12 +109,6 @@ def explain_pair(
         predicates=interest.predicates,
         nearest=interest.nearest,
     )
-
-
-def admits(export: Export, namespace: str) -> bool:
-    """Say whether an Export may be imported from a namespace."""
-    allowed = export.allowed_namespaces
-    return namespace == export.key.namespace or namespace in allowed or "*" in allowed
 
 
 def _audience(export: Export, import_: Import) -> Iterator[Obstacle]:

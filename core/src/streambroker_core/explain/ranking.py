@@ -17,12 +17,11 @@ from streambroker_core.explain.nearness import Nearness
 from streambroker_core.explain.pairs import (
     Obstacle,
     Pair,
-    admits,
     explain_pair,
     filter_faults,
     nearness_of,
 )
-from streambroker_core.matching import Match
+from streambroker_core.matching import Match, admits
 from streambroker_core.matching.decide import parsed
 from streambroker_core.model import Export, Import, Kind
 from streambroker_core.schema import Schema

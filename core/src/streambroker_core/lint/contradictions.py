@@ -29,19 +29,22 @@ _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _KINDS = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
 
 
-def contradiction(node: tree.Predicate, *, integers: frozenset[str] = frozenset()) -> str | None:
+def contradiction(
+    node: tree.Predicate, *, integers: frozenset[str] = frozenset(), nan: bool = False
+) -> str | None:
     """Return why nothing can make a tree true; None if something may.
 
     Args:
         node: the tree.
         integers: names that only have integral values, as integer columns do.
+        nan: whether other names may have NaN, as columns of rows do, and properties do not.
     """
     ways = _ways(node, wanted=True)
     if ways is None or sum(map(len, ways)) > MAX_NEEDED:
         return None
     reasons: dict[str, None] = {}
     for way in ways:
-        reason = _barred(way, integers)
+        reason = _barred(way, integers, nan=nan)
         if reason is None:
             return None
         reasons.setdefault(reason)
@@ -82,7 +85,7 @@ def _joined(parts: list[list[_Way]]) -> list[_Way] | None:
 # ---- one way -----------------------------------------------------------------------------------
 
 
-def _barred(way: _Way, integers: frozenset[str]) -> str | None:
+def _barred(way: _Way, integers: frozenset[str], *, nan: bool) -> str | None:
     """Return why the predicates of a way cannot all have their values, or None."""
     needed = sorted(way, key=lambda one: one[0].at)
     return (
@@ -91,7 +94,7 @@ def _barred(way: _Way, integers: frozenset[str]) -> str | None:
         or _absent(needed)
         or _kinds(needed)
         or _candidates(needed)
-        or _ranges(needed, integers)
+        or _ranges(needed, integers, nan=nan)
     )
 
 
@@ -251,16 +254,12 @@ class _Bound:
     by: _Needed
 
 
-def _ranges(needed: list[_Needed], integers: frozenset[str]) -> str | None:
+def _ranges(needed: list[_Needed], integers: frozenset[str], *, nan: bool) -> str | None:
     """Look for values that would have to be above one number or text and below a lower one."""
     lows: dict[str, _Bound] = {}
     highs: dict[str, _Bound] = {}
     banned: dict[str, list[tuple[Any, _Needed]]] = {}
-    for one in needed:
-        asked = _comparison(*one)
-        if asked is None or isinstance(asked.value, bool):
-            continue
-        subject = print_tree(asked.subject)
+    for subject, asked, one in _ordered(needed, integers, nan=nan):
         bound = _Bound(value=asked.value, strict=asked.op in ("<", ">"), by=one)
         if asked.op in (">", ">=", "=="):
             lows[subject] = _tighter(lows.get(subject), bound, 1)
@@ -276,6 +275,27 @@ def _ranges(needed: list[_Needed], integers: frozenset[str]) -> str | None:
             if low.value == high.value == value:
                 return _exclude(low.by, one)
     return None
+
+
+def _ordered(
+    needed: list[_Needed], integers: frozenset[str], *, nan: bool
+) -> Iterator[tuple[str, _Asked, _Needed]]:
+    """Yield the comparisons of what is not NaN, with what they compare.
+
+    No order holds of NaN, so `!(a < 5) && !(a > 3)` is true of it, unless something else is
+    asked of `a` that is not.
+    """
+    found = [(one, asked) for one in needed if (asked := _comparison(*one)) is not None]
+    never = {
+        print_tree(asked.subject)
+        for (_, wanted), asked in found
+        if asked.op == "==" or (wanted and asked.op != "!=")
+    }
+    for one, asked in found:
+        subject = print_tree(asked.subject)
+        ordered = not nan or isinstance(asked.value, str) or subject in never | integers
+        if ordered and not isinstance(asked.value, bool):
+            yield subject, asked, one
 
 
 def _comparable(one: Any, other: Any) -> bool:

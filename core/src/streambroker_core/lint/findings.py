@@ -166,7 +166,7 @@ def _forbids_all(text: str, integers: frozenset[str]) -> str | None:
     found = parsed(text, "filter")
     if isinstance(found, StreambrokerError) or found.tree is None:
         return None
-    return contradiction(found.tree, integers=integers)
+    return contradiction(found.tree, integers=integers, nan=True)
 
 
 def _read(text: str | None, kind: Kind) -> Expression | StreambrokerError | None:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from streambroker_core.explain.pairs import admits
 from streambroker_core.explain.words import shown
 from streambroker_core.expression import tree
 from streambroker_core.expression.evaluate import test_of
+from streambroker_core.matching import admits
 from streambroker_core.model import Export
 from streambroker_core.properties import Value
 

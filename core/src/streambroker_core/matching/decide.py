@@ -90,15 +90,16 @@ def match(export: Export, import_: Import, test: Test | None = None) -> Outcome:
 
 def in_reach(export: Export, import_: Import) -> bool:
     """Say whether namespace and scope let an Import see an Export."""
-    return export.application.scope == import_.application_scope and _allowed(
+    return export.application.scope == import_.application_scope and admits(
         export, import_.key.namespace
     )
 
 
-def _allowed(export: Export, guest: str) -> bool:
-    if guest == export.key.namespace:
+def admits(export: Export, namespace: str) -> bool:
+    """Say whether an Export may be imported from a namespace."""
+    if namespace == export.key.namespace:
         return True
-    return guest in export.allowed_namespaces or "*" in export.allowed_namespaces
+    return namespace in export.allowed_namespaces or "*" in export.allowed_namespaces
 
 
 def _connected(export: Export, import_: Import) -> Match:
@@ -173,7 +174,7 @@ def _audience(export: Export, import_: Import) -> Refusal | None:
     if in_reach(export, import_):
         return None
     guest = import_.key.namespace
-    if not _allowed(export, guest):
+    if not admits(export, guest):
         return Refusal(
             reason="NamespaceNotAllowed",
             message=f"{export.key} does not allow the namespace {guest}",

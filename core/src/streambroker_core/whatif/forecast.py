@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from streambroker_core.board import Board
 from streambroker_core.board.views import route_of
-from streambroker_core.errors import StreambrokerError
-from streambroker_core.matching import (
-    IndexMatcher,
-    Match,
-    Outcome,
-    expression_problem,
-    import_filter_problem,
-    match,
-)
+from streambroker_core.matching import IndexMatcher, Match, Outcome
 from streambroker_core.model import Export, Import, Kind, PortKey, Resource, Route, kind_of, name_of
 from streambroker_core.whatif.overlay import Overlay
-from streambroker_core.wire.manifest import size_problem
+from streambroker_core.whatif.rules import Cut, refusal, why_cut
+
+
+class Removal(NamedTuple):
+    """A port whose resource is to be deleted; with a name, only the resource of that name."""
+
+    kind: Kind
+    key: PortKey
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +39,7 @@ class Proposal:
     """
 
     puts: tuple[Resource, ...] = ()
-    deletes: tuple[tuple[Kind, PortKey], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """A route that would end, and the word for why."""
-
-    route: Route
-    reason: str
+    deletes: tuple[Removal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +56,7 @@ class Problem:
 
     Attributes:
         index: of the change, puts and deletes counted as one list from 0.
+        change: what it is about, as ``import default/alerts/0/trades``.
         code: the word for it.
         detail: a sentence.
         refused: whether the change would not be made at all. One that would be
@@ -72,6 +65,7 @@ class Problem:
     """
 
     index: int
+    change: str
     code: str
     detail: str
     refused: bool = True
@@ -118,7 +112,7 @@ def forecast(
     before = _routes_before(board, exports, imports)
     after = _routes_after(overlay, exports, imports, watch)
     cut = [
-        Cut(route=route, reason=_why_cut(overlay, route))
+        Cut(route=route, reason=why_cut(overlay, route))
         for pair, route in before.items()
         if pair not in after
     ]
@@ -155,20 +149,31 @@ def _take_in(
     put: dict[int, Resource] = {}
     for index, resource in enumerate(proposal.puts):
         watch(0)
-        problem = _refusal(overlay, index, resource)
-        if problem is not None:
-            problems.append(problem)
+        fault = refusal(overlay, resource)
+        if fault is not None:
+            problems.append(_problem(index, resource, fault.code, str(fault)))
             continue
         put[index] = _identified(overlay, index, resource)
         overlay.put(put[index])
-    for index, (kind, key) in enumerate(proposal.deletes, len(proposal.puts)):
+    for index, removal in enumerate(proposal.deletes, len(proposal.puts)):
+        kind, key, name = removal
         holder = overlay.holder(kind, key)
-        if holder is None:
-            detail = f"There is no {kind} at {key}."
-            problems.append(Problem(index=index, code="UnknownPort", detail=detail))
-        else:
+        if holder is not None and name in ("", name_of(holder)):
             overlay.remove(kind, holder.uid)
+            continue
+        code, detail = "UnknownPort", f"There is no {kind} at {key}."
+        if holder is not None:
+            code, detail = "PortTaken", f"{kind} {key} is {name_of(holder)!r}, not {name!r}."
+        change = f"delete {kind.lower()} {key}"
+        problems.append(Problem(index=index, change=change, code=code, detail=detail))
     return problems, put
+
+
+def _problem(
+    index: int, resource: Resource, code: str, detail: str, *, refused: bool = True
+) -> Problem:
+    change = f"{kind_of(resource).lower()} {resource.key}"
+    return Problem(index=index, change=change, code=code, detail=detail, refused=refused)
 
 
 def _identified(overlay: Overlay, index: int, resource: Resource) -> Resource:
@@ -188,46 +193,6 @@ def _identified(overlay: Overlay, index: int, resource: Resource) -> Resource:
     return named if named == holder else replace(named, generation=holder.generation + 1)
 
 
-def _refusal(overlay: Overlay, index: int, resource: Resource) -> Problem | None:
-    """Return why a change would not be made; what has a uid is taken as it is."""
-    taken = None if resource.uid else _taken(overlay, resource)
-    if taken is not None:
-        return Problem(index=index, code=taken[0], detail=taken[1])
-    fault: StreambrokerError | None = size_problem(resource)
-    if fault is None and isinstance(resource, Import):
-        fault = _fault(overlay, resource)
-    return None if fault is None else Problem(index=index, code=fault.code, detail=str(fault))
-
-
-def _taken(overlay: Overlay, resource: Resource) -> tuple[str, str] | None:
-    """Return the word and a sentence for a name or a port that is another resource's."""
-    kind, key = kind_of(resource), resource.key
-    named = overlay.named(resource)
-    if named is not None and named.name == resource.name and named.key != key:
-        return "NameTaken", f"The name {resource.name!r} is that of the {kind} {named.key}."
-    holder = overlay.holder(kind, key)
-    if holder is not None and resource.name and holder.name not in ("", resource.name):
-        return "PortTaken", f"{kind} {key} is taken by {holder.name!r}, which is older."
-    return None
-
-
-def _fault(overlay: Overlay, import_: Import) -> StreambrokerError | None:
-    """Return why an Import would be refused: its expressions, for all that it would match."""
-    problem = expression_problem(import_.subscription, "subscription")
-    if problem is None and import_.filter is not None:
-        problem = import_filter_problem(import_, _candidates(overlay, import_))
-    return problem
-
-
-def _candidates(overlay: Overlay, import_: Import) -> Iterator[Export]:
-    """Yield the Exports taking part that an Import could match without its filter, and more."""
-    known = overlay.board.outcomes_for(replace(import_, filter=None))
-    for uid in known.keys() | overlay.concerned("Export"):
-        export = overlay.get("Export", uid)
-        if isinstance(export, Export) and overlay.rival(export) is None:
-            yield export
-
-
 def _left_out(overlay: Overlay, put: dict[int, Resource]) -> list[Problem]:
     """Return the problems of resources that would be there and take no part."""
     found = []
@@ -239,7 +204,7 @@ def _left_out(overlay: Overlay, put: dict[int, Resource]) -> list[Problem]:
             code, older = rival
             taken = f"{resource.key}" if code == "PortTaken" else "its stream id"
             detail = f"{kind} {name_of(resource)}: {taken} is held by an older one, {older.key}."
-            found.append(Problem(index=index, code=code, detail=detail, refused=False))
+            found.append(_problem(index, resource, code, detail, refused=False))
     return found
 
 
@@ -323,22 +288,3 @@ def _met_anew(
     """Yield what moved resources would be to each other."""
     for uid, outcome in matcher.outcomes_for(import_).items():
         yield exports[uid], import_, outcome
-
-
-def _why_cut(overlay: Overlay, route: Route) -> str:
-    sides: tuple[tuple[Kind, str], ...] = (
-        ("Export", route.export_uid),
-        ("Import", route.import_uid),
-    )
-    found = [overlay.get(kind, uid) for kind, uid in sides]
-    for (kind, _), resource in zip(sides, found, strict=True):
-        if resource is None:
-            return f"{kind}Removed"
-        rival = overlay.rival(resource)
-        if rival is not None:
-            return rival[0]
-    export, import_ = found
-    if not isinstance(export, Export) or not isinstance(import_, Import):
-        raise TypeError("the board keeps kinds apart")
-    outcome = match(export, import_)
-    return "Replaced" if isinstance(outcome, Match) else outcome.reason

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
-from streambroker_core.model import Resource, kind_of
-from streambroker_core.wire.manifest import write_manifest, write_spec
-from streambroker_operator.cli.client import Caller, port_path
-from streambroker_operator.cli.delete import named, ports_of
+from streambroker_core.model import kind_of
+from streambroker_operator.cli.delete import meant_by, named
 from streambroker_operator.cli.documents import read_resources
-from streambroker_operator.cli.errors import (
-    OK,
-    UsageError,
-    exit_code,
-    note,
-    tally,
-    tell,
-    with_text,
-)
+from streambroker_operator.cli.errors import OK, UsageError, note
 from streambroker_operator.cli.forecast import (
     add_dry_run,
     add_file,
     add_guard,
-    barred,
+    apply_all,
     foretell,
-    parts_of,
-    routes_text,
 )
 from streambroker_operator.cli.options import add_output, caller_of, remote
 from streambroker_operator.cli.terminal import say
-from streambroker_operator.errors import RequestError
 
 
 def add(commands: Any) -> None:
@@ -65,44 +51,7 @@ def _apply(options: argparse.Namespace) -> int:
     caller = caller_of(options)
     if options.dry_run == "server":
         return foretell(caller, options, found.resources, [])
-    return _apply_all(caller, options, found.resources)
-
-
-def _apply_all(caller: Caller, options: argparse.Namespace, resources: Sequence[Resource]) -> int:
-    """Ask about each part before its first document is applied; stop at what is refused."""
-    done = 0
-    for part in parts_of(resources, whole=options.max_removed is not None):
-        if verdict := barred(caller, options, part, [], done=done, total=len(resources)):
-            return verdict
-        for resource in part:
-            try:
-                text = _put(caller, resource)
-            except RequestError as error:
-                tell(error)
-                how = "refused" if error.status else "failed"
-                tally("applied", done, len(resources), refused=1, how=how)
-                return exit_code(error)
-            done += 1
-            say(f"{kind_of(resource).lower()} {resource.key} {text}\n")
-    return OK
-
-
-def _put(caller: Caller, resource: Resource) -> str:
-    path = port_path(kind_of(resource), resource.key)
-    try:
-        answer = caller.change(
-            "PUT", path, write_manifest(resource), namespace=resource.key.namespace
-        )
-    except RequestError as error:
-        about = RequestError(
-            error.status,
-            error.code,
-            f"{kind_of(resource).lower()} {resource.key}: {error}",
-            facts=error.facts,
-        )
-        raise with_text(about, write_spec(resource)) from error
-    done = "configured" if answer["changed"] else "unchanged"
-    return ("created" if answer["created"] else done) + routes_text(answer)
+    return apply_all(caller, options, found.resources)
 
 
 def _whatif(options: argparse.Namespace) -> int:
@@ -114,10 +63,10 @@ def _whatif(options: argparse.Namespace) -> int:
         note(found.notes)
         resources = found.resources
     caller = caller_of(options)
-    ports = [
-        port
+    deleted = [
+        removal
         for word in options.delete
         for target in named([word])
-        for port in ports_of(caller, target, options.namespace)
+        for removal in meant_by(caller, target, options.namespace)[0]
     ]
-    return foretell(caller, options, resources, ports)
+    return foretell(caller, options, resources, deleted)

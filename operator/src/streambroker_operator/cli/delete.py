@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from streambroker_core.model import PeKey, PortKey, Resource, kind_of, name_of
+from streambroker_core.model import Kind, PeKey, kind_of, name_of
+from streambroker_core.whatif import Removal
 from streambroker_operator.cli.addresses import Target, find, find_port, read_targets, suggested
-from streambroker_operator.cli.client import Caller, pe_path, port_path
+from streambroker_operator.cli.client import Caller, pe_path
 from streambroker_operator.cli.documents import read_resources
 from streambroker_operator.cli.errors import OK, UsageError, exit_code, note, tally, tell
 from streambroker_operator.cli.forecast import (
+    ABSENT,
+    MOST,
     add_dry_run,
     add_file,
-    barred,
+    change_all,
+    check_parts,
     foretell,
-    routes_text,
+    refused_in,
+    told,
 )
 from streambroker_operator.cli.options import caller_of, remote
 from streambroker_operator.cli.terminal import say
 from streambroker_operator.errors import RequestError
 
 RESOURCE = "KIND/NAME | KIND NAME… | KIND JOB PE PORT"
-KIND_WORDS = {"exports": "Export", "imports": "Import"}
+KIND_WORDS: dict[str, Kind] = {"exports": "Export", "imports": "Import"}
 NAME_ONE = "Name one export, import or PE: `export|import JOB PE PORT`, export/NAME, or pe/JOB/PE."
-
-Port = tuple[str, "PortKey | PeKey"]
 
 
 def add(commands: Any) -> None:
@@ -45,49 +47,45 @@ def add(commands: Any) -> None:
     delete.set_defaults(run=_delete)
 
 
-@dataclass(frozen=True, slots=True)
-class _Doomed:
-    """What is to be deleted; ``match`` is the ETag that it has to have, empty for any."""
-
-    kind: str
-    key: PortKey | PeKey
-    match: str = ""
-
-
 def _delete(options: argparse.Namespace) -> int:
     if bool(options.file) == bool(options.words):
         raise UsageError("Give either -f FILE or `export|import JOB PE PORT` or KIND/NAME.")
     caller = caller_of(options)
-    doomed = _of_files(caller, options) if options.file else _of_words(caller, options)
-    ports = [(one.kind, one.key) for one in doomed]
+    removals, pes = _of_files(options) if options.file else _of_words(caller, options)
     if options.dry_run == "server":
-        return foretell(caller, options, [], ports)
+        return foretell(caller, options, [], removals)
     if options.dry_run == "client":
-        for kind, key in ports:
+        for kind, key in [*((one.kind, one.key) for one in removals), *(("pe", pe) for pe in pes)]:
             say(f"{kind.lower()} {key} would be deleted (dry run)\n")
         return OK
-    guarded = options.max_removed is not None
-    if guarded and (verdict := barred(caller, options, [], ports, total=len(ports))):
-        return verdict
-    return _delete_all(caller, doomed, options)
+    return _delete_ports(caller, options, removals) or _delete_pes(
+        caller, options, pes, len(removals)
+    )
 
 
-def _of_words(caller: Caller, options: argparse.Namespace) -> list[_Doomed]:
+def _of_files(options: argparse.Namespace) -> tuple[list[Removal], list[PeKey]]:
+    resources = read_resources(options.file, options.namespace).resources
+    return [Removal(kind_of(one), one.key, name_of(one)) for one in resources], []
+
+
+def _of_words(caller: Caller, options: argparse.Namespace) -> tuple[list[Removal], list[PeKey]]:
     if options.all:
-        return _empty_pes(caller, options)
-    found = []
+        return [], _empty_pes(caller, options)
+    removals: list[Removal] = []
+    pes: list[PeKey] = []
     for target in named(options.words):
         try:
-            ports = ports_of(caller, target, options.namespace)
+            ports, whole = meant_by(caller, target, options.namespace)
         except RequestError as error:
             if error.status != 404 or not options.ignore_not_found:
                 raise
-            ports = []
-        found += [_Doomed(kind, key) for kind, key in ports]
-    return found
+        else:
+            removals += ports
+            pes += whole
+    return list(dict.fromkeys(removals)), list(dict.fromkeys(pes))
 
 
-def _empty_pes(caller: Caller, options: argparse.Namespace) -> list[_Doomed]:
+def _empty_pes(caller: Caller, options: argparse.Namespace) -> list[PeKey]:
     """Return the PEs that nobody misses: those without a port and without an agent.
 
     Raises:
@@ -96,53 +94,10 @@ def _empty_pes(caller: Caller, options: argparse.Namespace) -> list[_Doomed]:
     if [target.kinds for target in read_targets(options.words)] != [("pes",)]:
         raise UsageError("--all is for PEs without ports: `streambroker delete pes --all`.")
     return [
-        _Doomed("pe", PeKey.parse(f"{item['namespace']}/{item['job']}/{item['pe']}"))
+        PeKey.parse(f"{item['namespace']}/{item['job']}/{item['pe']}")
         for item in caller.items("/pes", namespace=options.namespace)
         if not (item["exports"] or item["imports"] or item["location"])
     ]
-
-
-def _of_files(caller: Caller, options: argparse.Namespace) -> list[_Doomed]:
-    """Return the resources of files that are there under their names.
-
-    Raises:
-        RequestError: one is not there, or its port is another's; nothing was deleted.
-    """
-    resources = read_resources(options.file, options.namespace).resources
-    if options.dry_run == "client":
-        return [_Doomed(kind_of(resource), resource.key) for resource in resources]
-    found = []
-    for resource in resources:
-        kind, key = kind_of(resource), resource.key
-        try:
-            item = caller.call("GET", port_path(kind, key), namespace=key.namespace)
-        except RequestError as error:
-            if error.status != 404:
-                raise
-            if options.dry_run == "server":
-                found.append(_Doomed(kind, key))
-            elif not options.ignore_not_found:
-                raise suggested(caller, f"{kind.lower()}s", key, error) from error
-            continue
-        metadata = item["metadata"]
-        if metadata["name"] == name_of(resource):
-            match = f'"{metadata["uid"]}.{metadata["generation"]}"'
-            found.append(_Doomed(kind, key, match))
-        elif options.ignore_not_found:
-            note([f"{_others(resource, metadata['name'])}; it stays"])
-        else:
-            raise RequestError(
-                409,
-                "PortTaken",
-                f"{_others(resource, metadata['name'])}. Nothing was deleted. `streambroker delete "
-                f"{kind.lower()}/{metadata['name']}` would delete that one.",
-            )
-    return found
-
-
-def _others(resource: Resource, name: str) -> str:
-    kind = kind_of(resource).lower()
-    return f"{kind} {resource.key} is {name!r}, not {name_of(resource)!r}"
 
 
 def named(words: Sequence[str]) -> list[Target]:
@@ -158,8 +113,8 @@ def named(words: Sequence[str]) -> list[Target]:
     return targets
 
 
-def ports_of(caller: Caller, target: Target, namespace: str) -> list[Port]:
-    """Return the one port or PE that a target means, by kind.
+def meant_by(caller: Caller, target: Target, namespace: str) -> tuple[list[Removal], list[PeKey]]:
+    """Return the one port, or the PEs, that a target means.
 
     Raises:
         RequestError: nothing has that name.
@@ -173,34 +128,67 @@ def ports_of(caller: Caller, target: Target, namespace: str) -> list[Port]:
             raise UsageError(f"{name!r} may be {both}; say which.")
         kinds = (items[0][0],)
     if kinds[0] in KIND_WORDS:
-        return [(KIND_WORDS[kinds[0]], find_port(caller, kinds[0], name, namespace))]
-    found: list[Port] = []
-    for _, pes in find(caller, Target(kinds=kinds, name=name), namespace):
-        found += [("pe", PeKey.parse(f"{i['namespace']}/{i['job']}/{i['pe']}")) for i in pes]
-    return found
+        return [Removal(KIND_WORDS[kinds[0]], find_port(caller, kinds[0], name, namespace))], []
+    found = find(caller, Target(kinds=kinds, name=name), namespace)
+    return [], [
+        PeKey.parse(f"{item['namespace']}/{item['job']}/{item['pe']}")
+        for _, items in found
+        for item in items
+    ]
 
 
-def _delete_all(caller: Caller, doomed: Sequence[_Doomed], options: argparse.Namespace) -> int:
-    for done, one in enumerate(doomed):
-        try:
-            _delete_one(caller, one, options)
-        except RequestError as error:
-            tell(error)
-            how = "refused" if error.status else "failed"
-            tally("deleted", done, len(doomed), refused=1, how=how)
-            return exit_code(error)
+def _delete_ports(caller: Caller, options: argparse.Namespace, removals: Sequence[Removal]) -> int:
+    """Delete what holds ports, as much at once as the broker takes."""
+    parts = [list(removals[at : at + MOST]) for at in range(0, len(removals), MOST)]
+    check_parts(options, parts)
+    done = 0
+    for part in parts:
+        left = part
+        while left:
+            try:
+                change_all(caller, options, [], left)
+                break
+            except RequestError as error:
+                absent = _passed_over(error) if options.ignore_not_found else set()
+                if not absent:
+                    _suggest(caller, left, error)
+                    return told(error, [], "deleted", done, len(removals))
+                left = [one for place, one in enumerate(left) if place not in absent]
+        done += len(part)
     return OK
 
 
-def _delete_one(caller: Caller, one: _Doomed, options: argparse.Namespace) -> None:
-    kind, key = one.kind, one.key
-    path = pe_path(key) if isinstance(key, PeKey) else port_path(kind, key)
-    try:
-        answer = caller.change("DELETE", path, match=one.match, namespace=key.namespace)
-    except RequestError as error:
-        if error.status == 404 and options.ignore_not_found:
-            return
-        if isinstance(key, PortKey):
-            raise suggested(caller, f"{kind.lower()}s", key, error) from error
-        raise
-    say(f"{kind.lower()} {key} deleted{routes_text(answer) if answer else ''}\n")
+def _passed_over(error: RequestError) -> set[int]:
+    """Return the places of what is not there, where nothing else was wrong."""
+    problems = refused_in(error)
+    if any(problem["code"] not in ABSENT for problem in problems):
+        return set()
+    note(f"{p['detail'].rstrip('.')}; it stays" for p in problems if p["code"] == "PortTaken")
+    return {problem["index"] for problem in problems}
+
+
+def _suggest(caller: Caller, removals: Sequence[Removal], error: RequestError) -> None:
+    """Name the nearest port that there is, if one is not there."""
+    problems = refused_in(error)
+    if len(problems) == 1 and problems[0]["code"] == "UnknownPort":
+        (problem,) = problems
+        kind, key, _ = removals[problem["index"]]
+        bare = RequestError(404, "UnknownPort", problem["detail"])
+        problem["detail"] = str(suggested(caller, f"{kind.lower()}s", key, bare))
+
+
+def _delete_pes(
+    caller: Caller, options: argparse.Namespace, pes: Sequence[PeKey], before: int
+) -> int:
+    for done, pe in enumerate(pes, before):
+        try:
+            caller.change("DELETE", pe_path(pe), namespace=pe.namespace)
+        except RequestError as error:
+            if error.status == 404 and options.ignore_not_found:
+                continue
+            tell(error)
+            how = "refused" if error.status else "failed"
+            tally("deleted", done, before + len(pes), refused=1, how=how)
+            return exit_code(error)
+        say(f"pe {pe} deleted\n")
+    return OK

@@ -25,6 +25,7 @@ _CODES = {
     "UrlInvalid": USAGE,
     "BrokerUnavailable": UNREACHABLE,
     "NotSynced": UNREACHABLE,
+    "WouldCut": WOULD_CUT,
 }
 _REMEDIES = {
     "TokenMissing": "Give --token-file, or set STREAMBROKER_TOKEN.",

@@ -1,14 +1,16 @@
-"""What changes would do to routes, asked before they are made and told after."""
+"""Sets of changes: what they would do to routes, and making them all at once."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-from streambroker_core.model import PeKey, PortKey, Resource, kind_of
+from streambroker_core.model import Resource
+from streambroker_core.whatif import Removal
 from streambroker_core.wire.manifest import write_manifest, write_spec
 from streambroker_operator.cli.client import Caller
 from streambroker_operator.cli.errors import (
@@ -16,30 +18,29 @@ from streambroker_operator.cli.errors import (
     REFUSED,
     WOULD_CUT,
     UsageError,
+    exit_code,
+    note,
     tally,
     tell,
     with_text,
 )
 from streambroker_operator.cli.options import one_of
 from streambroker_operator.cli.tables import as_json, as_yaml
-from streambroker_operator.cli.terminal import paint, plain, say
+from streambroker_operator.cli.terminal import Colour, paint, plain, say
 from streambroker_operator.errors import RequestError
 
 MOST = 1_000
-"""Changes that the broker foretells in one answer."""
+"""Changes that the broker takes at once."""
 MOST_BYTES = 900_000
-"""Bytes of the documents of one question; the broker takes 1 MiB in all."""
+"""Bytes of the documents of one request; the broker takes 1 MiB in all."""
 SHOWN = 20
 """Refusals that are told one by one."""
+ABSENT = ("UnknownPort", "PortTaken")
+"""Why a deletion is refused: there is nothing, or something else."""
 
 _PLACE = re.compile(r"at line (?P<line>\d+), column (?P<column>\d+)")
-_REMEDIES = {
-    "PortTaken": " Delete that one first, use its name, or use another port.",
-    "NameTaken": " Give this one another metadata.name.",
-}
-
-Deleted: TypeAlias = Sequence[tuple[str, PortKey | PeKey]]
-"""What is deleted, by kind; PEs have no routes of their own."""
+_COLOURS: dict[str, Colour] = {"+": "green", "-": "red", "~": "yellow", "!": "red", "?": "yellow"}
+_BECAME = {"changed": "configured"}
 
 
 def add_file(command: argparse.ArgumentParser) -> None:
@@ -82,133 +83,49 @@ def add_guard(command: argparse.ArgumentParser, *, foretells: bool = False) -> N
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise argparse.ArgumentTypeError(f"{text!r} is no count")
     return int(text)
 
 
+# ---- asking ------------------------------------------------------------------------------------
+
+
 def foretell(
-    caller: Caller, options: argparse.Namespace, resources: Sequence[Resource], deleted: Deleted
+    caller: Caller,
+    options: argparse.Namespace,
+    resources: Sequence[Resource],
+    deleted: Sequence[Removal],
 ) -> int:
     """Show what changes would do; return the exit code that says whether they may."""
-    answer = _asked(caller, options, resources, deleted)
+    if max(len(resources), len(deleted)) > MOST:
+        raise UsageError(
+            f"A what-if takes at most {MOST:,} changes, these are "
+            f"{max(len(resources), len(deleted)):,}: ask in parts."
+        )
+    body = _proposal(resources, deleted)
+    answer = caller.call("POST", "/whatif", body, namespace=options.namespace)
     output = getattr(options, "output", "table")
     if output == "json":
         say(as_json(answer))
     elif output == "yaml":
         say(as_yaml([answer]))
     else:
-        say(foretold(answer, _named_changes(resources, deleted)))
-    return _verdict(answer, options)
-
-
-def barred(
-    caller: Caller,
-    options: argparse.Namespace,
-    resources: Sequence[Resource],
-    deleted: Deleted,
-    *,
-    total: int,
-    done: int = 0,
-) -> int:
-    """Ask before changes are made; tell what is against them.
-
-    Args:
-        caller: the broker.
-        options: with ``max_removed``, None for any number.
-        resources: to be put, at most as many as one what-if takes.
-        deleted: to be deleted.
-        total: how many changes the command makes in all.
-        done: how many of them are made already.
-
-    Returns:
-        0: make them; else the exit code for not making any.
-    """
-    verb = "applied" if resources else "deleted"
-    try:
-        answer = _asked(caller, options, resources, deleted)
-    except RequestError as error:
-        if error.code == "ForecastTooLarge" and options.max_removed is None:
-            return OK
-        raise
-    refused = _refused(answer, options)
-    for problem in refused[:SHOWN]:
-        tell(_refusal(problem, resources, deleted))
-    if refused:
-        tally(verb, done, total, refused=len(refused))
-        return REFUSED
-    cut = len(answer["cut"])
-    if options.max_removed is None or cut <= options.max_removed:
-        return OK
-    say(foretold(answer, _named_changes(resources, deleted), f"nothing was {verb}"))
-    routes = "1 route" if cut == 1 else f"{cut} routes"
-    reason = f"{routes} would be cut, --max-removed allows {options.max_removed}"
-    tell(RequestError(409, "WouldCut", f"{reason}; nothing was {verb}."))
-    return WOULD_CUT
-
-
-def parts_of(resources: Sequence[Resource], *, whole: bool) -> Iterator[list[Resource]]:
-    """Yield resources in their order, as many at once as one what-if takes.
-
-    Args:
-        resources: all of them.
-        whole: routes are counted for all together, so that there may be one part only.
-
-    Raises:
-        UsageError: there would be more.
-    """
-    part: list[Resource] = []
-    room = MOST_BYTES
-    for resource in resources:
-        size = len(json.dumps(write_manifest(resource)))
-        if part and (len(part) == MOST or size > room):
-            if whole:
-                raise UsageError(
-                    "--max-removed counts the routes of all documents together, and "
-                    f"{len(resources):,} are too many to ask about at once; {len(part):,} are not."
-                )
-            yield part
-            part, room = [], MOST_BYTES
-        part.append(resource)
-        room -= size + 2
-    yield part
-
-
-def _refused(answer: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
-    passed_over = "UnknownPort" if getattr(options, "ignore_not_found", False) else ""
-    problems = answer["problems"]
-    return [p for p in problems if p.get("refused", True) and p["code"] != passed_over]
-
-
-def _refusal(
-    problem: dict[str, Any], resources: Sequence[Resource], deleted: Deleted
-) -> RequestError:
-    """Return what is told of a document that would be refused, with the place in its text."""
-    index, code = problem["index"], problem["code"]
-    who = _named_changes(resources, deleted)[index]
-    remedy = _REMEDIES.get(code, "")
-    place = _PLACE.search(problem["detail"])
-    facts = {} if place is None else {"position": {k: int(v) for k, v in place.groupdict().items()}}
-    found = RequestError(409, code, f"{who}: {problem['detail']}{remedy}", facts=facts)
-    return with_text(found, write_spec(resources[index])) if index < len(resources) else found
-
-
-def _verdict(answer: Any, options: argparse.Namespace) -> int:
-    if _refused(answer, options):
+        say(painted(answer["text"], "nothing was applied"))
+    passed_over = ABSENT if getattr(options, "ignore_not_found", False) else ()
+    if any(p["refused"] and p["code"] not in passed_over for p in answer["problems"]):
         return REFUSED
     return OK if len(answer["cut"]) <= (options.max_removed or 0) else WOULD_CUT
 
 
-def _asked(
-    caller: Caller, options: argparse.Namespace, resources: Sequence[Resource], deleted: Deleted
-) -> Any:
-    ports = [(kind, key) for kind, key in deleted if isinstance(key, PortKey)]
-    if max(len(resources), len(ports)) > MOST:
-        raise UsageError(
-            f"A what-if takes at most {MOST:,} changes, these are "
-            f"{max(len(resources), len(ports)):,}: ask in parts."
-        )
-    body = {
+def painted(text: str, end: str = "") -> str:
+    """Return a forecast in its colours, with some words behind the counts."""
+    lines = [paint(line, _COLOURS.get(line.lstrip()[:1])) for line in plain(text).split("\n")]
+    return "\n".join(lines) + (f"; {end}\n" if end else "\n")
+
+
+def _proposal(resources: Sequence[Resource], deleted: Sequence[Removal]) -> dict[str, Any]:
+    return {
         "resources": [write_manifest(resource) for resource in resources],
         "delete": [
             {
@@ -217,63 +134,148 @@ def _asked(
                 "job": key.job,
                 "pe": key.pe,
                 "port": key.port,
+                **({"name": name} if name else {}),
             }
-            for kind, key in ports
+            for kind, key, name in deleted
         ],
     }
-    return caller.call("POST", "/whatif", body, namespace=options.namespace)
 
 
-def _named_changes(resources: Sequence[Resource], deleted: Deleted) -> list[str]:
-    """Return what was asked about, as the problems of a what-if count it."""
-    named = [f"{kind_of(resource).lower()} {resource.key}" for resource in resources]
-    ports = [(kind, key) for kind, key in deleted if isinstance(key, PortKey)]
-    return named + [f"delete {kind.lower()} {key}" for kind, key in ports]
+# ---- making them -------------------------------------------------------------------------------
 
 
-def foretold(
-    answer: dict[str, Any], changes: Sequence[str], end: str = "nothing was applied"
-) -> str:
-    """Return what a what-if says: routes with their signs, then the counts.
+def apply_all(caller: Caller, options: argparse.Namespace, resources: Sequence[Resource]) -> int:
+    """Apply resources, as many at once as the broker takes; stop at what is refused."""
+    parts = deque(_parts_of(resources))
+    check_parts(options, parts)
+    done = 0
+    while parts:
+        part = parts.popleft()
+        try:
+            change_all(caller, options, part, [])
+        except RequestError as error:
+            large = error.code == "ForecastTooLarge" and options.max_removed is None
+            if not large or len(part) == 1:
+                return told(error, part, "applied", done, len(resources))
+            half = len(part) // 2
+            parts.extendleft((part[half:], part[:half]))
+            note([f"{len(part):,} changes concern too many routes at once; they go in halves"])
+        else:
+            done += len(part)
+    return OK
+
+
+def check_parts(options: argparse.Namespace, parts: Sequence[Sequence[object]]) -> None:
+    """Say so if changes are too many to be made at once.
+
+    Raises:
+        UsageError: they are, and the routes of all together are to be counted.
+    """
+    if len(parts) < 2:
+        return
+    total = sum(map(len, parts))
+    if options.max_removed is not None:
+        raise UsageError(
+            "--max-removed counts the routes of all changes together, and "
+            f"{total:,} are too many to make at once; {len(parts[0]):,} are not."
+        )
+    note(
+        [
+            f"{total:,} changes are too many to make at once; they go in {len(parts)} parts of"
+            f" at most {MOST:,}, each of them whole or not at all"
+        ]
+    )
+
+
+def change_all(
+    caller: Caller,
+    options: argparse.Namespace,
+    resources: Sequence[Resource],
+    deleted: Sequence[Removal],
+) -> None:
+    """Make changes at once; show what became of them and of the routes.
+
+    Raises:
+        RequestError: none of them was made, or no answer came.
+    """
+    most = options.max_removed
+    query = {} if most is None else {"maxRemoved": str(most)}
+    body = _proposal(resources, deleted)
+    answer = caller.change("POST", "/apply", body, namespace=options.namespace, **query)
+    if answer is None:
+        say("done; what it did to routes is told once only, and the answer was lost\n")
+        return
+    for one in answer["results"]:
+        became = _BECAME.get(one["became"], one["became"])
+        say(f"{one['kind'].lower()} {one['port']} {became}\n")
+    say(painted(answer["text"]))
+
+
+def told(
+    error: RequestError, resources: Sequence[Resource], verb: str, done: int, total: int
+) -> int:
+    """Tell why a set of changes was not made; return the exit code.
 
     Args:
-        answer: of the broker.
-        changes: what was asked about, as problems count it.
-        end: the last words.
-
-    Returns:
-        Lines with ``+`` added, ``-`` cut, ``~`` changed; with ``!`` what would be refused
-        and with ``?`` what would be accepted and lead to nothing.
+        error: the refusal.
+        resources: that were to be put.
+        verb: what was to be done, as ``applied``.
+        done: how many changes were made before.
+        total: how many there are.
     """
-    lines = _signed(answer["added"], answer["cut"])
-    for route in answer["changed"]:
-        was = ", ".join(f"{k} {v} => {route[k]}" for k, v in route["was"].items())
-        text = plain(f"  ~ {route['export']} -> {route['import']}: {was}")
-        lines.append(paint(text, "yellow"))
-    for problem in answer["problems"]:
-        index, refused = problem["index"], problem.get("refused", True)
-        who = changes[index] if 0 <= index < len(changes) else f"change {index + 1}"
-        text = f"  {'!' if refused else '?'} {who}: {problem['code']}: {problem['detail']}"
-        lines.append(paint(plain(text), "red" if refused else "yellow"))
-    counts = (
-        f"{len(answer['added'])} added, {len(answer['cut'])} cut, {answer['kept']} kept, "
-        f"{len(answer['changed'])} changed; {end}"
-    )
-    return "".join(f"{line}\n" for line in [*lines, counts])
+    if error.code == "WouldCut":
+        say(painted(str(error.facts.get("text")), f"nothing was {verb}"))
+    problems = refused_in(error)
+    for problem in problems[:SHOWN]:
+        tell(_refusal(problem, resources))
+    if not problems:
+        tell(error)
+    if error.code != "WouldCut":
+        how = "refused" if error.status else "failed"
+        tally(verb, done, total, refused=max(len(problems), 1), how=how)
+    return exit_code(error)
+
+
+def refused_in(error: RequestError) -> list[dict[str, Any]]:
+    """Return what was wrong with the changes of a set that was refused."""
+    problems: list[dict[str, Any]] = error.facts.get("problems", [])
+    return [problem for problem in problems if problem["refused"]]
+
+
+def _refusal(problem: dict[str, Any], resources: Sequence[Resource]) -> RequestError:
+    """Return what is told of a document that is refused, with the place in its text."""
+    index = problem["index"]
+    place = _PLACE.search(problem["detail"])
+    facts = {} if place is None else {"position": {k: int(v) for k, v in place.groupdict().items()}}
+    detail = f"{problem['change']}: {problem['detail']}"
+    found = RequestError(409, problem["code"], detail, facts=facts)
+    return with_text(found, write_spec(resources[index])) if index < len(resources) else found
+
+
+def _parts_of(resources: Sequence[Resource]) -> Iterator[list[Resource]]:
+    """Yield resources in their order, as many together as the broker takes at once."""
+    part: list[Resource] = []
+    room = MOST_BYTES
+    for resource in resources:
+        size = len(json.dumps(write_manifest(resource)))
+        if part and (len(part) == MOST or size > room):
+            yield part
+            part, room = [], MOST_BYTES
+        part.append(resource)
+        room -= size + 2
+    yield part
+
+
+# ---- one change --------------------------------------------------------------------------------
 
 
 def routes_text(answer: dict[str, Any]) -> str:
-    """Return what a change did to routes: counts, and a line for each added and each cut."""
+    """Return what a single change did to routes: counts, and a line for each added and each cut."""
     routes = answer["routes"]
     counts = f" (routes: {len(routes['kept'])} kept, {len(routes['added'])} added"
     head = f"{counts}, {len(routes['cut'])} cut)"
-    return "\n".join([head, *_signed(routes["added"], routes["cut"])])
-
-
-def _signed(added: Sequence[dict[str, Any]], cut: Sequence[dict[str, Any]]) -> list[str]:
-    plus = [f"  + {route['export']} -> {route['import']}" for route in added]
-    minus = [f"  - {route['export']} -> {route['import']}: {route['reason']}" for route in cut]
-    return [
-        *(paint(plain(line), "green") for line in plus),
-        *(paint(plain(line), "red") for line in minus),
+    plus = [f"  + {route['export']} -> {route['import']}" for route in routes["added"]]
+    minus = [
+        f"  - {route['export']} -> {route['import']}: {route['reason']}" for route in routes["cut"]
     ]
+    return painted("\n".join([head, *plus, *minus])).rstrip("\n")

@@ -11,6 +11,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_operator.auth import TokenFile
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest import (
+    apply,
     description,
     events,
     explain,
@@ -36,7 +37,7 @@ from streambroker_operator.rest.limits import (
 from streambroker_operator.rest.lists import SNAPSHOTS, snapshots_of
 from streambroker_operator.rest.parameters import described
 from streambroker_operator.rest.pictures import PICTURES, Pictures
-from streambroker_operator.rest.requests import MAX_BODY, RUNTIME
+from streambroker_operator.rest.requests import LONG, MAX_BODY, MAX_PROPOSAL, RUNTIME
 from streambroker_operator.rest.responses import problem_answer
 from streambroker_operator.rest.turns import TURNS, Turns
 from streambroker_operator.runtime import Runtime
@@ -50,6 +51,7 @@ PARTS = (
     explain.routes,
     lint.routes,
     whatif.routes,
+    apply.routes,
     pe.routes,
     reports.routes,
     resources.routes,
@@ -83,6 +85,14 @@ def create_app(
     for part in PARTS:
         app.add_routes(part)
     return app
+
+
+@web.middleware
+async def _roomy(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Take long bodies where many resources are sent; has to stand outermost."""
+    if request.path in LONG:
+        request = request.clone(client_max_size=MAX_PROPOSAL)
+    return await handler(request)
 
 
 @web.middleware
@@ -149,6 +159,7 @@ def _methods(error: web.HTTPMethodNotAllowed) -> dict[str, str]:
 
 
 _MIDDLEWARES = (
+    _roomy,
     audited,
     _told,
     _problems,

@@ -38,6 +38,8 @@ QUIET = web.ResponseKey("quiet", bool)
 _READING = ("GET", "HEAD", "OPTIONS")
 _ASKING = ("/api/subscriptions/whatif",)
 """Paths whose POST changes nothing."""
+_SETS = ("/api/subscriptions/apply",)
+"""Paths that name in the body what they change: a job's token is checked there, port by port."""
 _NAMING = "/api/subscriptions/explain"
 """The path that selects by the ports it names; everywhere else these parameters mean nothing."""
 _REALM = {"WWW-Authenticate": 'Bearer realm="streambroker"'}
@@ -106,7 +108,7 @@ def _check(request: web.Request, caller: Principal) -> None:
         return
     namespace = request.query.get("namespace", DEFAULT_NAMESPACE)
     job = request.match_info.get("job")
-    if caller.owns(namespace, job):
+    if caller.owns(namespace, job) or (caller.role == "job" and _path(request) in _SETS):
         return
     if caller.role == "reader":
         raise not_yours(f"The token {caller.name!r} may read and change nothing; use another one.")
@@ -200,7 +202,9 @@ async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
     if is_reading(request) or answer.get(QUIET, False) or not audit.wanted():
         return answer
     body = _body(answer)
-    routes = _object(body.get("routes"))
+    # What a set of changes did to routes is not below a name of its own.
+    routes = _object(body.get("routes")) or body
+    results = body.get("results", ())
     audit.tell(
         {
             "principal": request.get(PRINCIPAL),
@@ -214,9 +218,14 @@ async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
             "added": len(routes.get("added", ())),
             "cut": len(routes.get("cut", ())),
             "replayed": "Replayed" in answer.headers,
+            **({"changes": [_change(one) for one in results]} if results else {}),
         }
     )
     return answer
+
+
+def _change(result: Any) -> str:
+    return f"{result['kind'].lower()} {result['port']} {result['became']}"
 
 
 def _body(answer: web.StreamResponse) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def _final(response: web.Response) -> bool:
 def _again(request: web.Request, known: Known) -> web.Response | None:
     """Return the answer to a repetition; None where doing it again is the answer."""
     if known.status is None:
-        response = _done(request)
+        response = _done(request, known)
     else:
         response = web.Response(body=known.body, status=known.status, headers=known.headers)
     if response is not None:
@@ -100,15 +100,16 @@ def _again(request: web.Request, known: Known) -> web.Response | None:
     return response
 
 
-def _done(request: web.Request) -> web.Response | None:
+def _done(request: web.Request, known: Known) -> web.Response | None:
     """Say what can still be said of a change that was made, but whose answer was not kept.
 
     Routes that it added are among those that are kept. Registering an agent changes
-    nothing the second time.
+    nothing the second time, and a set of changes of which none was made is tried again.
     """
     kind = _kind_of(request)
     if kind is None:
-        return web.Response(status=204) if request.method == "DELETE" else None
+        changed = request.method == "POST" and known.version is not None
+        return web.Response(status=204) if changed or request.method == "DELETE" else None
     runtime = request.app[RUNTIME]
     stored = runtime.stored(kind, port_of(request))
     if stored is None:

@@ -85,6 +85,17 @@ class Buckets:
             self._levels.popitem(last=False)
         return wait
 
+    def charge(self, who: str, tokens: int) -> None:
+        """Take more out for what was let through; it is owed until so many have come in.
+
+        Args:
+            who: the caller.
+            tokens: how many, beside the one that was taken.
+        """
+        known = self._levels.get(who)
+        if known is not None:
+            self._levels[who] = (known[0] - tokens, known[1])
+
 
 class Places:
     """How many requests of each caller go on at the same time.
@@ -152,6 +163,11 @@ class Gauges:
         """
         for who in _callers(request):
             self._count(who, writes=True)
+
+    def charge(self, request: web.Request, changes: int) -> None:
+        """Count a request that is let through as so many changes in place of one."""
+        for who in _callers(request):
+            self._writes.charge(who, changes - 1)
 
     def check(self, request: web.Request, who: str) -> None:
         """Count a request of somebody.

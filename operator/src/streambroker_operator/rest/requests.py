@@ -31,6 +31,10 @@ PE = "/api/subscriptions/job/{job}/pe/{pe}"
 
 MAX_BODY = 64 * 1024
 """Bytes of a request's body."""
+MAX_PROPOSAL = 1024 * 1024
+"""Bytes of the body of a request that is about many resources."""
+LONG = ("/api/subscriptions/apply", "/api/subscriptions/whatif")
+"""Paths of such requests."""
 MAX_WAIT_S = 60.0
 """Longest long poll, in seconds."""
 
@@ -43,13 +47,22 @@ def limit_of(request: web.Request, most: int) -> int | None:
     Raises:
         RequestError: 400, it is something else.
     """
-    text = request.query.get("limit")
+    return whole_of(request, "limit", 1, most)
+
+
+def whole_of(request: web.Request, name: str, least: int, most: int) -> int | None:
+    """Return a parameter that is a whole number of at most 9 digits; None if it is not given.
+
+    Raises:
+        RequestError: 400, it is something else.
+    """
+    text = request.query.get(name)
     if text is None:
         return None
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    if not 0 < number <= most:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+    if not least <= number <= most:
         raise RequestError(
-            400, "QueryInvalid", f"limit={text!r} is no whole number from 1 to {most}."
+            400, "QueryInvalid", f"{name}={text!r} is no whole number from {least} to {most}."
         )
     return number
 
@@ -168,7 +181,7 @@ async def raw_body(request: web.Request) -> bytes:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise RequestError(
-            413, "BodyTooLarge", f"The body has more than {MAX_BODY} bytes."
+            413, "BodyTooLarge", f"The body has more than {request.client_max_size} bytes."
         ) from error
     except web.RequestPayloadError as error:
         raise RequestError(400, "NotJson", "The body cannot be unpacked as it says.") from error

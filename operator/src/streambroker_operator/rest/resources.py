@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from streambroker_core.errors import ManifestError
-from streambroker_core.model import Kind, PortKey, Resource, kind_of
+from streambroker_core.model import Kind, PortKey, Resource
 from streambroker_core.wire.fields import Fields, json_type
 from streambroker_core.wire.manifest import read_manifest, read_spec, write_manifest
 from streambroker_core.wire.merge import merged
@@ -18,8 +18,6 @@ from streambroker_operator.rest.conditions import check_match, shown_etag
 from streambroker_operator.rest.pe import PE
 from streambroker_operator.rest.requests import RUNTIME, json_body, port_of, stored_of
 from streambroker_operator.rest.responses import json_answer, resource_body, written_answer
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Stored
 
 PORTS: Mapping[Kind, str] = {"Export": PE + "/export/{port}", "Import": PE + "/import/{port}"}
 
@@ -68,16 +66,15 @@ async def declare(request: web.Request, kind: Kind) -> web.Response:
     """Create or replace a resource from a spec, or from a whole manifest.
 
     Raises:
-        RequestError: 412, a condition does not hold; 409, the port is another resource's.
+        RequestError: 412, a condition does not hold.
+        TakenError: the port or the name is another resource's.
         ManifestError: a field is missing or wrong, or says another port.
     """
     body = await json_body(request)
     key = port_of(request)
     resource = _read(kind, body, key)
     runtime = request.app[RUNTIME]
-    stored = runtime.stored(kind, key)
-    check_match(request, stored)
-    _check_name(runtime, resource, stored)
+    check_match(request, runtime.stored(kind, key))
     written = runtime.put(resource)
     return written_answer(written, status=201 if written.stored.created else 200)
 
@@ -87,13 +84,13 @@ async def merge(request: web.Request, kind: Kind) -> web.Response:
 
     Raises:
         RequestError: 404, there is none; 412, a condition does not hold.
+        TakenError: the name is another resource's, or the port has one.
         ManifestError: a field of the outcome is missing or wrong.
     """
     patch = await json_body(request)
     stored = stored_of(request, kind)
     check_match(request, stored)
     resource = _patched(kind, patch, stored.resource)
-    _check_name(request.app[RUNTIME], resource, stored)
     return written_answer(request.app[RUNTIME].put(resource))
 
 
@@ -133,25 +130,3 @@ def _patched(kind: Kind, patch: Any, resource: Resource) -> Resource:
     if not resource.name:
         del current["metadata"]["name"]
     return _read(kind, merged(current, patch if whole else {"spec": patch}), resource.key)
-
-
-def _check_name(runtime: Runtime, resource: Resource, stored: Stored | None) -> None:
-    """Refuse a name that another port has, and a port that a resource of another name has."""
-    kind, key = kind_of(resource), resource.key
-    known = runtime.board.named(kind, key.namespace, resource.name) if resource.name else None
-    other = None if known is None else runtime.board.get(kind, known)
-    if other is not None and other.name == resource.name and other.key != key:
-        raise RequestError(
-            409,
-            "NameTaken",
-            f"The name {resource.name!r} is that of the {kind} {other.key}. Give {key} another one,"
-            " or delete that one first.",
-        )
-    taken = "" if stored is None else stored.resource.name
-    if taken and resource.name and taken != resource.name:
-        raise RequestError(
-            409,
-            "PortTaken",
-            f"{kind_of(resource)} {resource.key} is taken by {taken!r}, which is older. Delete that"
-            f" one first, give {resource.name!r} another port, or apply it under the same name.",
-        )

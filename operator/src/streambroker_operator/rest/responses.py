@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from streambroker_core.errors import StreambrokerError
+from streambroker_core.errors import StreambrokerError, TakenError
 from streambroker_core.wire import problem as problems
 from streambroker_core.wire.canonical import canonical
 from streambroker_operator.bodies import resource_body, route_body
@@ -70,7 +70,7 @@ def written_answer(written: Written, *, status: int = 200) -> web.Response:
 
 
 def problem_answer(error: StreambrokerError) -> web.Response:
-    """Return the problem of an error; what the user wrote wrongly is 422."""
+    """Return the problem of an error; what the user wrote wrongly is 422, what is taken 409."""
     headers: dict[str, str] = {}
     if isinstance(error, RequestError):
         headers = error.headers
@@ -78,7 +78,7 @@ def problem_answer(error: StreambrokerError) -> web.Response:
             status=error.status, code=error.code, detail=str(error), facts=error.facts
         )
     else:
-        found = problems.of_error(error, 422)
+        found = problems.of_error(error, 409 if isinstance(error, TakenError) else 422)
     return web.Response(
         text=json.dumps(problems.encode(found)),
         status=found.status,

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -34,6 +34,7 @@ from streambroker_core.whatif import (
     Mirror,
     Problem,
     Proposal,
+    Removal,
     forecast,
     tell_forecast,
 )
@@ -48,12 +49,10 @@ from streambroker_operator.rest.requests import RUNTIME, json_body, namespace_of
 from streambroker_operator.rest.responses import long_answer, route_body
 from streambroker_operator.rest.turns import TURNS, who_asks
 
-MAX_PROPOSAL = 1024 * 1024
-"""Bytes of a what-if's body."""
 MAX_CHANGES = 1_000
-"""Resources and deletions of a what-if."""
+"""Resources, and deletions, of one proposal."""
 MAX_ROUTES = 100_000
-"""Routes that a what-if may lead to at the resources it changes."""
+"""Routes that a proposal may lead to at the resources it changes."""
 MAX_FORECAST_S = 2.0
 """For how long a what-if may keep a thread, in seconds."""
 MIRROR_KEPT_S = 300.0
@@ -88,7 +87,7 @@ class Forecasts:
         if wait:
             raise too_many(f"This is more than {self._per_s:g} what-ifs per second.", wait)
 
-    async def ask(self, board: Board, proposal: _Proposed) -> web.Response:
+    async def ask(self, board: Board, proposal: Proposed) -> web.Response:
         """Answer what a proposal would do to a board as it is now."""
         if self._end is not None:
             self._end.cancel()
@@ -98,14 +97,14 @@ class Forecasts:
         finally:
             self._end = loop.call_later(MIRROR_KEPT_S, self._forget)
 
-    def _ask(self, known: Survey, proposed: _Proposed) -> web.Response:
+    def _ask(self, known: Survey, proposed: Proposed) -> web.Response:
         # A request that was given up may still be at work.
         with self._using:
             mirror, self._mirror = self._mirror or Mirror(), None
             board = mirror.follow(known)
             self._mirror = mirror
-            found = forecast(board, proposed.proposal, watch=_bounded())
-        return long_answer(_forecast_body(_numbered(found, proposed.read)))
+            found = forecast(board, proposed.proposal, watch=bounded(MAX_FORECAST_S))
+        return long_answer(forecast_body(proposed.numbered(found)))
 
     def _forget(self) -> None:
         self._mirror = None
@@ -115,11 +114,30 @@ FORECASTS = web.AppKey("forecasts", Forecasts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Proposed:
+class Proposed:
     """A proposal, and what each of its manifests was read as."""
 
     proposal: Proposal
     read: Sequence[Resource | StreambrokerError]
+
+    @property
+    def keys(self) -> list[PortKey]:
+        """The ports that it is about, but for manifests that cannot be read."""
+        puts, deletes = self.proposal.puts, self.proposal.deletes
+        return [*(one.key for one in puts), *(one.key for one in deletes)]
+
+    def numbered(self, found: Forecast) -> Forecast:
+        """Return a forecast whose problems name places in the request, with those of reading."""
+        read = [n for n, one in enumerate(self.read) if not isinstance(one, StreambrokerError)]
+        places = [*read, *range(len(self.read), len(self.read) + len(self.proposal.deletes))]
+        problems = [replace(one, index=places[one.index]) for one in found.problems]
+        problems += [
+            Problem(index=n, change=f"resource {n}", code=one.code, detail=str(one))
+            for n, one in enumerate(self.read)
+            if isinstance(one, StreambrokerError)
+        ]
+        ordered = sorted(problems, key=lambda problem: problem.index)
+        return replace(found, problems=tuple(ordered))
 
 
 @routes.post(LISTS + "/whatif")
@@ -127,16 +145,20 @@ async def whatif(request: web.Request) -> web.Response:
     """Answer what a set of changes would do to the routes."""
     forecasts, who = request.app[FORECASTS], who_asks(request)
     forecasts.check(who)
-    body = await json_body(request.clone(client_max_size=MAX_PROPOSAL))
+    body = await json_body(request)
     namespace = namespace_of(request)
     async with request.app[TURNS].of(who):
-        proposed = await asyncio.to_thread(_proposed, body, namespace)
-        puts, deletes = proposed.proposal.puts, proposed.proposal.deletes
-        _check_namespaces(request, [*(one.key for one in puts), *(key for _, key in deletes)])
+        proposed = await asyncio.to_thread(read_proposal, body, namespace)
+        _check_namespaces(request, proposed.keys)
         return await forecasts.ask(request.app[RUNTIME].board, proposed)
 
 
-def _proposed(document: object, namespace: str) -> _Proposed:
+def read_proposal(document: object, namespace: str) -> Proposed:
+    """Return what the body of a request proposes.
+
+    Raises:
+        ManifestError: it cannot be read; of a single manifest that is a problem of its own.
+    """
     body = Fields(document)
     body.only(("resources", "delete"))
     read = [_read(one, namespace) for one in body.items("resources", most=MAX_CHANGES)]
@@ -145,12 +167,12 @@ def _proposed(document: object, namespace: str) -> _Proposed:
         for place, item in enumerate(body.items("delete", most=MAX_CHANGES))
     ]
     puts = tuple(one for one in read if not isinstance(one, StreambrokerError))
-    return _Proposed(proposal=Proposal(puts=puts, deletes=tuple(deletes)), read=read)
+    return Proposed(proposal=Proposal(puts=puts, deletes=tuple(deletes)), read=read)
 
 
-def _bounded() -> Callable[[int], None]:
+def bounded(seconds: float) -> Callable[[int], None]:
     """Return a watch that ends a forecast that becomes too large or takes too long."""
-    end = time.monotonic() + MAX_FORECAST_S
+    end = time.monotonic() + seconds
 
     def watch(found: int) -> None:
         if found > MAX_ROUTES or time.monotonic() > end:
@@ -158,7 +180,7 @@ def _bounded() -> Callable[[int], None]:
                 422,
                 "ForecastTooLarge",
                 f"These changes concern more than {MAX_ROUTES:,} routes, or take longer than"
-                f" {MAX_FORECAST_S:g} s to foretell. Ask about fewer of them at once.",
+                f" {seconds:g} s to foretell. Send fewer of them at once.",
             )
 
     return watch
@@ -173,8 +195,8 @@ def _read(document: object, namespace: str) -> Resource | StreambrokerError:
     return replace(resource, uid="", generation=1, created=0.0)
 
 
-def _delete(fields: Fields, namespace: str) -> tuple[Kind, PortKey]:
-    fields.only(("kind", "namespace", "job", "pe", "port"))
+def _delete(fields: Fields, namespace: str) -> Removal:
+    fields.only(("kind", "namespace", "job", "pe", "port", "name"))
     if not fields.has("kind"):
         raise fields.bad("kind", "is required")
     key = PortKey(
@@ -183,7 +205,8 @@ def _delete(fields: Fields, namespace: str) -> tuple[Kind, PortKey]:
         pe=fields.integer("pe", 0, high=MAX_PE),
         port=fields.text("port", check=is_port_name, wanted="the name of a port"),
     )
-    return fields.word("kind", _KINDS, "Export"), key
+    kind = fields.word("kind", _KINDS, "Export")
+    return Removal(kind, key, fields.optional_text("name") or "")
 
 
 def _check_namespaces(request: web.Request, keys: Iterable[PortKey]) -> None:
@@ -196,29 +219,8 @@ def _check_namespaces(request: web.Request, keys: Iterable[PortKey]) -> None:
             )
 
 
-def _numbered(found: Forecast, read: Sequence[Resource | StreambrokerError]) -> Forecast:
-    """Return a forecast whose problems name places in the request, with those of reading."""
-    places = [place for place, one in enumerate(read) if not isinstance(one, StreambrokerError)]
-    left_out = len(read) - len(places)
-    moved = [
-        replace(
-            problem,
-            index=places[problem.index]
-            if problem.index < len(places)
-            else problem.index + left_out,
-        )
-        for problem in found.problems
-    ]
-    unread = [
-        Problem(index=place, code=one.code, detail=str(one))
-        for place, one in enumerate(read)
-        if isinstance(one, StreambrokerError)
-    ]
-    problems = sorted([*moved, *unread], key=lambda problem: problem.index)
-    return replace(found, problems=tuple(problems))
-
-
-def _forecast_body(found: Forecast) -> dict[str, Any]:
+def forecast_body(found: Forecast) -> dict[str, Any]:
+    """Return a forecast."""
     return {
         "added": [route_body(route) for route in found.added],
         "cut": [{**route_body(cut.route), "reason": cut.reason} for cut in found.cut],
@@ -227,9 +229,11 @@ def _forecast_body(found: Forecast) -> dict[str, Any]:
             for one in found.changed
         ],
         "kept": found.kept,
-        "problems": [
-            {"index": one.index, "code": one.code, "detail": one.detail, "refused": one.refused}
-            for one in found.problems
-        ],
+        "problems": problems_body(found.problems),
         "text": tell_forecast(found),
     }
+
+
+def problems_body(problems: Iterable[Problem]) -> list[dict[str, Any]]:
+    """Return what is wrong with changes."""
+    return [asdict(problem) for problem in problems]
