@@ -26,6 +26,20 @@ EXPORT = {
     "schema": [{"name": "price", "type": "double"}],
 }
 IMPORT = {"subscription": 'kind == "trade"', "filter": "price > 10.0"}
+EXPORTS: list[dict[str, Any]] = [
+    EXPORT,
+    {"properties": {"kind": "quote"}, "allowFilter": False},
+    {"streamId": "s"},
+    {"properties": {"kind": "trade"}, "congestionPolicy": "drop"},
+]
+IMPORTS: list[dict[str, Any]] = [
+    IMPORT,
+    {"subscription": 'kind == "quote" || level > 1'},
+    {"streams": [{"streamId": "s"}]},
+    {"subscription": 'kind == "trade"', "filter": "size > 1"},
+    {"subscription": "kind =="},
+]
+"""Specs of each kind, one of which is refused."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from streambroker_core.board import Board, Synced
-from streambroker_core.model import Export, Import, PeKey, PortKey, Resource
+from streambroker_core.model import Export, Import, PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.manifest import read_spec
 from streambroker_core.wire.registration import Registration
 
@@ -63,3 +63,16 @@ def board_of(*resources: Resource, version: int = 10) -> Board:
     board.handle(Synced(kind="Export", listed=exports, version=version))
     board.handle(Synced(kind="Import", listed=imports, version=version))
     return board
+
+
+def picture(board: Board) -> Any:
+    """Return all that can be asked of a board."""
+    everything: list[Resource] = [*board.exports(), *board.imports()]
+    return (
+        everything,
+        board.routes(),
+        board.point,
+        [board.view(pe) for pe in board.pes()],
+        [board.status(kind_of(r), r.uid) for r in everything],
+        [dict(board.outcomes_for(r)) for r in everything],
+    )

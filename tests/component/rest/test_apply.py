@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,16 @@ from streambroker_operator.idempotency import MAX_BODY
 from streambroker_operator.rest import apply as module
 from streambroker_operator.rest import whatif
 from streambroker_operator.rest.limits import Limits
-from support.brokers import EXPORT, IMPORT, Rest, received, running_broker, udp_ear
+from support.brokers import (
+    EXPORT,
+    EXPORTS,
+    IMPORT,
+    IMPORTS,
+    Rest,
+    received,
+    running_broker,
+    udp_ear,
+)
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
@@ -45,20 +53,6 @@ TOGETHER = {
         manifest("Import", "alerts", "trades", **WANTS),
     ]
 }
-
-
-@pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running_broker(tmp_path / "broker.db") as (_, client):
-        yield client
-
-
-@pytest.fixture
-async def pair(rest: Rest) -> Rest:
-    """An Export and an Import that are connected."""
-    await rest("PUT", X, EXPORT)
-    await rest("PUT", I, IMPORT)
-    return rest
 
 
 async def everything(rest: Rest) -> list[Any]:
@@ -151,21 +145,6 @@ async def test_what_was_applied_is_there_after_a_restart(tmp_path: Path) -> None
 
     assert [one["items"] for one in after] == [one["items"] for one in before]
     assert len(after[2]["items"]) == 1
-
-
-EXPORTS: list[dict[str, Any]] = [
-    EXPORT,
-    {"properties": {"kind": "quote"}, "allowFilter": False},
-    {"streamId": "s"},
-    {"properties": {"kind": "trade"}, "congestionPolicy": "drop"},
-]
-IMPORTS: list[dict[str, Any]] = [
-    IMPORT,
-    {"subscription": 'kind == "quote" || level > 1'},
-    {"streams": [{"streamId": "s"}]},
-    {"subscription": 'kind == "trade"', "filter": "size > 1"},
-    {"subscription": "kind =="},
-]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -17,7 +17,7 @@ from streambroker_core.whatif import Forecast, forecast
 from streambroker_operator.rest import whatif
 from streambroker_operator.rest.limits import Limits
 from streambroker_operator.serving import Broker
-from support.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.brokers import EXPORT, EXPORTS, IMPORT, IMPORTS, Rest, running_broker
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
@@ -297,21 +297,6 @@ async def test_a_name_that_another_port_has_is_refused_as_foretold(pair: Rest) -
     assert [p["code"] for p in told["problems"]] == ["NameTaken"]
     assert (answer.status, answer.code) == (409, "NameTaken")
     assert (await pair("GET", "/routes")).body["items"] == before
-
-
-EXPORTS: list[dict[str, Any]] = [
-    EXPORT,
-    {"properties": {"kind": "quote"}, "allowFilter": False},
-    {"streamId": "s"},
-    {"properties": {"kind": "trade"}, "congestionPolicy": "drop"},
-]
-IMPORTS: list[dict[str, Any]] = [
-    IMPORT,
-    {"subscription": 'kind == "quote" || level > 1'},
-    {"streams": [{"streamId": "s"}]},
-    {"subscription": 'kind == "trade"', "filter": "size > 1"},
-    {"subscription": "kind =="},
-]
 
 
 def drawn(dice: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -19,8 +19,8 @@ from streambroker_core.board import (
     ImportRemoved,
     RoutesChanged,
 )
-from streambroker_core.model import Export, PeKey, Resource, kind_of
-from support.resources import board_of, export_of, import_of, pe, registration
+from streambroker_core.model import Export, PeKey, Resource
+from support.resources import board_of, export_of, import_of, pe, picture, registration
 
 PORTS = ("a/p", "a/q", "b/p")
 EXPORTS: list[dict[str, Any]] = [
@@ -68,19 +68,6 @@ def filled(held: list[Resource]) -> Board:
     for job in ("a", "b"):
         board.handle(AgentRegistered(pe=pe(job), registration=registration()))
     return board
-
-
-def picture(board: Board) -> Any:
-    """Return all that can be asked of a board."""
-    everything: list[Resource] = [*board.exports(), *board.imports()]
-    return (
-        everything,
-        board.routes(),
-        board.point,
-        [board.view(key) for key in board.pes()],
-        [board.status(kind_of(r), r.uid) for r in everything],
-        [dict(board.outcomes_for(r)) for r in everything],
-    )
 
 
 def told(actions: list[Action]) -> list[tuple[PeKey, str | None]]:

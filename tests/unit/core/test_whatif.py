@@ -20,7 +20,7 @@ from streambroker_core.explain import survey
 from streambroker_core.matching import Match, expression_problem, import_filter_problem, match
 from streambroker_core.model import Export, Import, Kind, Resource, Route, kind_of, name_of
 from streambroker_core.whatif import Mirror, Proposal, Removal, forecast, tell_forecast
-from support.resources import board_of, export_of, import_of, port
+from support.resources import board_of, export_of, import_of, picture, port
 
 PRICE = [{"name": "price", "type": "double"}]
 EXPORTS: list[dict[str, Any]] = [
@@ -167,19 +167,6 @@ def fits(held: list[Resource], proposal: Proposal) -> bool:
     """Tell whether a proposal leaves each identity its kind."""
     kinds = {resource.uid: kind_of(resource) for resource in held}
     return all(kinds.get(r.uid, kind_of(r)) == kind_of(r) for r in proposal.puts)
-
-
-def picture(board: Board) -> Any:
-    """Return all that can be asked of a board."""
-    everything: list[Resource] = [*board.exports(), *board.imports()]
-    return (
-        everything,
-        board.routes(),
-        board.point,
-        [board.view(pe) for pe in board.pes()],
-        [board.status(kind_of(r), r.uid) for r in everything],
-        [dict(board.outcomes_for(r)) for r in everything],
-    )
 
 
 def keeping_names(earlier: list[Resource], later: list[Resource]) -> list[Resource]:
