@@ -97,7 +97,9 @@ async def long_poll(rest: Rest, etag: str) -> tuple[asyncio.StreamReader, asynci
     url = urlsplit(rest.url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     path = "/api/subscriptions/job/feed/pe/0?wait=60s"
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: {etag}\r\n\r\n".encode())
+    writer.write(
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: {etag}\r\n\r\n".encode()
+    )
     await writer.drain()
     return reader, writer
 

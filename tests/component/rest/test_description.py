@@ -70,7 +70,7 @@ def test_every_schema_is_used() -> None:
 
 
 def test_every_problem_that_is_documented_is_described() -> None:
-    table = Path(__file__).parents[2] / "docs/rest.md"
+    table = Path(__file__).parents[3] / "docs/rest.md"
     section = table.read_text().partition("\n## Problems\n")[2].partition("\n## ")[0]
     answers = description()["components"]["responses"]
     described = {word for one in answers.values() for word in one["description"].split()}

@@ -492,7 +492,7 @@ async def test_nobody_is_told_what_a_change_does_where_they_do_not_read(guarded:
 
 # ---- the page ----------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[2] / "docs/explain.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/explain.md").read_text()
 CONSOLE = re.findall(r"^```console\n\$ streambroker (.*)\n((?:.*\n)*?)```$", PAGE, re.MULTILINE)
 
 
