@@ -40,6 +40,12 @@ IMPORTS: list[dict[str, Any]] = [
     {"subscription": "kind =="},
 ]
 """Specs of each kind, one of which is refused."""
+TOKENS = {"ops": "ops-0123456789abcdef", "job": "job-0123456789abcdef"}
+
+
+def bearer(who: str) -> dict[str, Any]:
+    """Return the header that shows a token."""
+    return {"Authorization": f"Bearer {TOKENS[who]}"}
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-import yaml
 
 from streambroker_core.whatif import Forecast, forecast
 from streambroker_operator.rest import whatif
 from streambroker_operator.rest.limits import Limits
-from streambroker_operator.serving import Broker
-from support.brokers import EXPORT, EXPORTS, IMPORT, IMPORTS, Rest, running_broker
+from support.brokers import EXPORT, EXPORTS, IMPORT, IMPORTS, Rest, bearer, running_broker
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
@@ -347,32 +343,6 @@ async def test_a_what_if_is_what_applying_the_same_does(rest: Rest, seed: int) -
 
 
 # ---- whose namespaces --------------------------------------------------------------------------
-
-TOKENS = {"ops": "ops-0123456789abcdef", "job": "job-0123456789abcdef"}
-
-
-@pytest.fixture
-async def guarded(tmp_path: Path) -> AsyncIterator[Rest]:
-    """A broker with a pair in the namespace ``default`` and an export in ``lab``."""
-    file = tmp_path / "tokens.yaml"
-    ops = {"name": "ops", "token": TOKENS["ops"], "role": "admin"}
-    job = {"name": "job", "token": TOKENS["job"], "jobs": ["default/alerts"]}
-    file.write_text(yaml.safe_dump({"tokens": [ops, job]}))
-    file.chmod(0o600)
-    broker = Broker(db=tmp_path / "broker.db", port=0, tokens=file)
-    await broker.start()
-    try:
-        async with aiohttp.ClientSession() as session:
-            rest = Rest(broker.url, session)
-            for path, body in ((X, EXPORT), (I, IMPORT), (X + "?namespace=lab", EXPORT)):
-                assert (await rest("PUT", path, body, **bearer("ops"))).status == 201
-            yield rest
-    finally:
-        await broker.stop()
-
-
-def bearer(who: str) -> dict[str, Any]:
-    return {"Authorization": f"Bearer {TOKENS[who]}"}
 
 
 @pytest.mark.parametrize(("who", "total"), [("ops", 2), ("job", 1)])

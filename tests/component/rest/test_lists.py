@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest import lists, snapshots
 from streambroker_operator.rest.snapshots import KEPT_S, MAX_SNAPSHOTS, Page, Selection, Snapshots
-from support.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.brokers import EXPORT, IMPORT, Rest, bearer, running_broker
 
 EXPORTS = Selection(what="exports", namespace="default")
 
@@ -114,6 +114,18 @@ async def test_a_list_that_is_kept_no_longer_is_told_to_be(rest: Rest) -> None:
     gone = await rest("GET", f"/exports?limit=3&continue={token}")
 
     assert (gone.status, gone.code) == (410, "ListExpired")
+
+
+async def test_one_caller_expires_no_list_of_another(guarded: Rest) -> None:
+    first = await guarded("GET", "/exports?namespace=*&limit=1", **bearer("ops"))
+    for number in range(MAX_SNAPSHOTS + 1):
+        mine = f"/job/alerts/pe/0/import/q{number}"
+        assert (await guarded("PUT", mine, IMPORT, **bearer("job"))).status == 201
+        assert (await guarded("GET", "/exports?limit=1", **bearer("job"))).status == 200
+    path = f"/exports?namespace=*&limit=1&continue={first.body['continue']}"
+    second = await guarded("GET", path, **bearer("ops"))
+
+    assert (second.status, len(second.body["items"])) == (200, 1)
 
 
 async def test_a_list_does_not_outlive_its_broker(tmp_path: Path) -> None:

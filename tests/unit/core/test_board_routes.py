@@ -49,21 +49,22 @@ class Follower:
 
 
 def changed(dice: random.Random) -> Export | Any:
-    """Return a resource at one of a few ports, as it is or as it is changed."""
+    """Return a resource at one of a few ports, as it is or as it is changed; some move about."""
     at = f"job-{dice.randrange(2)}/{dice.randrange(2)}/{dice.choice('pq')}"
     rival = dice.randrange(2)
+    home = "anywhere" if dice.random() < 0.2 else at
     if dice.random() < 0.5:
         wanted = {"properties": {"kind": dice.choice(KINDS)}}
         by_name = {"streamId": dice.choice("st")}
         policy = dice.choice(("wait", "drop"))
         spec: dict[str, Any] = {**dice.choice((wanted, by_name)), "congestionPolicy": policy}
-        return export_of(at, uid=f"x-{at}-{rival}", created=float(rival), **spec)
+        return export_of(at, uid=f"x-{home}-{rival}", created=float(rival), **spec)
     spec = {"filter": dice.choice((None, "a > 1", "a > 2"))}
     if dice.random() < 0.3:
         spec["streams"] = [{"streamId": "s"}]
     else:
         spec["subscription"] = f'kind == "{dice.choice(KINDS)}"'
-    return import_of(at, uid=f"i-{at}-{rival}", created=float(rival), **spec)
+    return import_of(at, uid=f"i-{home}-{rival}", created=float(rival), **spec)
 
 
 def step(board: Board, dice: random.Random, version: int) -> list[Action]:

@@ -42,10 +42,7 @@ class Met:
     def set(self, place: Place, outcome: Outcome) -> None:
         """Set the outcome with one of the other side."""
         known = self.outcomes.get(place[-1])
-        if known is not None and self.places[at := self._at(place)] != place:
-            del self.places[at]
-            insort(self.places, place)
-        elif known is None:
+        if known is None:
             insort(self.places, place)
         self.outcomes[place[-1]] = outcome
         self.matches += isinstance(outcome, Match) - isinstance(known, Match)
@@ -54,15 +51,8 @@ class Met:
         """Forget one of the other side."""
         known = self.outcomes.pop(place[-1], None)
         if known is not None:
-            del self.places[self._at(place)]
+            del self.places[bisect_left(self.places, place)]
             self.matches -= isinstance(known, Match)
-
-    def _at(self, place: Place) -> int:
-        """Return where one of the other side stands, also if it stood at another port before."""
-        at = bisect_left(self.places, place)
-        if at < len(self.places) and self.places[at] == place:
-            return at
-        return next(at for at, known in enumerate(self.places) if known[-1] == place[-1])
 
     def peers(self) -> Iterator[str]:
         """Yield the uids of all, in order of the other side's ports."""
@@ -87,6 +77,8 @@ class Meeting(NamedTuple):
 
 class Half(Generic[R]):
     """Resources of one kind with their standing and their outcomes.
+
+    A resource keeps its port for as long as it has its uid.
 
     Args:
         stream_of: the stream name a resource claims, or None.

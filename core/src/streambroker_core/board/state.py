@@ -69,6 +69,12 @@ def _order(resource: Resource) -> tuple[str, str, int, str, float, str]:
     return key.namespace, key.job, key.pe, key.port, resource.created, resource.uid
 
 
+def _moves(change: Change[Export] | Change[Import]) -> bool:
+    """Say whether a resource has another port now, for which nothing of the old one holds."""
+    old, new = change.old, change.new
+    return old is not None and new is not None and old.key != new.key
+
+
 _DEARER = 4
 """How much dearer it is to match an Import than an Export, about."""
 
@@ -191,6 +197,10 @@ class Board:
     def _export_changes(self, changes: Iterable[Change[Export]]) -> None:
         concerned: dict[str, Export | None] = {}
         for change in changes:
+            if _moves(change) and change.old is not None:
+                for peer, was, _ in self._exports.pair(change.old, {}, self._imports):
+                    self._mark("Import", peer)
+                    self._move(change.old, self._imports.shelf.get(peer), was, None)
             for uid in sorted(self._exports.enter(change)):
                 gone = change.old if uid == change.uid else concerned.get(uid)
                 concerned[uid] = self._exports.shelf.get(uid) or gone
@@ -213,6 +223,10 @@ class Board:
     def _import_changes(self, changes: Iterable[Change[Import]]) -> None:
         concerned: dict[str, Import | None] = {}
         for change in changes:
+            if _moves(change) and change.old is not None:
+                for peer, was, _ in self._imports.pair(change.old, {}, self._exports):
+                    self._mark("Export", peer)
+                    self._move(self._exports.shelf.get(peer), change.old, was, None)
             for uid in sorted(self._imports.enter(change)):
                 gone = change.old if uid == change.uid else concerned.get(uid)
                 concerned[uid] = self._imports.shelf.get(uid) or gone
