@@ -32,6 +32,19 @@ metadata: {name: alerts-trades}
 spec: {job: alerts, port: trades, subscription: 'kind == "trade"', filter: price > 10.0}
 """
 """One Export, one Import, and the route between them."""
+ROUTE = {
+    "export": "default/feed/0/trades",
+    "import": "default/alerts/0/trades",
+    "policy": "wait",
+    "rowsPerSecond": None,
+    "lagEpochs": None,
+    "lagBytes": None,
+    "waiting": False,
+    "alive": False,
+    "droppedRows": None,
+    "age": None,
+}
+"""That route in `top`, of which nobody has reported."""
 
 
 class Cli:

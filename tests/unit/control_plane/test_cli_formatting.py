@@ -19,20 +19,9 @@ from streambroker_operator.cli.explain import read_pair
 from streambroker_operator.cli.forecast import painted
 from streambroker_operator.cli.tables import shown, table
 from streambroker_operator.errors import RequestError
+from support.commands import ROUTE
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=timezone.utc)
-ROUTE = {
-    "export": "default/feed/0/trades",
-    "import": "default/alerts/0/trades",
-    "policy": "wait",
-    "rowsPerSecond": None,
-    "lagEpochs": None,
-    "lagBytes": None,
-    "waiting": False,
-    "alive": False,
-    "droppedRows": None,
-    "age": None,
-}
 QUIET = {
     **ROUTE,
     "rowsPerSecond": 0,

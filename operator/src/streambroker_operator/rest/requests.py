@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from aiohttp import web
 
@@ -24,6 +24,8 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.conditions import check_match
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Stored
+
+R = TypeVar("R", Export, Import)
 
 RUNTIME = web.AppKey("runtime", Runtime)
 
@@ -140,18 +142,18 @@ def stored_of(request: web.Request, kind: Kind) -> Stored:
 
 def export_of(request: web.Request) -> Export:
     """Return the Export of the address, after looking at ``If-Match``."""
-    stored = stored_of(request, "Export")
-    check_match(request, stored)
-    if not isinstance(stored.resource, Export):
-        raise TypeError("the store keeps kinds apart")
-    return stored.resource
+    return _matched(request, "Export", Export)
 
 
 def import_of(request: web.Request) -> Import:
     """Return the Import of the address, after looking at ``If-Match``."""
-    stored = stored_of(request, "Import")
+    return _matched(request, "Import", Import)
+
+
+def _matched(request: web.Request, kind: Kind, type_: type[R]) -> R:
+    stored = stored_of(request, kind)
     check_match(request, stored)
-    if not isinstance(stored.resource, Import):
+    if not isinstance(stored.resource, type_):
         raise TypeError("the store keeps kinds apart")
     return stored.resource
 
