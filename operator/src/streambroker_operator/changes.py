@@ -146,11 +146,6 @@ class ChangeLog:
 
     # ---- writing ---------------------------------------------------------
 
-    def begin(self) -> None:
-        """Take the board as it is for known; events are what comes from now on."""
-        self._touched.clear()
-        self._statuses.clear()
-
     def touch(self, pe: PeKey, *, new: bool = False, moved: Iterable[Moved] = ()) -> None:
         """Note that a PE's view or registration is another; `settle` tells of it.
 

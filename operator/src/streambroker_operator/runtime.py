@@ -11,8 +11,9 @@ import asyncio
 import gc
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 from streambroker_core.board import (
     Action,
@@ -131,20 +132,22 @@ class Runtime:
         self._warn()
 
     def _load(self) -> None:
+        # Nobody follows yet and nobody waits: of all that the board orders only hints go out.
+        for action in self.board.orders(self._stored()):
+            if isinstance(action, Hint):
+                self._hint(action)
+
+    def _stored(self) -> Iterator[Event]:
         version = self._store.version
         for known in self._store.pes():
-            self._tell(PeDeclared(pe=known.pe))
+            yield PeDeclared(pe=known.pe)
             if known.registration is not None:
-                self._tell(
-                    AgentRegistered(
-                        pe=known.pe, registration=known.registration, version=known.version
-                    )
+                yield AgentRegistered(
+                    pe=known.pe, registration=known.registration, version=known.version
                 )
-        kinds: tuple[Kind, ...] = ("Export", "Import")
-        for kind in kinds:
-            listed = tuple((s.resource, s.version) for s in self._store.resources(kind))
-            self._tell(Synced(kind=kind, listed=listed, version=version))
-        self.changes.begin()
+        for kind in get_args(Kind):
+            listed = ((s.resource, s.version) for s in self._store.resources(kind))
+            yield Synced(kind=kind, listed=listed, version=version)
 
     def close(self) -> None:
         """Let everybody go who waits for a change."""
@@ -353,7 +356,7 @@ class Runtime:
 
         That is so after each write, as the store's versions are one sequence.
         """
-        for action in self.board.handle_all(events):
+        for action in self.board.orders(events):
             self._perform(action)
 
     def _perform(self, action: Action) -> None:

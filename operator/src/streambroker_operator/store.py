@@ -219,15 +219,15 @@ class Store:
         else:
             self._all(kind)[key] = Stored(resource=stored.resource, version=stored.version)
 
-    def pes(self) -> list[KnownPe]:
-        """Return all PEs that are known."""
+    def pes(self) -> Iterator[KnownPe]:
+        """Return all PEs that are known, one by one."""
         rows = self._db.execute(
             "SELECT namespace, job, pe, version, instance, location, hint FROM pes"
         )
         # A PE has the texts of its ports, which are not kept twice.
         keys = (key for kind in get_args(Kind) for key in self._all(kind))
         texts = {text: text for key in keys for text in (key.namespace, key.job)}
-        return [_known_pe((*(texts.get(one, one) for one in row[:2]), *row[2:])) for row in rows]
+        return (_known_pe((*(texts.get(one, one) for one in row[:2]), *row[2:])) for row in rows)
 
     def get(self, kind: Kind, key: PortKey) -> Stored | None:
         """Return the resource of a port."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -72,12 +73,12 @@ class Synced:
     """A consistent list of all resources of one kind.
 
     Attributes:
-        listed: each resource with its own version.
+        listed: each resource with its own version; asked for once.
         version: the version of the list; nothing listed is younger.
     """
 
     kind: Kind
-    listed: tuple[tuple[Resource, int], ...]
+    listed: Iterable[tuple[Resource, int]]
     version: int
 
 

@@ -87,25 +87,11 @@ class Half(Generic[R]):
     def __init__(self, stream_of: Callable[[R], Hashable | None]) -> None:
         self.shelf: Shelf[R] = Shelf()
         self.roster: Roster[R] = Roster(self.shelf.get, stream_of)
-        self._of_pe: dict[PeKey, tuple[str, ...] | str] = {}
         self._met: dict[str, Met] = {}
 
     def enter(self, change: Change[R]) -> set[str]:
         """Take in a change; return the uids whose part may be another now."""
-        if change.old is not None:
-            owner = change.old.key.owner
-            left = [uid for uid in self.of_pe(owner) if uid != change.uid]
-            self._set_of_pe(owner, left)
-        if change.new is not None:
-            host: PeKey = change.new.key.owner
-            self._set_of_pe(host, sorted([*self.of_pe(host), change.uid]))
         return self.roster.change(change)
-
-    def _set_of_pe(self, pe: PeKey, uids: list[str]) -> None:
-        if uids:
-            self._of_pe[pe] = uids[0] if len(uids) == 1 else tuple(uids)
-        else:
-            self._of_pe.pop(pe, None)
 
     def pair(self, resource: R, outcomes: Mapping[str, Outcome], other: Half[Any]) -> list[Meeting]:
         """Set whom a resource meets, on both sides; return all that this concerns."""
@@ -161,24 +147,17 @@ class Half(Generic[R]):
         """Return a resource if it is there and holds what it claims."""
         return self.shelf.get(uid) if self.roster.takes_part(uid) else None
 
-    def of_pe(self, pe: PeKey) -> tuple[str, ...]:
+    def of_pe(self, pe: PeKey) -> list[str]:
         """Return the uids of a PE's resources, in order."""
-        found = self._of_pe.get(pe, ())
-        return (found,) if isinstance(found, str) else found
+        return [resource.uid for resource in self.roster.of_pe(pe)]
 
     def holders(self, pe: PeKey) -> list[R]:
         """Return the resources that hold a PE's ports, in order of the ports."""
-        found = [
-            resource
-            for uid in self.of_pe(pe)
-            if (resource := self.shelf.get(uid)) is not None and not self.roster.port_rival(uid)
-        ]
-        return sorted(found, key=lambda resource: resource.key.port)
+        return self.roster.holders(pe)
 
     def at(self, key: PortKey) -> list[R]:
         """Return all that claim a port, in order of their uids."""
-        claimed = (self.shelf.get(uid) for uid in self.of_pe(key.owner))
-        return [resource for resource in claimed if resource is not None and resource.key == key]
+        return sorted(self.roster.on(key), key=lambda resource: resource.uid)
 
     def sharing(self, stream: Hashable) -> list[R]:
         """Return the holders of ports that claim a stream name, in order of their uids."""
@@ -187,4 +166,4 @@ class Half(Generic[R]):
 
     def holder_at(self, key: PortKey) -> R | None:
         """Return the resource that holds a port."""
-        return next((r for r in self.at(key) if not self.roster.port_rival(r.uid)), None)
+        return next(iter(self.roster.on(key)), None)

@@ -8,13 +8,84 @@ on the order in which they came.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from streambroker_core.board.shelf import Change
-from streambroker_core.model import Export, Import
+from streambroker_core.model import Export, Import, PeKey, PortKey
 
 R = TypeVar("R", Export, Import)
+
+
+class _Ports(Generic[R]):
+    """Claims on ports, by PE; each port goes to the oldest claimant."""
+
+    def __init__(self) -> None:
+        # Most PEs have one port of a kind, with one claimant: then that alone. Of others, the
+        # claimants by port, in order of their age.
+        self._of_pe: dict[PeKey, R | dict[str, tuple[R, ...]]] = {}
+
+    def add(self, resource: R) -> tuple[R, ...]:
+        """Add a claimant; return all of its port."""
+        pe: PeKey = resource.key.owner
+        port: str = resource.key.port
+        if pe not in self._of_pe:
+            self._of_pe[pe] = resource
+            return (resource,)
+        ports: dict[str, tuple[R, ...]] = self._by_port(pe)
+        claimants: list[R] = list(ports.get(port, ()))
+        claimants.append(resource)
+        ports[port] = tuple(sorted(claimants, key=_age))
+        self._of_pe[pe] = ports
+        return ports[port]
+
+    def remove(self, resource: R) -> tuple[R, ...]:
+        """Take a claimant away; return those that its port has left."""
+        pe: PeKey = resource.key.owner
+        port: str = resource.key.port
+        ports: dict[str, tuple[R, ...]] = self._by_port(pe)
+        left = tuple(one for one in ports.pop(port, ()) if one.uid != resource.uid)
+        if left:
+            ports[port] = left
+        alone = _only(ports)
+        if alone is not None:
+            self._of_pe[pe] = alone
+        elif ports:
+            self._of_pe[pe] = ports
+        else:
+            self._of_pe.pop(pe, None)
+        return left
+
+    def _by_port(self, pe: PeKey) -> dict[str, tuple[R, ...]]:
+        known = self._of_pe.get(pe)
+        if known is None or isinstance(known, dict):
+            return known or {}
+        return {known.key.port: (known,)}
+
+    def on(self, key: PortKey) -> tuple[R, ...]:
+        """Return who claims a port, in order of their age."""
+        return self._by_port(key.owner).get(key.port, ())
+
+    def of_pe(self, pe: PeKey) -> Iterable[tuple[R, ...]]:
+        """Return the claimants of each of a PE's ports, in no order."""
+        return self._by_port(pe).values()
+
+    def losers(self) -> Iterator[str]:
+        """Yield who claims a port that an older one holds."""
+        several = (ports for ports in self._of_pe.values() if isinstance(ports, dict))
+        return (one.uid for ports in several for all_ in ports.values() for one in all_[1:])
+
+
+def _only(ports: Mapping[str, tuple[R, ...]]) -> R | None:
+    """Return the only claimant of the only port, or None."""
+    if len(ports) != 1:
+        return None
+    (claimants,) = ports.values()
+    return claimants[0] if len(claimants) == 1 else None
+
+
+def _age(resource: Export | Import) -> tuple[float, str]:
+    return resource.created, resource.uid
 
 
 class _Claims(Generic[R]):
@@ -60,9 +131,6 @@ class _Claims(Generic[R]):
         # Who is not there any more is about to give its claim up.
         return math.inf if resource is None else resource.created, uid
 
-    def __contains__(self, uid: str) -> bool:
-        return uid in self._of
-
     def on(self, name: Hashable) -> list[str]:
         """Return who claims a name, in order of the uids."""
         return sorted(self._rivals(name))
@@ -91,22 +159,38 @@ class Roster(Generic[R]):
     ) -> None:
         self._get: Callable[[str], R | None] = get
         self._stream_of: Callable[[R], Hashable | None] = stream_of
-        self._ports: _Claims[R] = _Claims(get)
+        self._ports: _Ports[R] = _Ports()
         self._streams: _Claims[R] = _Claims(get)
 
     def change(self, change: Change[R]) -> set[str]:
         """Take in a change; return the uids whose standing may be another now."""
-        uid, new = change.uid, change.new
-        concerned = self._ports.claim(uid, None if new is None else new.key)
+        concerned = {change.uid}
+        if change.old is not None:
+            concerned.update(rival.uid for rival in self._ports.remove(change.old))
+        if change.new is not None:
+            concerned.update(rival.uid for rival in self._ports.add(change.new))
         for rival in sorted(concerned):
-            concerned = concerned | self._claim_stream(rival)
+            concerned |= self._claim_stream(rival)
         return concerned
 
     def _claim_stream(self, uid: str) -> set[str]:
         resource = self._get(uid)
-        if resource is None or self._ports.holder_over(uid) != uid:
-            return self._streams.claim(uid, None)
-        return self._streams.claim(uid, self._stream_of(resource))
+        held = resource is not None and self.port_rival(uid) is None
+        return self._streams.claim(uid, self._stream_of(resource) if resource and held else None)
+
+    def on(self, key: PortKey) -> tuple[R, ...]:
+        """Return who claims a port, in order of their age: the first holds it."""
+        return self._ports.on(key)
+
+    def of_pe(self, pe: PeKey) -> list[R]:
+        """Return all that claim ports of a PE, in order of their uids."""
+        found = (one for claimants in self._ports.of_pe(pe) for one in claimants)
+        return sorted(found, key=lambda one: one.uid)
+
+    def holders(self, pe: PeKey) -> list[R]:
+        """Return the resources that hold a PE's ports, in order of the ports."""
+        found = (claimants[0] for claimants in self._ports.of_pe(pe))
+        return sorted(found, key=lambda one: one.key.port)
 
     def claimants(self, stream: Hashable) -> list[str]:
         """Return who claims a stream name and holds a port, in order of the uids."""
@@ -118,8 +202,9 @@ class Roster(Generic[R]):
 
     def port_rival(self, uid: str) -> str | None:
         """Return who holds the resource's port instead of it, or None."""
-        holder = self._ports.holder_over(uid)
-        return None if holder == uid else holder
+        resource = self._get(uid)
+        holders = () if resource is None else self._ports.on(resource.key)[:1]
+        return next((holder.uid for holder in holders if holder.uid != uid), None)
 
     def stream_rival(self, uid: str) -> str | None:
         """Return who holds the resource's stream id instead of it, or None."""
@@ -128,6 +213,5 @@ class Roster(Generic[R]):
 
     def takes_part(self, uid: str) -> bool:
         """Say whether a resource is there and holds what it claims."""
-        return (
-            uid in self._ports and self.port_rival(uid) is None and self.stream_rival(uid) is None
-        )
+        present = self._get(uid) is not None
+        return present and self.port_rival(uid) is None and self.stream_rival(uid) is None

@@ -17,7 +17,7 @@ until the feed is known to have caught up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -74,6 +74,10 @@ class Shelf(Generic[R]):
     def __len__(self) -> int:
         return len(self._held)
 
+    def uids(self) -> Iterable[str]:
+        """Return the uids of all, in no order."""
+        return self._held.keys()
+
     def get(self, uid: str) -> R | None:
         """Return a resource, or None."""
         held = self._held.get(uid)
@@ -89,7 +93,7 @@ class Shelf(Generic[R]):
         self._reach(version)
         held = self._held.get(resource.uid)
         if held is not None:
-            return [] if version <= held.seen else self._replace(held, resource, version)
+            return [] if version <= held.seen else self._put(self._seen(resource, version))
         if version <= self._listed_at or resource.uid in self._gone:
             return []
         return self._admit(resource, version)
@@ -103,22 +107,22 @@ class Shelf(Generic[R]):
                 self._bury(resource.uid, version)
                 return []
             changes += self._drop(known[1], version)
-        self._put(resource, version, seen=version)
-        changes.append(Change(uid=resource.uid, old=None, new=resource))
-        return changes
+        return changes + self._put(self._seen(resource, version))
 
-    def _put(self, resource: R, version: int, *, seen: int) -> None:
-        self._held[resource.uid] = _Held(
-            resource=resource, version=version, seen=seen, session=self._session
-        )
+    def _seen(self, resource: R, version: int) -> _Held[R]:
+        return _Held(resource=resource, version=version, seen=version, session=self._session)
+
+    def _put(self, fresh: _Held[R]) -> list[Change[R]]:
+        """Hold a resource, and what is known of it; an equal one stays the same object."""
+        resource = fresh.resource
+        held = self._held.get(resource.uid)
+        old = None if held is None else held.resource
+        if old == resource:
+            fresh.resource = old
+        self._held[resource.uid] = fresh
         if resource.name:
-            self._names[(resource.key.namespace, resource.name)] = (version, resource.uid)
-
-    def _replace(self, held: _Held[R], resource: R, version: int) -> list[Change[R]]:
-        old = held.resource
-        same = old == resource
-        self._put(old if same else resource, version, seen=version)
-        return [] if same else [Change(uid=resource.uid, old=old, new=resource)]
+            self._names[(resource.key.namespace, resource.name)] = (fresh.version, resource.uid)
+        return [] if old == resource else [Change(uid=resource.uid, old=old, new=resource)]
 
     def remove(self, uid: str, version: int) -> list[Change[R]]:
         """Take in that a resource went at a version; return what that changed."""
@@ -168,14 +172,21 @@ class Shelf(Generic[R]):
         self._reached = 0
         self.stale = True
 
-    def relist(self, entries: Iterable[tuple[R, int]], version: int) -> list[Change[R]]:
-        """Take in a consistent list; return what that changed."""
-        listed = {resource.uid: (resource, own) for resource, own in entries}
+    def relist(self, entries: Iterable[tuple[R, int]], version: int) -> Iterator[Change[R]]:
+        """Take in a consistent list, one by one as what that changes is asked for, to the end.
+
+        A list at the start of a broker is long: nothing is kept twice of it.
+        """
+        listed: dict[str, _Held[R]] = {
+            resource.uid: _Held(resource=resource, version=own, seen=max(own, version), session=0)
+            for resource, own in entries
+        }
         if self._restored(listed, version):
             self.lost()
-        changes = self._leave_out(listed, version)
-        for resource, own in listed.values():
-            changes += self._take_listed(resource, own, version)
+        for uid in self._missing(listed, version):
+            yield from self._drop(uid, version)
+        for fresh in listed.values():
+            yield from self._take_listed(fresh, version)
         self._gone = {
             uid: grave for uid, grave in self._gone.items() if self._buried_after(uid, version)
         }
@@ -188,36 +199,32 @@ class Shelf(Generic[R]):
         self._reached = max(self._reached, version)
         self.point = self._reached if self.stale else max(self.point, self._reached)
         self.synced, self.stale = True, False
-        return changes
 
-    def _restored(self, listed: dict[str, tuple[R, int]], version: int) -> bool:
+    def _restored(self, listed: Mapping[str, _Held[R]], version: int) -> bool:
         if version < self._listed_at:
             return True
-        for uid, (_, own) in listed.items():
+        for uid, fresh in listed.items():
             held = self._held.get(uid)
-            if held is not None and own < held.version <= version:
+            if held is not None and fresh.version < held.version <= version:
                 return True
         return False
 
-    def _leave_out(self, listed: dict[str, tuple[R, int]], version: int) -> list[Change[R]]:
-        missing = [
+    def _missing(self, listed: Container[str], version: int) -> list[str]:
+        return [
             uid
             for uid, held in self._held.items()
             if uid not in listed and (held.seen <= version or held.session < self._session)
         ]
-        return [change for uid in missing for change in self._drop(uid, version)]
 
-    def _take_listed(self, resource: R, own: int, version: int) -> list[Change[R]]:
-        uid = resource.uid
+    def _take_listed(self, fresh: _Held[R], version: int) -> list[Change[R]]:
+        uid = fresh.resource.uid
         held = self._held.get(uid)
         if held is not None and held.session == self._session and held.version > version:
             return []
-        if self._buried_after(uid, version) or self._outlived(resource, version):
+        if self._buried_after(uid, version) or self._outlived(fresh.resource, version):
             return []
-        old = None if held is None else held.resource
-        same = old == resource
-        self._put(resource, own, seen=max(own, version))
-        return [] if same else [Change(uid=uid, old=old, new=resource)]
+        fresh.session = self._session
+        return self._put(fresh)
 
     def _outlived(self, resource: R, version: int) -> bool:
         """Say whether another resource of the name was seen after a version, or seen to go."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 from streambroker_core.board.events import (
     Action,
@@ -37,6 +38,7 @@ from streambroker_core.board.shelf import Change
 from streambroker_core.board.views import (
     ACCEPTED,
     export_status,
+    fault_of,
     import_status,
     route_of,
     view_of,
@@ -99,10 +101,13 @@ class Board:
         self._versions: dict[PeKey, bytes] = {}
         self._left: set[PeKey] = set()
         self._marks = Marks(self._exports, self.registration)
+        # What is wrong with Imports by themselves: told once, while their texts are read.
+        self._faults: dict[str, Status] = {}
         # All others are accepted, and match nothing.
         self._statuses: dict[tuple[Kind, str], Status] = {}
+        # What may be another since it was settled; all is, the first time.
         self._dirty: set[PeKey] = set()
-        self._dirty_statuses: set[tuple[Kind, str]] = set()
+        self._dirty_statuses: dict[Kind, set[str]] = {"Export": set(), "Import": set()}
         self._new: set[tuple[Kind, str]] = set()
         # Pairs whose route is another since views were settled, and the route as it was.
         self._moved: dict[tuple[str, str], Route | None] = {}
@@ -122,9 +127,17 @@ class Board:
 
         Nothing is seen of what lies between them: a route that is there before and after goes on.
         """
+        return list(self.orders(events))
+
+    def orders(self, events: Iterable[Event]) -> Iterator[Action]:
+        """Do what `handle_all` does, as the orders are asked for one by one, to the last.
+
+        The first list of a broker calls for one per resource and PE, which are never all there.
+        """
         for event in events:
             self._take(event)
-        return self._settle() if self.synced else []
+        if self.synced:
+            yield from self._settle()
 
     def _take(self, event: Event) -> None:
         match event:
@@ -139,7 +152,7 @@ class Board:
             case Synced():
                 self._synced(event)
             case FeedLost(kind=kind):
-                (self._exports if kind == "Export" else self._imports).shelf.lost()
+                self._side(kind).shelf.lost()
             case CaughtUp(version=version):
                 self._forget(version)
             case AgentRegistered() | PeDeclared() | PeWithdrawn():
@@ -147,10 +160,10 @@ class Board:
 
     def _synced(self, event: Synced) -> None:
         if event.kind == "Export":
-            exports = [(r, version) for r, version in event.listed if isinstance(r, Export)]
+            exports = cast("Iterable[tuple[Export, int]]", event.listed)
             self._export_changes(self._exports.shelf.relist(exports, event.version))
         else:
-            imports = [(r, version) for r, version in event.listed if isinstance(r, Import)]
+            imports = cast("Iterable[tuple[Import, int]]", event.listed)
             self._import_changes(self._imports.shelf.relist(imports, event.version))
 
     def _agent(self, event: AgentRegistered | PeDeclared | PeWithdrawn) -> None:
@@ -171,7 +184,7 @@ class Board:
             self._withdrawn[pe] = event.version
             if not self._exports.of_pe(pe) and not self._imports.of_pe(pe):
                 self._left.add(pe)
-        self._dirty.add(pe)
+        self._touch(pe)
         self._marks.doubt(self._exports.of_pe(pe))
         for uid in self._exports.of_pe(pe):
             self._mark_importers(uid)
@@ -179,7 +192,11 @@ class Board:
     def _know(self, pe: PeKey) -> None:
         self._left.discard(pe)
         self._versions.setdefault(pe, b"")
-        self._dirty.add(pe)
+        self._touch(pe)
+
+    def _touch(self, pe: PeKey) -> None:
+        if self._settled:
+            self._dirty.add(pe)
 
     def _forget(self, version: int) -> None:
         """Forget who was gone at a version that all feeds have passed."""
@@ -192,7 +209,7 @@ class Board:
         for uid in self._exports.outcomes_of(export_uid):
             peer = self._imports.shelf.get(uid)
             if peer is not None:
-                self._dirty.add(peer.key.owner)
+                self._touch(peer.key.owner)
 
     def _export_changes(self, changes: Iterable[Change[Export]]) -> None:
         concerned: dict[str, Export | None] = {}
@@ -231,6 +248,7 @@ class Board:
                 gone = change.old if uid == change.uid else concerned.get(uid)
                 concerned[uid] = self._imports.shelf.get(uid) or gone
                 self._mark("Import", uid, change)
+                self._note_fault(uid)
                 import_ = self._imports.taking_part(uid)
                 if import_ is None:
                     self._matcher.remove_import(uid)
@@ -244,6 +262,14 @@ class Board:
                 self._mark("Export", peer)
                 if was is not now:
                     self._move(self._exports.shelf.get(peer), import_, was, now)
+
+    def _note_fault(self, uid: str) -> None:
+        import_ = self._imports.shelf.get(uid)
+        fault = None if import_ is None else fault_of(import_)
+        if fault is None:
+            self._faults.pop(uid, None)
+        else:
+            self._faults[uid] = fault
 
     def _move(
         self,
@@ -271,21 +297,22 @@ class Board:
         """
         most = 2 * len(uids) > len(self._imports.shelf)
         if not most or len(uids) * _DEARER < len(self._exports.shelf):
-            return [(uid, self._matcher.matches_of_import(uid)) for uid in uids]
-        found: dict[str, dict[str, Outcome]] = {uid: {} for uid in uids}
+            return ((uid, self._matcher.matches_of_import(uid)) for uid in uids)
+        found: dict[str, dict[str, Outcome]] = {}
         for export in self._exports.shelf:
             for uid, outcome in self._matcher.matches_of_export(export.uid).items():
-                if uid in found:
-                    found[uid][export.uid] = outcome
-        return found.items()
+                if uid in uids:
+                    found.setdefault(uid, {})[export.uid] = outcome
+        return ((uid, found.get(uid, {})) for uid in uids)
 
     def _mark(
         self, kind: Kind, uid: str, change: Change[Export] | Change[Import] | None = None
     ) -> None:
-        self._dirty_statuses.add((kind, uid))
+        if self._settled:
+            self._dirty_statuses[kind].add(uid)
         if self._settled and change is not None and change.uid == uid and change.old is None:
             self._new.add((kind, uid))
-        side = self._exports if kind == "Export" else self._imports
+        side = self._side(kind)
         seen = [side.shelf.get(uid)]
         if change is not None:
             seen += [change.old, change.new]
@@ -293,23 +320,25 @@ class Board:
             if resource is not None:
                 self._know(resource.key.owner)
 
+    def _side(self, kind: Kind) -> Half[Any]:
+        return self._exports if kind == "Export" else self._imports
+
     # ---- what comes out --------------------------------------------------
 
-    def _settle(self) -> list[Action]:
-        actions: list[Action] = []
+    def _settle(self) -> Iterator[Action]:
         self._marks.settle()
         moved = self._moved_by_pe()
-        for pe in sorted(self._dirty, key=_pe_order):
-            actions += self._settle_view(pe, moved.get(pe, ()))
-        for kind, uid in sorted(self._dirty_statuses):
-            actions += self._settle_status(kind, uid)
+        for pe in sorted(self._dirty if self._settled else self._versions, key=_pe_order):
+            yield from self._settle_view(pe, moved.get(pe, ()))
+        for kind, uids in self._dirty_statuses.items():
+            for uid in sorted(uids if self._settled else self._side(kind).shelf.uids()):
+                yield from self._settle_status(kind, uid)
+            uids.clear()
         self._dirty.clear()
         self._left.clear()
-        self._dirty_statuses.clear()
         self._new.clear()
         self._moved.clear()
         self._settled = True
-        return actions
 
     def _moved_by_pe(self) -> dict[PeKey, list[Moved]]:
         """Return what became of routes, by the exporter's PE."""
@@ -357,7 +386,7 @@ class Board:
         after = (
             export_status(uid, self._exports, self._imports)
             if kind == "Export"
-            else import_status(uid, self._exports, self._imports)
+            else import_status(uid, self._exports, self._imports, self._faults.get(uid))
         )
         before = self._statuses.pop((kind, uid), ACCEPTED)
         if after is None:
@@ -453,12 +482,12 @@ class Board:
 
     def takes_part(self, kind: Kind, uid: str) -> bool:
         """Say whether a resource is there and holds what it claims."""
-        side = self._exports if kind == "Export" else self._imports
+        side = self._side(kind)
         return side.roster.takes_part(uid)
 
     def standing_by(self, kind: Kind) -> set[str]:
         """Return the uids of all that are there and do not hold what they claim."""
-        side = self._exports if kind == "Export" else self._imports
+        side = self._side(kind)
         return side.roster.standing_by()
 
     def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
@@ -471,12 +500,12 @@ class Board:
 
     def get(self, kind: Kind, uid: str) -> Resource | None:
         """Return a resource by its uid."""
-        side = self._exports if kind == "Export" else self._imports
+        side = self._side(kind)
         return side.shelf.get(uid)
 
     def named(self, kind: Kind, namespace: str, name: str) -> str | None:
         """Return the uid of the resource that a new one of this name would replace."""
-        side = self._exports if kind == "Export" else self._imports
+        side = self._side(kind)
         return side.shelf.named(namespace, name)
 
     @property
@@ -499,12 +528,12 @@ class Board:
 
     def outcomes(self, kind: Kind, uid: str) -> Mapping[str, Outcome]:
         """Return matches and near refusals of a resource, by the other side's uid."""
-        side = self._exports if kind == "Export" else self._imports
+        side = self._side(kind)
         return dict(side.outcomes_of(uid))
 
     def routes_of(self, kind: Kind, uid: str) -> list[Route]:
         """Return a resource's routes, in order of the other side's port."""
-        side = self._exports if kind == "Export" else self._imports
+        side = self._side(kind)
         peers = side.met(uid).peers()
         pairs = ((uid, peer) if kind == "Export" else (peer, uid) for peer in peers)
         found = (self._route(*pair) for pair in pairs)

@@ -184,15 +184,15 @@ def export_status(uid: str, exports: Half[Export], imports: Half[Import]) -> Sta
     return _accepted(exports.met(uid), imports, ())
 
 
-def import_status(uid: str, exports: Half[Export], imports: Half[Import]) -> Status | None:
-    """Return what there is to say about an Import; None where it is not there."""
+def import_status(
+    uid: str, exports: Half[Export], imports: Half[Import], fault: Status | None
+) -> Status | None:
+    """Return what there is to say about an Import with some fault; None where it is not there."""
     import_ = imports.shelf.get(uid)
     if import_ is None:
         return None
     met = imports.met(uid)
-    refused = _port_taken(uid, imports)
-    if refused is None and (import_.streams or not met.matches):
-        refused = _invalid(import_)
+    refused = _port_taken(uid, imports) or fault
     if refused is not None:
         return refused
     pairs = _refused(met, exports)
@@ -219,7 +219,8 @@ def _accepted(met: Met, other: Half[R], refused: tuple[RefusedPair, ...]) -> Sta
     return Status(matches=met.matches, peers=tuple(islice(matched, MAX_PEERS)), refused=refused)
 
 
-def _invalid(import_: Import) -> Status | None:
+def fault_of(import_: Import) -> Status | None:
+    """Return what is wrong with an Import by itself, whatever there is to import."""
     problem = expression_problem(import_.subscription, "subscription") or filter_problem(
         import_.filter, import_.schema
     )

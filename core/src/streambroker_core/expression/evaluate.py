@@ -34,6 +34,7 @@ _NUMBER, _TEXT, _BOOLEAN = "number", "text", "boolean"
 KINDS: dict[type, str] = {int: _NUMBER, float: _NUMBER, str: _TEXT, bool: _BOOLEAN}
 """What may be compared with what."""
 _EQUALITIES = ("==", "!=")
+_LISTS = (list, tuple)
 _MOST_FORMS = 4096
 _FORMS: dict[tuple[Any, ...], Code] = {}
 
@@ -174,9 +175,9 @@ class _Compiler:
 
     def _comparison(self, node: tree.Comparison) -> Code:
         op = node.op
-        if isinstance(node.left, tree.Name) and isinstance(node.right, tree.LITERALS):
-            kind = KINDS[type(node.right.value)]
-            return _column_and_literal(op, node.left.name, kind, self._take(node.right.value))
+        if isinstance(node.right, tree.LITERALS):
+            left, kind = self.value(node.left), KINDS[type(node.right.value)]
+            return _with_literal(op, left, kind, self._take(node.right.value))
         left, right = self.value(node.left), self.value(node.right)
         return lambda row, literals: compare(op, left(row, literals), right(row, literals))
 
@@ -197,7 +198,7 @@ def compare(op: str, left: Any, right: Any) -> Truth:
 def member(item: Any, container: Any) -> Truth:
     """Tell whether a value is in a list; an element that is None may be any value."""
     kind = KINDS.get(type(item))
-    if kind is None or not isinstance(container, list | tuple):
+    if kind is None or not isinstance(container, _LISTS):
         return None
     unsure = False
     for element in container:
@@ -254,7 +255,7 @@ def _truth(fetch: Value) -> Code:
     return test
 
 
-def _column_and_literal(op: str, name: str, kind: str, place: int) -> Code:
+def _with_literal(op: str, left: Value, kind: str, place: int) -> Code:
     """Return the common comparison, without the calls the general one makes."""
     types = tuple(type_ for type_, word in KINDS.items() if word == kind)
     if kind == _BOOLEAN and op not in _EQUALITIES:
@@ -262,7 +263,7 @@ def _column_and_literal(op: str, name: str, kind: str, place: int) -> Code:
     operation = COMPARE[op]
 
     def test(row: Row, literals: Literals) -> Truth:
-        found = row.get(name)
+        found = left(row, literals)
         return operation(found, literals[place]) if type(found) in types else None
 
     return test
@@ -298,7 +299,7 @@ def _topic(place: int) -> Code:
 def _element(name: str, index: int) -> Value:
     def fetch(row: Row, literals: Literals) -> Any:
         values = row.get(name)
-        if isinstance(values, list | tuple) and 0 <= index < len(values):
+        if isinstance(values, _LISTS) and 0 <= index < len(values):
             return values[index]
         return None
 

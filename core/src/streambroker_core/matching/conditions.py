@@ -94,14 +94,14 @@ def facts_of(properties: Properties) -> Facts:
     facts: dict[Attribute, tuple[Any, ...]] = {}
     for name, value in properties.items():
         kind = KINDS.get(type(value))
-        if kind is None:
-            if isinstance(value, _LISTS) and (kind := kind_of_value(value[0]) if value else None):
-                facts[name, "in " + kind] = tuple(dict.fromkeys(value))
-            continue
-        facts[name, kind] = (value,)
-        if kind == "text" and name == tree.TOPIC_PROPERTY:
-            for number, level in enumerate(str(value).split("/")):
-                facts[name, f"level {number}"] = (level,)
+        if kind is not None:
+            facts[name, kind] = (value,)
+        elif isinstance(value, _LISTS) and value and (kind := KINDS.get(type(value[0]))):
+            facts[name, "in " + kind] = tuple(dict.fromkeys(value))
+    topic = properties.get(tree.TOPIC_PROPERTY)
+    if isinstance(topic, str):
+        for number, level in enumerate(topic.split("/")):
+            facts[tree.TOPIC_PROPERTY, f"level {number}"] = (level,)
     return facts
 
 

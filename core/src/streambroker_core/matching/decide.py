@@ -80,12 +80,13 @@ def match(export: Export, import_: Import, test: Test | None = None) -> Outcome:
             otherwise the text is read.
     """
     return (
-        _audience(export, import_)
-        or _interest(export, import_, test)
-        or _filter(export, import_)
-        or _columns(export, import_)
-        or _connected(export, import_)
+        _audience(export, import_) or _interest(export, import_, test) or connect(export, import_)
     )
+
+
+def connect(export: Export, import_: Import) -> Outcome:
+    """Decide how a pair is connected that may see and wants each other."""
+    return _filter(export, import_) or _columns(export, import_) or _connected(export, import_)
 
 
 def in_reach(export: Export, import_: Import) -> bool:

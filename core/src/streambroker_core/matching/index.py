@@ -11,6 +11,7 @@ from streambroker_core.expression.evaluate import Code, Literals, Row, Truth, co
 from streambroker_core.matching.conditions import Alternatives, Facts, alternatives_of, facts_of
 from streambroker_core.matching.decide import (
     Outcome,
+    connect,
     expression_problem,
     in_reach,
     is_near,
@@ -102,13 +103,13 @@ class IndexMatcher:
             newest, facts = self._newest
             for want in self._wants.fitting(facts if newest is export else facts_of(properties)):
                 # What this leaves out, `match` refuses, and not as a near miss.
-                code = want.code
+                code, import_ = want.code, want.import_
                 if (
                     code is not None
                     and code(properties, want.literals) is True
-                    and in_reach(export, want.import_)
+                    and in_reach(export, import_)
                 ):
-                    _keep(found, want.import_.uid, match(export, want.import_, want.test))
+                    _keep(found, import_.uid, connect(export, import_))
         for want in self._wants.named(export.stream_id):
             _keep(found, want.import_.uid, match(export, want.import_))
         return found
@@ -125,8 +126,12 @@ class IndexMatcher:
         for uid in self._offers.fitting(alternatives.each):
             export = exports[uid]
             properties = export.properties
-            if properties is not None and code(properties, literals) is True:
-                _keep(found, uid, match(export, import_, subscription.test))
+            if (
+                properties is not None
+                and code(properties, literals) is True
+                and in_reach(export, import_)
+            ):
+                _keep(found, uid, connect(export, import_))
         return found
 
 

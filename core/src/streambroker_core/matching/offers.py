@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Set
 from typing import Any, TypeAlias
 
 from streambroker_core.matching.conditions import (
@@ -49,8 +49,7 @@ class Offers:
         if export.stream_id is not None:
             self._streams.setdefault(export.stream_id, set()).add(export.uid)
         facts = facts_of(export.properties or {})
-        for attribute, values in facts.items():
-            self._add(attribute, values, export.uid)
+        self._add(facts, export.uid)
         return facts
 
     def remove(self, uid: str) -> None:
@@ -67,31 +66,26 @@ class Offers:
             for value in values:
                 self._drop(attribute, value, uid)
 
-    def _add(self, attribute: Attribute, values: Iterable[Any], uid: str) -> None:
-        holders = self._holders.get(attribute)
-        if holders is None:
-            holders = self._holders[attribute] = {}
-        if attribute[1] == "number":
-            self._count_numbers(attribute[0], holders, values)
-        for value in values:
-            known = holders.get(value)
-            if known is None:
-                holders[value] = uid
-            elif isinstance(known, set):
-                known.add(uid)
-            else:
-                holders[value] = {known, uid}
-
-    def _count_numbers(
-        self, name: str, holders: Mapping[Any, _Uids], values: Iterable[Any]
-    ) -> None:
-        numbers = self._numbers.get(name)
-        if numbers is None:
-            numbers = self._numbers[name] = Ordered()
-        for value in values:
-            numbers.uses += 1
-            if value not in holders:
-                numbers.add(value)
+    def _add(self, facts: Facts, uid: str) -> None:
+        for attribute, values in facts.items():
+            holders = self._holders.get(attribute)
+            if holders is None:
+                holders = self._holders[attribute] = {}
+                if attribute[1] == "number":
+                    self._numbers[attribute[0]] = Ordered()
+            numbers = self._numbers[attribute[0]] if attribute[1] == "number" else None
+            if numbers is not None:
+                numbers.uses += len(values)
+            for value in values:
+                known = holders.get(value)
+                if known is None:
+                    holders[value] = uid
+                    if numbers is not None:
+                        numbers.add(value)
+                elif isinstance(known, set):
+                    known.add(uid)
+                else:
+                    holders[value] = {known, uid}
 
     def _drop(self, attribute: Attribute, value: Any, uid: str) -> None:
         holders = self._holders[attribute]
