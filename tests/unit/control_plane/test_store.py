@@ -127,11 +127,11 @@ def test_everything_is_there_after_opening_again(tmp_path: Path) -> None:
     store = Store(path)
     kept = [store.put(resource) for resource in (export_of(), import_of(filter="a == 1"))]
     store.register(pe("feed"), registration())
-    secret, version, pes = store.secret, store.version, store.pes()
+    secret, version, pes = store.secret, store.version, list(store.pes())
     store.close()
     again = Store(path)
 
-    assert (again.secret, again.version, again.pes()) == (secret, version, pes)
+    assert (again.secret, again.version, list(again.pes())) == (secret, version, pes)
     assert len(secret) == 32
     for stored in kept:
         found = again.get(kind_of(stored.resource), stored.resource.key)
