@@ -176,8 +176,11 @@ class _Compiler:
     def _comparison(self, node: tree.Comparison) -> Code:
         op = node.op
         if isinstance(node.right, tree.LITERALS):
-            left, kind = self.value(node.left), KINDS[type(node.right.value)]
-            return _with_literal(op, left, kind, self._take(node.right.value))
+            types = _types(KINDS[type(node.right.value)], op)
+            if isinstance(node.left, tree.Name):
+                return _column_and_literal(op, node.left.name, types, self._take(node.right.value))
+            left = self.value(node.left)
+            return _value_and_literal(op, left, types, self._take(node.right.value))
         left, right = self.value(node.left), self.value(node.right)
         return lambda row, literals: compare(op, left(row, literals), right(row, literals))
 
@@ -255,15 +258,30 @@ def _truth(fetch: Value) -> Code:
     return test
 
 
-def _with_literal(op: str, left: Value, kind: str, place: int) -> Code:
-    """Return the common comparison, without the calls the general one makes."""
-    types = tuple(type_ for type_, word in KINDS.items() if word == kind)
+def _types(kind: str, op: str) -> tuple[type, ...]:
+    """Return the types of what can be compared with something of a kind."""
     if kind == _BOOLEAN and op not in _EQUALITIES:
-        return lambda row, literals: None
+        return ()
+    return tuple(type_ for type_, word in KINDS.items() if word == kind)
+
+
+def _value_and_literal(op: str, left: Value, types: tuple[type, ...], place: int) -> Code:
+    """Return a comparison without the calls that the general one makes."""
     operation = COMPARE[op]
 
     def test(row: Row, literals: Literals) -> Truth:
         found = left(row, literals)
+        return operation(found, literals[place]) if type(found) in types else None
+
+    return test
+
+
+def _column_and_literal(op: str, name: str, types: tuple[type, ...], place: int) -> Code:
+    """Return the commonest comparison, with one call less."""
+    operation = COMPARE[op]
+
+    def test(row: Row, literals: Literals) -> Truth:
+        found = row.get(name)
         return operation(found, literals[place]) if type(found) in types else None
 
     return test

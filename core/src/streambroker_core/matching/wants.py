@@ -14,9 +14,9 @@ that every Export has to try. `Figures` tells how long that list is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, combinations, product
+from math import floor, frexp, isfinite
 from typing import Any, NamedTuple, TypeAlias
 
 from streambroker_core.expression.evaluate import Code, Literals, Row, Truth
@@ -219,8 +219,9 @@ class Wants:
         for name, grids in self._grids.items():
             values = facts.get((name, "number"))
             if values is not None:
+                number = values[0]
                 for attribute, grid in grids.items():
-                    cell = _cell(values[0], grid.scale)
+                    cell = _cell(number, grid.scale)
                     if cell is not None:
                         cells[attribute] = (cell,)
         return cells
@@ -306,7 +307,7 @@ def _cells(between: Between) -> tuple[Attribute, tuple[int, ...]] | None:
         return None
     low, high = float(between.low), float(between.high)
     width = high - low
-    exponent = max(math.frexp(width)[1] - 1, _NARROWEST) if math.isfinite(width) else _WIDEST + 1
+    exponent = max(frexp(width)[1] - 1, _NARROWEST) if isfinite(width) else _WIDEST + 1
     scale = _scale(exponent)
     first, last = _cell(low, scale), _cell(high, scale)
     if exponent > _WIDEST or first is None or last is None:
@@ -321,5 +322,7 @@ def _scale(exponent: int) -> float:
 
 def _cell(number: float, scale: float) -> int | None:
     """Return the cell that a number is in; None if it is too far out."""
-    scaled = float(number) * scale
-    return math.floor(scaled) if math.isfinite(scaled) else None
+    try:
+        return floor(number * scale)
+    except (OverflowError, ValueError):
+        return None
