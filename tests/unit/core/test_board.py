@@ -177,6 +177,20 @@ def test_of_two_resources_of_one_age_the_lower_uid_holds_the_port() -> None:
     assert [route.import_uid for route in board.routes()] == ["a"]
 
 
+def test_of_three_on_the_only_port_of_a_pe_each_follows_the_one_before() -> None:
+    board = board_of(*(export_of(uid=uid, created=float(n)) for n, uid in enumerate("abc")))
+    held, waiting = [], []
+    for version, uid in enumerate("abc", 11):
+        view = board.view(FEED)
+        assert view is not None
+        held.append(view.exports["trades"].uid)
+        waiting.append(board.standing_by("Export"))
+        board.handle(ExportRemoved(uid=uid, version=version))
+
+    assert held == ["a", "b", "c"]
+    assert waiting == [{"b", "c"}, {"c"}, set()]
+
+
 def test_a_stream_id_is_given_once_per_application_and_job() -> None:
     app = {"name": "app"}
     old = export_of("feed/one", uid="old", created=1.0, streamId="s", application=app)
@@ -232,6 +246,29 @@ def test_a_filter_that_no_matched_export_can_use_is_not_accepted() -> None:
     assert status is not None
     assert (status.accepted, status.reason) == (False, "FilterInvalid")
     assert "size" in status.message
+
+
+def test_an_import_is_accepted_once_its_text_is_right() -> None:
+    board = board_of(export_of(), import_of(uid="i", subscription="kind =="))
+    wrong = board.status("Import", "i")
+    actions = board.handle(ImportApplied(import_=import_of(uid="i"), version=11))
+    right = board.status("Import", "i")
+
+    assert wrong is not None
+    assert right is not None
+    assert (wrong.accepted, wrong.reason) == (False, "SubscriptionInvalid")
+    assert (right.accepted, right.matches) == (True, 1)
+    assert StatusChanged(kind="Import", uid="i") in actions
+
+
+def test_what_a_board_begins_with_is_told_all_even_of_what_is_merely_accepted() -> None:
+    lonely = export_of(uid="x", properties={"kind": "nobody wants this"})
+    board = Board()
+    board.handle(Synced(kind="Export", listed=((lonely, 1),), version=1))
+    actions = board.handle(Synced(kind="Import", listed=(), version=1))
+
+    assert StatusChanged(kind="Export", uid="x") in actions
+    assert [a.pe for a in actions if isinstance(a, RoutesChanged)] == [FEED]
 
 
 def test_a_view_shows_at_most_twenty_refused_pairs() -> None:
