@@ -19,6 +19,7 @@ from streambroker_core.board import (
     StatusChanged,
     Synced,
 )
+from streambroker_core.matching import import_filter_problem
 from support.resources import board_of, export_of, import_of, pe, registration
 
 PRICE = [{"name": "price", "type": "double"}]
@@ -225,6 +226,7 @@ def test_pairs_that_fail_for_the_filter_are_shown_to_the_importer() -> None:
     board = board_of(
         export_of("a/p", schema=PRICE),
         export_of("b/p", allowFilter=False),
+        export_of("c/p"),
         import_of(filter="size == 1"),
     )
     view = board.view(ALERTS)
@@ -246,6 +248,20 @@ def test_a_filter_that_no_matched_export_can_use_is_not_accepted() -> None:
     assert status is not None
     assert (status.accepted, status.reason) == (False, "FilterInvalid")
     assert "size" in status.message
+
+
+def test_an_export_that_forbids_filters_says_nothing_of_whether_one_is_valid() -> None:
+    text = [{"name": "price", "type": "string"}]
+    exports = export_of("a/p", allowFilter=False), export_of("b/p", allowFilter=True, schema=text)
+    import_ = import_of(uid="i", filter="price > 1.0")
+    board = board_of(*exports, import_)
+    status, problem = board.status("Import", "i"), import_filter_problem(import_, exports)
+
+    assert status is not None
+    assert problem is not None
+    assert (status.accepted, status.reason) == (False, "FilterInvalid")
+    assert status.message == str(problem)
+    assert [pair.reason for pair in status.refused] == ["FilterForbidden", "FilterInvalid"]
 
 
 def test_an_import_is_accepted_once_its_text_is_right() -> None:

@@ -196,16 +196,22 @@ def import_status(
     if refused is not None:
         return refused
     pairs = _refused(met, exports)
-    if import_.schema is None and not met.matches and _all_invalid(met):
-        return Status(
-            accepted=False, reason="FilterInvalid", message=pairs[0].message, refused=pairs
-        )
+    invalid = None if import_.schema is not None or met.matches else _invalid_filter(met)
+    if invalid is not None:
+        return Status(accepted=False, reason="FilterInvalid", message=invalid, refused=pairs)
     return _accepted(met, exports, pairs)
 
 
-def _all_invalid(met: Met) -> bool:
-    words = {outcome.reason for outcome in met.outcomes.values() if isinstance(outcome, Refusal)}
-    return words == {"FilterInvalid"}
+def _invalid_filter(met: Met) -> str | None:
+    """Return why the first Export that allows filters cannot use this one; None if it can."""
+    return next(
+        (
+            outcome.message
+            for _, outcome in met.each()
+            if isinstance(outcome, Refusal) and outcome.reason == "FilterInvalid"
+        ),
+        None,
+    )
 
 
 ACCEPTED = Status()
