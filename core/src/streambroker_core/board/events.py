@@ -62,7 +62,7 @@ class PeDeclared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeWithdrawn:
-    """A PE is gone for good: forget its agent, and the PE once it has no port left."""
+    """A PE is gone for good: forget its agent, and the PE if it has no port left."""
 
     pe: PeKey
     version: int = 0

@@ -219,7 +219,7 @@ class Board:
                     self._mark("Import", peer)
                     self._move(change.old, self._imports.shelf.get(peer), was, None)
             for uid in sorted(self._exports.enter(change)):
-                gone = change.old if uid == change.uid else concerned.get(uid)
+                gone = change.old if uid == change.uid else None
                 concerned[uid] = self._exports.shelf.get(uid) or gone
                 self._mark("Export", uid, change)
                 export = self._exports.taking_part(uid)
@@ -245,7 +245,7 @@ class Board:
                     self._mark("Export", peer)
                     self._move(self._exports.shelf.get(peer), change.old, was, None)
             for uid in sorted(self._imports.enter(change)):
-                gone = change.old if uid == change.uid else concerned.get(uid)
+                gone = change.old if uid == change.uid else None
                 concerned[uid] = self._imports.shelf.get(uid) or gone
                 self._mark("Import", uid, change)
                 self._note_fault(uid)

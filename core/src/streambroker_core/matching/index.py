@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.expression.evaluate import Code, Literals, Row, Truth, code_of
+from streambroker_core.expression.evaluate import Code, Literals, code_of
 from streambroker_core.matching.conditions import Alternatives, Facts, alternatives_of, facts_of
 from streambroker_core.matching.decide import (
     Outcome,
@@ -146,10 +146,6 @@ class _Subscription(NamedTuple):
     code: Code
     literals: Literals
     alternatives: Alternatives
-
-    def test(self, row: Row) -> Truth:
-        """Return what it says of normalised properties."""
-        return self.code(row, self.literals)
 
 
 def _subscription(import_: Import) -> _Subscription | None:

@@ -19,7 +19,7 @@ from itertools import chain, combinations, product
 from math import floor, frexp, isfinite
 from typing import Any, NamedTuple, TypeAlias
 
-from streambroker_core.expression.evaluate import Code, Literals, Row, Truth
+from streambroker_core.expression.evaluate import Code, Literals
 from streambroker_core.matching.conditions import (
     Alternative,
     Attribute,
@@ -59,10 +59,6 @@ class Want:
         self.literals = literals
         self.places: tuple[Any, ...] = ()
         self.cut = False
-
-    def test(self, row: Row) -> Truth:
-        """Return what the subscription says of normalised properties."""
-        return None if self.code is None else self.code(row, self.literals)
 
 
 _Bucket: TypeAlias = "Want | set[Want]"
