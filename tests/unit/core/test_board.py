@@ -327,6 +327,17 @@ def test_a_pe_is_forgotten_when_it_is_withdrawn() -> None:
     assert board.view(FEED) is None
 
 
+def test_a_withdrawal_that_is_told_again_does_not_forget_a_pe_that_came_back() -> None:
+    board, export = board_of(), export_of()
+    withdrawn = PeWithdrawn(pe=FEED, version=5)
+    board.handle(withdrawn)
+    board.handle(ExportApplied(export=export, version=11))
+    board.handle(ExportRemoved(uid=export.uid, version=12))
+
+    assert board.handle(withdrawn) == []
+    assert board.view(FEED) is not None
+
+
 def test_withdrawing_a_pe_with_resources_takes_its_location_away() -> None:
     board = board_of(export_of(), import_of())
     board.handle(AgentRegistered(pe=FEED, registration=registration()))

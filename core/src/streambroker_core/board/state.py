@@ -173,7 +173,8 @@ class Board:
             return
         known = self._agents.get(pe)
         last = self._withdrawn.get(pe, self._caught_up) if known is None else known.version
-        if event.version < last:
+        told = isinstance(event, PeWithdrawn) and self._withdrawn.get(pe) == event.version
+        if event.version < last or told:
             return
         if isinstance(event, AgentRegistered):
             self._withdrawn.pop(pe, None)
