@@ -22,7 +22,9 @@ from cold_start import write
 from measure import Figures, Settings, quantile
 
 from streambroker_core.expression import parse
+from streambroker_core.expression.evaluate import Test
 from streambroker_core.matching import IndexMatcher, Outcome, is_near, match
+from streambroker_core.matching.wants import Want
 from streambroker_core.model import Import, Kind, PeKey, PortKey, Resource
 from streambroker_core.wire.manifest import read_spec
 from streambroker_operator.hinting import HintSender
@@ -56,7 +58,7 @@ class Scan:
 
     def __init__(self, index: IndexMatcher) -> None:
         self._exports = list(index._offers.exports.values())
-        self._imports = [(want.import_, want.test) for want in index._imports.values()]
+        self._imports = [(want.import_, _test_of(want)) for want in index._imports.values()]
 
     def outcomes_for(self, asked: Resource) -> Mapping[str, Outcome]:
         """Return matches and near refusals by uid."""
@@ -73,6 +75,11 @@ class Scan:
             for one, test in self._imports
             if test(properties) is True and is_near(outcome := match(asked, one, test))
         }
+
+
+def _test_of(want: Want) -> Test:
+    code, literals = want.code, want.literals
+    return lambda row: None if code is None else code(row, literals)
 
 
 class Bench:
