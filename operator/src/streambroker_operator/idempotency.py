@@ -119,8 +119,11 @@ class Answered:
         """Keep an answer, and forget the old ones.
 
         This is not flushed: after a loss of power the change has its name, without the answer.
+        Of a refusal that is too long nothing is kept: nothing was done, so it is asked anew.
         """
         kept = len(body) <= MAX_BODY and self._has_room(len(body))
+        if status >= 400 and not kept:
+            return
         try:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("BEGIN IMMEDIATE")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.idempotency import KEPT_S, RequestName
+from streambroker_operator.idempotency import KEPT_S, MAX_BODY, RequestName
+from streambroker_operator.rest import apply, whatif
+from streambroker_operator.rest.whatif import Proposed
 from streambroker_operator.store import Store
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.resources import export_of, port
@@ -47,6 +51,42 @@ async def test_a_refusal_is_the_answer_to_its_repetition_too(rest: Rest) -> None
 
     assert (first.status, first.code) == (404, "UnknownPE")
     assert (again.status, again.body, again.headers["Replayed"]) == (404, first.body, "true")
+
+
+async def test_a_long_refusal_is_no_success_when_it_is_asked_for_again(rest: Rest) -> None:
+    wrong = {"z" * 9_000: 1}
+    await rest("PUT", X, EXPORT)
+    first = await rest("PUT", X, wrong, Request_Id="long")
+    again = await rest("PUT", X, wrong, Request_Id="long")
+
+    assert len(str(first.body)) > MAX_BODY
+    assert (first.status, again.status, again.body) == (422, 422, first.body)
+
+
+async def test_a_repetition_that_overtakes_the_answer_waits_for_it(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rest("PUT", X, EXPORT)
+    begun, go_on = asyncio.Event(), threading.Event()
+    loop, read = asyncio.get_running_loop(), whatif.read_proposal
+
+    def held(document: object, namespace: str) -> Proposed:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(10.0)
+        return read(document, namespace)
+
+    monkeypatch.setattr(apply, "read_proposal", held)
+    gone = {"delete": [{"kind": "Export", "job": "feed", "port": "trades"}]}
+    sent = [asyncio.ensure_future(rest("POST", "/apply", gone, Request_Id="a"))]
+    await begun.wait()
+    sent.append(asyncio.ensure_future(rest("POST", "/apply", gone, Request_Id="a")))
+    for _ in range(5):
+        await rest("GET", X)
+    go_on.set()
+    first, again = await asyncio.gather(*sent)
+
+    assert (first.status, again.status, again.body) == (200, 200, first.body)
+    assert ("Replayed" in first.headers, again.headers.get("Replayed")) == (False, "true")
 
 
 async def test_a_request_id_stands_for_one_request(rest: Rest) -> None:

@@ -33,7 +33,7 @@ from streambroker_operator.rest.authentication import (
     identify,
 )
 from streambroker_operator.rest.conditions import conditional
-from streambroker_operator.rest.idempotency import replay
+from streambroker_operator.rest.idempotency import UNDER_WAY, replay
 from streambroker_operator.rest.limits import (
     GAUGES,
     Gauges,
@@ -97,6 +97,7 @@ def create_app(
     app[GAUGES] = Gauges(Limits() if limits is None else limits)
     app[SNAPSHOTS] = snapshots_of(runtime)
     app[TURNS] = Turns()
+    app[UNDER_WAY] = {}
     app[PICTURES] = Gallery(runtime)
     app[whatif.FORECASTS] = whatif.Forecasts(app[GAUGES].limits)
     app[reports.REPORTS] = reports.Reports()

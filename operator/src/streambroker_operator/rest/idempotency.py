@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import re
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 
@@ -25,6 +27,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SAME = ("If-Match", "If-None-Match", "Content-Type")
 _KEPT = ("ETag", "Content-Type", "Cache-Control")
+
+UNDER_WAY = web.AppKey("under_way", dict[tuple[str, str], asyncio.Future[None]])
+"""The named requests that are not answered yet, by caller and id; done with the answer."""
 
 _log = logging.getLogger("streambroker.rest")
 
@@ -46,13 +51,33 @@ async def replay(request: web.Request, handler: Handler) -> web.StreamResponse:
             "Request-Id has to be 1 to 64 letters, digits, dots, underscores and hyphens.",
         )
     name = RequestName(principal=request[PRINCIPAL], id=id_, digest=await _digest(request))
+    async with _alone(request.app[UNDER_WAY], (name.principal, name.id)):
+        return await _once(request, handler, name)
+
+
+@asynccontextmanager
+async def _alone(
+    under_way: dict[tuple[str, str], asyncio.Future[None]], key: tuple[str, str]
+) -> AsyncIterator[None]:
+    """Wait until no request of this name is under way; be the one that is."""
+    while key in under_way:
+        await asyncio.wait([under_way[key]])
+    done = under_way[key] = asyncio.get_running_loop().create_future()
+    try:
+        yield
+    finally:
+        del under_way[key]
+        done.set_result(None)
+
+
+async def _once(request: web.Request, handler: Handler, name: RequestName) -> web.StreamResponse:
     answered = request.app[RUNTIME].answered
     known = answered.find(name)
     if known is not None and known.digest != name.digest:
         raise RequestError(
             422,
             "RequestIdReused",
-            f"Request-Id {id_} stood for another request less than 10 minutes ago.",
+            f"Request-Id {name.id} stood for another request less than 10 minutes ago.",
         )
     if known is not None and (again := _again(request, known)) is not None:
         return again
