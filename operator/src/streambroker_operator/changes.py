@@ -58,6 +58,7 @@ class Follower:
     def __init__(self, place: int, end: int) -> None:
         self.place = place
         self._caught_up_at = end
+        self._woken_at = place
         self._news: asyncio.Future[None] | None = None
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -68,11 +69,15 @@ class Follower:
 
     def tell(self, number: int) -> None:
         """Note that there is a new event."""
+        if self._news is not None:
+            # It has nothing to read: what one change brings at once is not its being slow.
+            self._woken_at = number
+            if not self._news.done():
+                self._news.set_result(None)
+            return
         allowed = BEHIND if self.place >= self._caught_up_at else KEPT_EVENTS + BEHIND
-        if number - self.place > allowed:
+        if number - max(self.place, self._woken_at) > allowed:
             self.let_go()
-        elif self._news is not None and not self._news.done():
-            self._news.set_result(None)
 
     def let_go(self) -> None:
         """End it."""
@@ -83,7 +88,10 @@ class Follower:
     async def news(self, timeout_s: float) -> bool:
         """Return when there is a new event or it is let go; False where time is up before."""
         self._news = asyncio.get_running_loop().create_future()
-        done, _ = await asyncio.wait([self._news], timeout=timeout_s)
+        try:
+            done, _ = await asyncio.wait([self._news], timeout=timeout_s)
+        finally:
+            self._news = None
         return bool(done)
 
 

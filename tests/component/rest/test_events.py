@@ -379,3 +379,23 @@ async def test_a_reader_that_is_too_slow_is_reset_and_closed_and_delays_nobody(
     assert set(told) == {"export", "pe"}
     assert b"event: reset" in said
     assert said.count(b"event: export") < 250
+
+
+async def test_a_reader_at_pace_gets_all_that_one_change_brings(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "BEHIND", 40)
+    body = {"apiVersion": "streambroker.io/v1alpha1", "kind": "Export"}
+    jobs = [f"j{number}" for number in range(60)]
+    specs = [{"job": job, "pe": 0, "port": "x", "properties": {"k": 1}} for job in jobs]
+    documents = [{**body, "metadata": {"name": spec["job"]}, "spec": spec} for spec in specs]
+    async with following(rest) as stream:
+        for _ in range(2):
+            await rest("PUT", X, EXPORT)
+            await rest("DELETE", X)
+            await stream.events(4)
+        assert (await rest("POST", "/apply", {"resources": documents})).status == 200
+        told = await stream.events(2 * len(jobs))
+
+    assert {name for name, _ in told} == {"export", "pe"}
+    assert [data["object"]["spec"]["job"] for name, data in told if name == "export"] == jobs
