@@ -134,6 +134,14 @@ async def test_whatever_is_read_has_an_etag_and_is_not_sent_again(rest: Rest) ->
         assert unlike.code == "ConditionFailed", path
 
 
+async def test_a_resource_that_gets_a_name_is_sent_again(rest: Rest) -> None:
+    etag = (await rest("GET", X)).headers["ETag"]
+    await merge(rest, X, {"metadata": {"name": "prices"}})
+    again = await rest("GET", X, If_None_Match=etag)
+
+    assert (again.status, again.body["metadata"]["name"]) == (200, "prices")
+
+
 async def test_the_etag_of_a_list_changes_with_what_is_listed(rest: Rest) -> None:
     for path in ("/exports", "/routes"):
         etag = (await rest("GET", path)).headers["ETag"]

@@ -1,7 +1,7 @@
 """ETags, and what ``If-Match`` and ``If-None-Match`` ask of them.
 
 A port's own ETag is ``"<uid>.<generation>"``: it names the spec. Where an answer
-shows the status, too, a hash of that follows after ``+``; a condition on a change
+shows name and status, too, a hash of them follows after ``+``; a condition on a change
 looks at the part before it, because a status changes without anybody's doing.
 """
 
@@ -27,8 +27,9 @@ def etag_of(resource: Resource) -> str:
 
 
 def shown_etag(resource: Resource, status: Any) -> str:
-    """Return the ETag of an answer that shows a resource with its status."""
-    return f'"{resource.uid}.{resource.generation}+{digest(status)[:16]}"'
+    """Return the ETag of an answer that shows a resource with its name and its status."""
+    more = digest([resource.name, status])[:16]
+    return f'"{resource.uid}.{resource.generation}+{more}"'
 
 
 def tags(header: str | None) -> set[str]:
