@@ -87,6 +87,31 @@ async def test_a_name_that_nothing_has_is_not_waited_for(rest: Rest, words: list
     assert "There is no " in said
 
 
+@pytest.mark.parametrize("words", [["get", "-w", "-o", "name"], ["watch"]])
+async def test_a_port_is_watched_in_the_namespace_that_its_name_says(
+    rest: Rest, words: list[str]
+) -> None:
+    path = "/job/feed/pe/0/export/quotes?namespace=lab"
+    await rest("PUT", path, EXPORT)
+    async with running(rest.url, *words, "lab/feed/0/quotes") as process:
+        line = asyncio.ensure_future(process.line())
+        while not line.done():
+            await rest("PATCH", path, {"allowFilter": False})
+            await rest("PATCH", path, {"allowFilter": True})
+            await asyncio.wait([line], timeout=0.05)
+
+    assert "quotes" in line.result()
+
+
+async def test_one_namespace_is_watched_or_all(rest: Rest) -> None:
+    await rest("PUT", "/job/feed/pe/0/export/quotes?namespace=lab", EXPORT)
+    async with running(rest.url, "get", "-w", "lab/feed/0/quotes", "feed/0/trades") as process:
+        code, said = await process.end()
+
+    assert code == 2
+    assert "-A" in said
+
+
 async def test_a_port_without_a_route_is_waited_for(rest: Rest) -> None:
     async with running(rest.url, "get", "routes", "feed/0/trades", "-w", "-o", "name") as process:
         await rest("PUT", I, IMPORT)

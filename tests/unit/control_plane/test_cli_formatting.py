@@ -425,6 +425,20 @@ def test_a_broker_that_refuses_to_be_followed_is_not_asked_again() -> None:
         next(follow(caller, "lab"))
 
 
+def test_a_stream_that_breaks_before_its_first_id_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Breaking(Lists):
+        def open(self, *_: object, **__: object) -> Any:
+            return contextlib.nullcontext(breaking(b""))
+
+    monkeypatch.setattr(cli_events, "RETRY_S", 0.0)
+    caller: Any = Breaking()
+    events = follow(caller, "default")
+
+    assert [next(events).name for _ in range(2)] == ["reset", "reset"]
+
+
 class Flaky:
     """A broker that is away for a while; each answer is a stream of one event that breaks."""
 

@@ -168,7 +168,7 @@ def find(caller: Caller, target: Target, namespace: str) -> list[tuple[str, list
     Raises:
         RequestError: nothing has that name; the message names the nearest that there is.
     """
-    where = _where(target, namespace)
+    where = namespace_in(target, namespace)
     at_port = _at_port(caller, target, where)
     if at_port:
         return at_port
@@ -182,7 +182,7 @@ def find(caller: Caller, target: Target, namespace: str) -> list[tuple[str, list
     raise missing(target, where, known)
 
 
-def _where(target: Target, namespace: str) -> str:
+def namespace_in(target: Target, namespace: str) -> str:
     """Return the namespace that a name says, or the one that is asked about."""
     name = target.name or ""
     whole = 2 if target.kinds == ("pes",) else 3

@@ -80,7 +80,7 @@ def follow(caller: Caller, namespace: str) -> Iterator[Event]:
     while True:
         try:
             with caller.open("GET", "/events", last=last, namespace=namespace) as answer:
-                if not opened:
+                if not last:
                     yield Event(name=RESET)
                 opened, away = True, False
                 for event in read_events(answer):

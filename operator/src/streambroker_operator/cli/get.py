@@ -20,6 +20,7 @@ from streambroker_operator.cli.addresses import (
     chosen,
     find,
     names_of,
+    namespace_in,
     read_targets,
 )
 from streambroker_operator.cli.client import Caller
@@ -159,7 +160,7 @@ def _get_on(
     matches: Callable[[Item], bool],
 ) -> int:
     """Show the lists, then each change, until interrupted."""
-    namespace = namespace_of(options)
+    namespace = _watched(targets, namespace_of(options))
     _check_names(caller, targets, namespace)
     sheets = {
         kind: _Sheet(kind, options, titled=len(_kinds(targets)) > 1) for kind in _kinds(targets)
@@ -175,6 +176,20 @@ def _get_on(
         elif event.kind in sheets and _wanted(event, targets) and matches(event.item):
             sheets[event.kind].go_on(event)
     return OK
+
+
+def _watched(targets: Sequence[Target], namespace: str) -> str:
+    """Return the namespace that names say, or the one that is asked about.
+
+    Raises:
+        UsageError: they say several.
+    """
+    found = {namespace_in(target, namespace) for target in targets}
+    if namespace == "*":
+        return namespace
+    if len(found) > 1:
+        raise UsageError("Name what is of one namespace, or watch all of them with -A.")
+    return found.pop()
 
 
 def _check_names(caller: Caller, targets: Sequence[Target], namespace: str) -> None:
@@ -252,9 +267,10 @@ class _Sheet:
 
 def _watch(options: argparse.Namespace) -> int:
     targets, caller = read_targets(options.words), caller_of(options)
-    _check_names(caller, targets, namespace_of(options))
+    namespace = _watched(targets, namespace_of(options))
+    _check_names(caller, targets, namespace)
     begun = False
-    for event in follow(caller, namespace_of(options)):
+    for event in follow(caller, namespace):
         if event.name == RESET:
             if begun:
                 sys.stderr.write("streambroker: events were missed; `streambroker get` lists all\n")
