@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from streambroker_operator import changes
+from streambroker_operator.rest import events
 from streambroker_operator.rest.limits import Limits
 from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
@@ -399,3 +400,20 @@ async def test_a_reader_at_pace_gets_all_that_one_change_brings(
 
     assert {name for name, _ in told} == {"export", "pe"}
     assert [data["object"]["spec"]["job"] for name, data in told if name == "export"] == jobs
+
+
+async def test_a_reader_of_a_quiet_namespace_goes_on_though_others_were_busy(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "KEPT_EVENTS", 20)
+    monkeypatch.setattr(events, "UNTOLD", 5)
+    async with following(rest, "lab") as stream:
+        for _ in range(15):
+            await rest("PUT", X, EXPORT)
+            await rest("DELETE", X)
+        while int(stream.last.partition(".")[2]) < 50:
+            await asyncio.wait_for(stream.block(), 10.0)
+    async with following(rest, "lab", last=stream.last) as stream:
+        await rest("PUT", X + "?namespace=lab", EXPORT)
+
+        assert kinds([await stream.event()]) == [("export", "ADDED")]

@@ -8,7 +8,7 @@ what it has missed. Where that is not kept any more, and where a reader is too s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 
 from aiohttp import web
@@ -25,6 +25,8 @@ AT_ONCE = 256
 """How many events go into one piece."""
 PARTING_S = 30.0
 """How long a slow reader may take to read what is on its way to it, in seconds."""
+UNTOLD = 1_000
+"""After how many events of other namespaces a reader is told how far it has got."""
 RETRY_MS = 1_000
 """After how long a reader whose connection broke comes back, in milliseconds."""
 
@@ -77,6 +79,7 @@ class _Stream:
         self._response = response
         self._changes = changes
         self._namespace = namespace
+        self._told = changes.count
 
     async def run(self, keepalive_s: float) -> None:
         """Send events until one of the two goes."""
@@ -103,12 +106,23 @@ class _Stream:
             if found is None:
                 break
             if found:
-                await self._send(follower, _piece(self._changes, selected(found, self._namespace)))
+                await self._send(follower, self._piece(found))
                 follower.place = found[-1].number
             elif not await follower.news(keepalive_s):
                 await self._send(follower, b": still here\n\n")
         known = still_known(self._request)
         await self._part("the reader is too slow" if known else "the token has gone")
+
+    def _piece(self, found: Sequence[Change]) -> bytes:
+        """Return what a reader gets of some events; of many that are not its own, their end."""
+        end = found[-1].number
+        mine = selected(found, self._namespace)
+        if mine:
+            self._told = mine[-1].number
+        elif end - self._told >= UNTOLD:
+            self._told = end
+            return _id(self._changes, end)
+        return b"".join(_event(self._changes.id_of(one.number), one.name, one.data) for one in mine)
 
     async def _send(self, follower: Follower, piece: bytes) -> None:
         """Send a piece, unless the reader is let go meanwhile."""
@@ -147,8 +161,9 @@ class _Stream:
         return _event(self._changes.id_of(self._changes.count), "reset", data)
 
 
-def _piece(changes: ChangeLog, found: Iterable[Change]) -> bytes:
-    return b"".join(_event(changes.id_of(one.number), one.name, one.data) for one in found)
+def _id(changes: ChangeLog, number: int) -> bytes:
+    """Return a block that is no event: whoever comes back goes on after this number."""
+    return f"id: {changes.id_of(number)}\n\n".encode()
 
 
 def _event(id_: str, name: str, data: bytes) -> bytes:
