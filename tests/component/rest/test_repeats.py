@@ -174,6 +174,20 @@ async def test_a_deletion_whose_answer_was_lost_with_the_broker_is_done(tmp_path
         assert (answer.status, answer.headers["Replayed"]) == (204, "true")
 
 
+async def test_a_lost_answer_to_a_deletion_is_not_of_what_came_after(tmp_path: Path) -> None:
+    db = tmp_path / "broker.db"
+    async with running_broker(db) as (_, client):
+        await client("PUT", X, EXPORT)
+        await client("DELETE", X, Request_Id="port")
+        await client("PUT", X, EXPORT)
+    without_answer(db)
+    async with running_broker(db) as (_, client):
+        again = await client("DELETE", X, Request_Id="port")
+        left = await client("GET", X)
+
+    assert (again.status, again.body, left.status) == (204, None, 200)
+
+
 async def test_registering_under_a_request_id_gives_the_key_every_time_and_keeps_it_nowhere(
     tmp_path: Path,
 ) -> None:

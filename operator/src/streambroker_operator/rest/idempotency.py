@@ -137,13 +137,18 @@ def _done(request: web.Request, known: Known) -> web.Response | None:
         return web.Response(status=204) if changed or request.method == "DELETE" else None
     runtime = request.app[RUNTIME]
     stored = runtime.stored(kind, port_of(request))
-    if stored is None:
+    gone = request.method == "DELETE" and _path(request) == PORTS[kind]
+    if stored is None or gone:
         return web.Response(status=204)
     routes = runtime.board.routes_of(kind, stored.resource.uid)
     return written_answer(Written(stored=stored, kept=tuple(routes)))
 
 
 def _kind_of(request: web.Request) -> Kind | None:
-    resource = request.match_info.route.resource
-    path = "" if resource is None else resource.canonical
+    path = _path(request)
     return next((kind for kind, port in PORTS.items() if path.startswith(port)), None)
+
+
+def _path(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return "" if resource is None else resource.canonical
