@@ -87,6 +87,21 @@ async def test_a_name_that_nothing_has_is_not_waited_for(rest: Rest, words: list
     assert "There is no " in said
 
 
+async def test_what_is_no_longer_asked_for_goes_and_may_come_back(rest: Rest) -> None:
+    words = ["get", "exports", "--match", "level == 7", "-w", "-o", "name"]
+    async with running(rest.url, *words) as process:
+        last = asyncio.ensure_future(process.line_with("-other added"))
+        while not last.done():  # it says nothing when it begins
+            await rest("PUT", "/job/feed/pe/0/export/other", {"properties": {"level": 7}})
+            await rest("DELETE", "/job/feed/pe/0/export/other")
+            await asyncio.wait([last], timeout=0.05)
+        for level in (7, 8, 9, 7):
+            await rest("PUT", X + "/property/level", level)
+        lines = [await process.line_with("-trades") for _ in range(3)]
+
+    assert [line.split()[-1] for line in lines] == ["added", "deleted", "added"]
+
+
 @pytest.mark.parametrize("words", [["get", "-w", "-o", "name"], ["watch"]])
 async def test_a_port_is_watched_in_the_namespace_that_its_name_says(
     rest: Rest, words: list[str]

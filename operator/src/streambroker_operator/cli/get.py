@@ -173,8 +173,8 @@ def _get_on(
                     sheets[kind].begin(
                         [item for item in chosen(kind, items, target.name) if matches(item)]
                     )
-        elif event.kind in sheets and _wanted(event, targets) and matches(event.item):
-            sheets[event.kind].go_on(event)
+        elif event.kind in sheets and _wanted(event, targets):
+            sheets[event.kind].go_on(event.change, event.item, asked=matches(event.item))
     return OK
 
 
@@ -229,9 +229,11 @@ class _Sheet:
             kind, wide=options.output == "wide", everywhere=options.all_namespaces
         )
         self._widths: list[int] = []
+        self._there: set[str] = set()
 
     def begin(self, items: Sequence[Item]) -> None:
         """Show what there is."""
+        self._there |= {self._identity(item) for item in items}
         if self._output not in ("table", "wide"):
             for item in items:
                 self._write("ADDED", item)
@@ -244,15 +246,37 @@ class _Sheet:
         if rows:
             say(table(rows, self._widths))
 
-    def go_on(self, event: Event) -> None:
-        """Show one change."""
+    def go_on(self, change: str, item: Item, *, asked: bool) -> None:
+        """Show one change; to whoever asks for a part, what leaves it is gone, what comes is new.
+
+        Args:
+            change: ADDED, MODIFIED or DELETED.
+            item: as it is now, or was before it went.
+            asked: whether it is asked for as it is now.
+        """
+        identity = self._identity(item)
+        known = identity in self._there
+        if change == "DELETED" or not asked:
+            if not known:
+                return
+            change = "DELETED"
+            self._there.discard(identity)
+        else:
+            change = "MODIFIED" if known else "ADDED"
+            self._there.add(identity)
+        self._show(change, item)
+
+    def _identity(self, item: Item) -> str:
+        return name_in(self._kind, item, True)
+
+    def _show(self, change: str, item: Item) -> None:
         if self._output not in ("table", "wide"):
-            self._write(event.change, event.item)
+            self._write(change, item)
             return
-        row = [event.change, *self._first, *self._layout.row(event.item)]
+        row = [change, *self._first, *self._layout.row(item)]
         self._widths = widths_of([row], self._widths)
         line = table([row], self._widths)
-        say(paint(line.rstrip("\n"), _COLOURS.get(event.change)) + "\n")
+        say(paint(line.rstrip("\n"), _COLOURS.get(change)) + "\n")
 
     def _write(self, change: str, item: Item) -> None:
         body = {"type": change, "object": with_kind(self._kind, item)}
