@@ -32,6 +32,7 @@ Kind: TypeAlias = Literal["Export", "Import"]
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,4}")
 _PORT = re.compile(r"[A-Za-z_][-A-Za-z0-9_]{0,62}")
 
 
@@ -112,7 +113,7 @@ def _label(text: str) -> str:
 
 
 def _pe(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 5) or int(text) > MAX_PE:
+    if _NUMBER.fullmatch(text) is None or int(text) > MAX_PE:
         raise ManifestError(path="", reason=f"{text!r} is not a PE number from 0 to {MAX_PE}")
     return int(text)
 

@@ -249,7 +249,7 @@ def test_a_spec_says_the_same_port_as_its_address() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "a/b", "a/b/c", "a/b/-1", "a/b/65536", "A/b/0", "a/b/\u0661"]
+    "text", ["", "a", "a/b", "a/b/c", "a/b/-1", "a/b/00", "a/b/65536", "A/b/0", "a/b/\u0661"]
 )
 def test_a_text_that_is_no_pe_is_refused(text: str) -> None:
     with pytest.raises(ManifestError):
