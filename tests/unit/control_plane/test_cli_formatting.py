@@ -14,7 +14,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_operator.cli import errors, options, terminal, top
 from streambroker_operator.cli import events as cli_events
 from streambroker_operator.cli.addresses import Target, names_of, read_targets
-from streambroker_operator.cli.events import Event, differences, follow, read_events
+from streambroker_operator.cli.events import Event, follow, read_events
 from streambroker_operator.cli.explain import read_pair
 from streambroker_operator.cli.forecast import painted
 from streambroker_operator.cli.tables import shown, table
@@ -357,66 +357,8 @@ def resource(uid: str, level: int = 0) -> dict[str, Any]:
     return {"metadata": {"uid": uid}, "spec": {"level": level}}
 
 
-def test_two_lists_give_the_events_that_lead_from_one_to_the_other() -> None:
-    route = {"export": "x", "import": "i", "policy": "wait"}
-    before = {
-        ("exports", "1"): resource("1"),
-        ("exports", "2"): resource("2"),
-        ("imports", "3"): resource("3"),
-        ("routes", "x i"): route,
-        ("routes", "y i"): {**route, "export": "y"},
-        ("routes", "s i"): {**route, "export": "s"},
-    }
-    after = {
-        ("exports", "1"): resource("1"),
-        ("exports", "2"): resource("2", 5),
-        ("exports", "4"): resource("4"),
-        ("routes", "x i"): {**route, "policy": "drop"},
-        ("routes", "z i"): {**route, "export": "z"},
-        ("routes", "s i"): {**route, "export": "s"},
-    }
-    found = [(e.name, e.change, e.item) for e in differences(before, after)]
-
-    assert found == [
-        ("import", "DELETED", resource("3")),
-        ("route-cut", "DELETED", {**route, "export": "y"}),
-        ("export", "MODIFIED", resource("2", 5)),
-        ("export", "ADDED", resource("4")),
-        ("route-changed", "MODIFIED", {**route, "policy": "drop"}),
-        ("route-added", "ADDED", {**route, "export": "z"}),
-    ]
-
-
-class Lists:
-    """A broker of a release without events: it has lists only."""
-
-    def __init__(self) -> None:
-        self.exports: list[dict[str, Any]] = []
-
-    def open(self, *_: object, **__: object) -> Any:
-        raise RequestError(404, "NotFound", "There is nothing at /events.")
-
-    def items(self, path: str, **_: str) -> list[dict[str, Any]]:
-        return self.exports if path == "/exports" else []
-
-
-def test_a_broker_without_events_is_asked_for_its_lists_again_and_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cli_events, "POLL_S", 0.0)
-    lists = Lists()
-    caller: Any = lists
-    events = follow(caller, "default")
-    first = next(events)
-    lists.exports = [resource("1")]
-    second = next(events)
-
-    assert first.name == "reset"
-    assert (second.name, second.change) == ("export", "ADDED")
-
-
 def test_a_broker_that_refuses_to_be_followed_is_not_asked_again() -> None:
-    class Refusing(Lists):
+    class Refusing:
         def open(self, *_: object, **__: object) -> Any:
             raise RequestError(403, "NotYours", "Not yours.")
 
@@ -428,7 +370,7 @@ def test_a_broker_that_refuses_to_be_followed_is_not_asked_again() -> None:
 def test_a_stream_that_breaks_before_its_first_id_begins_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Breaking(Lists):
+    class Breaking:
         def open(self, *_: object, **__: object) -> Any:
             return contextlib.nullcontext(breaking(b""))
 

@@ -1,4 +1,4 @@
-"""Follow a broker's events: by SSE, or by comparing lists where a broker has no events."""
+"""Follow a broker's events."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streambroker_operator.cli.addresses import KINDS
 from streambroker_operator.cli.client import Caller
 from streambroker_operator.errors import RequestError
 
-POLL_S = 2.0
-"""Pause between two lists of a broker without events, in seconds."""
 RETRY_S = 1.0
 """Pause before a lost stream is opened again, in seconds."""
 EVENTS = {
@@ -88,8 +85,6 @@ def follow(caller: Caller, namespace: str) -> Iterator[Event]:
                     if event.name:
                         yield event
         except RequestError as error:
-            if not opened and error.code in ("NotFound", "MethodNotAllowed"):
-                yield from _compared(caller, namespace)
             if not opened or error.status not in (0, 429, 503):
                 raise
             if not away:
@@ -125,52 +120,3 @@ def _event(fields: Mapping[str, list[str]]) -> Event:
         data=data if isinstance(data, dict) else {},
         id=fields.get("id", [""])[-1],
     )
-
-
-def _compared(caller: Caller, namespace: str) -> Iterator[Event]:
-    before = _listed(caller, namespace)
-    yield Event(name=RESET)
-    while True:
-        time.sleep(POLL_S)
-        after = _listed(caller, namespace)
-        yield from differences(before, after)
-        before = after
-
-
-def _listed(caller: Caller, namespace: str) -> dict[tuple[str, str], Item]:
-    return {
-        (kind, _identity(kind, item)): item
-        for kind in KINDS
-        for item in caller.items(f"/{kind}", namespace=namespace)
-    }
-
-
-def _identity(kind: str, item: Item) -> str:
-    if kind == "routes":
-        return f"{item['export']} {item['import']}"
-    if kind == "pes":
-        return f"{item['namespace']}/{item['job']}/{item['pe']}"
-    return str(item["metadata"]["uid"])
-
-
-def differences(
-    before: Mapping[tuple[str, str], Item], after: Mapping[tuple[str, str], Item]
-) -> Iterator[Event]:
-    """Yield the events that lead from one set of lists to another; both by kind and identity."""
-    words = {kind: name for name, kind in EVENTS.items() if kind != "routes"}
-    for (kind, identity), item in before.items():
-        if (kind, identity) not in after:
-            if kind == "routes":
-                yield Event(name="route-cut", data={"route": item})
-            else:
-                yield Event(name=words[kind], data={"type": "DELETED", "object": item})
-    for (kind, identity), item in after.items():
-        known = before.get((kind, identity))
-        if kind == "routes" and known is None:
-            yield Event(name="route-added", data={"route": item})
-        elif kind == "routes" and known is not None and known != item:
-            was = {name: value for name, value in known.items() if item.get(name) != value}
-            yield Event(name="route-changed", data={"route": item, "was": was})
-        elif kind != "routes" and known != item:
-            change = "ADDED" if known is None else "MODIFIED"
-            yield Event(name=words[kind], data={"type": change, "object": item})

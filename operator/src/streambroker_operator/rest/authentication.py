@@ -30,7 +30,7 @@ from streambroker_operator.auth import (
     refused_pe,
 )
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.requests import RUNTIME
+from streambroker_operator.rest.requests import RUNTIME, path_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -60,7 +60,7 @@ _REALM = {"WWW-Authenticate": 'Bearer realm="streambroker"'}
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let a request through whose caller is known."""
     _check_names(request)
-    caller = ANYBODY if _path(request) in OPEN else _caller(request)
+    caller = ANYBODY if path_of(request) in OPEN else _caller(request)
     request[CALLER] = caller
     request[PRINCIPAL] = caller.name
     return await handler(request)
@@ -158,7 +158,7 @@ def _check(request: web.Request, caller: Principal) -> None:
         return
     namespace = request.query.get("namespace", DEFAULT_NAMESPACE)
     job = request.match_info.get("job")
-    if caller.owns(namespace, job) or (caller.role == "job" and _path(request) in _SETS):
+    if caller.owns(namespace, job) or (caller.role == "job" and path_of(request) in _SETS):
         return
     if caller.role == "reader":
         raise not_yours(f"The token {caller.name!r} may read and change nothing; use another one.")
@@ -177,17 +177,12 @@ def not_yours(message: str) -> RequestError:
 
 def is_reading(request: web.Request) -> bool:
     """Say whether a request changes nothing."""
-    return request.method in _READING or (request.method == "POST" and _path(request) in _ASKING)
-
-
-def _path(request: web.Request) -> str:
-    resource = request.match_info.route.resource
-    return "" if resource is None else resource.canonical
+    return request.method in _READING or (request.method == "POST" and path_of(request) in _ASKING)
 
 
 def _namespaces(request: web.Request, caller: Principal) -> list[str]:
     """Return the namespaces that a caller has to read for what a request asks about."""
-    path = _path(request)
+    path = path_of(request)
     if not path.startswith("/api/subscriptions"):
         return []
     chosen = request.query.get("namespace", DEFAULT_NAMESPACE)

@@ -17,7 +17,7 @@ from streambroker_core.wire.canonical import canonical
 from streambroker_operator.errors import RequestError
 from streambroker_operator.idempotency import Known, RequestName
 from streambroker_operator.rest.authentication import PRINCIPAL, is_reading
-from streambroker_operator.rest.requests import RUNTIME, port_of, raw_body
+from streambroker_operator.rest.requests import RUNTIME, path_of, port_of, raw_body
 from streambroker_operator.rest.resources import PORTS
 from streambroker_operator.rest.responses import written_answer
 from streambroker_operator.runtime import Written
@@ -137,7 +137,7 @@ def _done(request: web.Request, known: Known) -> web.Response | None:
         return web.Response(status=204) if changed or request.method == "DELETE" else None
     runtime = request.app[RUNTIME]
     stored = runtime.stored(kind, port_of(request))
-    gone = request.method == "DELETE" and _path(request) == PORTS[kind]
+    gone = request.method == "DELETE" and path_of(request) == PORTS[kind]
     if stored is None or gone:
         return web.Response(status=204)
     routes = runtime.board.routes_of(kind, stored.resource.uid)
@@ -145,10 +145,5 @@ def _done(request: web.Request, known: Known) -> web.Response | None:
 
 
 def _kind_of(request: web.Request) -> Kind | None:
-    path = _path(request)
+    path = path_of(request)
     return next((kind for kind, port in PORTS.items() if path.startswith(port)), None)
-
-
-def _path(request: web.Request) -> str:
-    resource = request.match_info.route.resource
-    return "" if resource is None else resource.canonical

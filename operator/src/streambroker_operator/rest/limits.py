@@ -22,7 +22,7 @@ from streambroker_core.model import Kind, PeKey, PortKey
 from streambroker_operator.auth import ANYBODY
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.authentication import CALLER, PRINCIPAL, is_reading
-from streambroker_operator.rest.requests import PE
+from streambroker_operator.rest.requests import PE, path_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -315,9 +315,7 @@ def _callers(request: web.Request) -> list[str]:
 
 
 def _repeated(request: web.Request) -> bool:
-    resource = request.match_info.route.resource
-    path = "" if resource is None else resource.canonical
-    return request.method == "PUT" and path in (PE, PE + "/report")
+    return request.method == "PUT" and path_of(request) in (PE, PE + "/report")
 
 
 @web.middleware

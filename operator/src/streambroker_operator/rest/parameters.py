@@ -15,6 +15,7 @@ from aiohttp import web
 
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.description import description
+from streambroker_operator.rest.requests import path_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -26,8 +27,7 @@ async def described(request: web.Request, handler: Handler) -> web.StreamRespons
     Raises:
         RequestError: 400 `QueryInvalid`.
     """
-    resource = request.match_info.route.resource
-    known = _known("" if resource is None else resource.canonical, request.method)
+    known = _known(path_of(request), request.method)
     if known is not None:
         for name in request.query:
             _check(request, name, known)

@@ -45,6 +45,12 @@ _GZIP = 16 + zlib.MAX_WBITS
 _JSON = ("application/json", "application/merge-patch+json", "application/octet-stream")
 
 
+def path_of(request: web.Request) -> str:
+    """Return the path of a request as the router has it; empty where it has none."""
+    resource = request.match_info.route.resource
+    return "" if resource is None else resource.canonical
+
+
 def limit_of(request: web.Request, most: int) -> int | None:
     """Return ``?limit=``, from 1 to ``most``; None if it is not given.
 
