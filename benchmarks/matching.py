@@ -23,7 +23,8 @@ from measure import Figures, Settings, quantile
 
 from streambroker_core.expression import parse
 from streambroker_core.expression.evaluate import Test
-from streambroker_core.matching import IndexMatcher, Outcome, is_near, match
+from streambroker_core.matching import IndexMatcher, Outcome, is_near
+from streambroker_core.matching.decide import connect, in_reach
 from streambroker_core.matching.wants import Want
 from streambroker_core.model import Import, Kind, PeKey, PortKey, Resource
 from streambroker_core.wire.manifest import read_spec
@@ -67,13 +68,17 @@ class Scan:
             return {
                 one.uid: outcome
                 for one in self._exports
-                if test(one.properties or {}) is True and is_near(outcome := match(one, asked))
+                if test(one.properties or {}) is True
+                and in_reach(one, asked)
+                and is_near(outcome := connect(one, asked))
             }
         properties = asked.properties or {}
         return {
             one.uid: outcome
             for one, test in self._imports
-            if test(properties) is True and is_near(outcome := match(asked, one, test))
+            if test(properties) is True
+            and in_reach(asked, one)
+            and is_near(outcome := connect(asked, one))
         }
 
 

@@ -311,8 +311,8 @@ class Board:
     ) -> None:
         if self._settled:
             self._dirty_statuses[kind].add(uid)
-        if self._settled and change is not None and change.uid == uid and change.old is None:
-            self._new.add((kind, uid))
+            if change is not None and change.uid == uid and change.old is None:
+                self._new.add((kind, uid))
         side = self._side(kind)
         seen = [side.shelf.get(uid)]
         if change is not None:

@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias, get_args
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import Expression, check_filter, parse
-from streambroker_core.expression.evaluate import Test
 from streambroker_core.model import Export, Import, Policy, Properties
 from streambroker_core.schema import Schema, covers
 
@@ -67,21 +66,13 @@ Outcome: TypeAlias = Match | Refusal
 _PLAIN = {policy: Match(policy=policy) for policy in get_args(Policy)}
 
 
-def match(export: Export, import_: Import, test: Test | None = None) -> Outcome:
+def match(export: Export, import_: Import) -> Outcome:
     """Decide one pair; the first rule that fails gives the reason.
 
     The order of the rules is part of the answer: who may see it (namespace,
     scope), who wants it (names or subscription), how it is sent (filter, schema).
-
-    Args:
-        export: the one side.
-        import_: the other.
-        test: the decision of the Import's subscription, from who has it already;
-            otherwise the text is read.
     """
-    return (
-        _audience(export, import_) or _interest(export, import_, test) or connect(export, import_)
-    )
+    return _audience(export, import_) or _interest(export, import_) or connect(export, import_)
 
 
 def connect(export: Export, import_: Import) -> Outcome:
@@ -187,7 +178,7 @@ def _audience(export: Export, import_: Import) -> Refusal | None:
     )
 
 
-def _interest(export: Export, import_: Import, test: Test | None) -> Refusal | None:
+def _interest(export: Export, import_: Import) -> Refusal | None:
     if import_.streams:
         return _by_name(export, import_)
     text = import_.subscription
@@ -200,7 +191,7 @@ def _interest(export: Export, import_: Import, test: Test | None) -> Refusal | N
             reason="ExportedByName",
             message=f"{export.key} is exported by name, the import has a subscription",
         )
-    return _by_properties(export, export.properties, text, test)
+    return _by_properties(export, export.properties, text)
 
 
 def _by_name(export: Export, import_: Import) -> Refusal | None:
@@ -225,15 +216,11 @@ def _by_name(export: Export, import_: Import) -> Refusal | None:
     )
 
 
-def _by_properties(
-    export: Export, properties: Properties, text: str, test: Test | None
-) -> Refusal | None:
-    if test is None:
-        expression = parsed(text, "subscription")
-        if isinstance(expression, StreambrokerError):
-            return Refusal(reason="SubscriptionInvalid", message=str(expression))
-        test = expression.test
-    value = test(properties)
+def _by_properties(export: Export, properties: Properties, text: str) -> Refusal | None:
+    expression = parsed(text, "subscription")
+    if isinstance(expression, StreambrokerError):
+        return Refusal(reason="SubscriptionInvalid", message=str(expression))
+    value = expression.test(properties)
     if value is True:
         return None
     if value is False:
