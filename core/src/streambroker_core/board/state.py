@@ -378,8 +378,8 @@ class Board:
             RoutesChanged(pe=pe, version=after, new=not before, moved=tuple(moved))
         ]
         agent = self._agents.get(pe)
-        news = before or any(self.ports(pe))
-        if news and agent is not None and agent.registration.hint is not None:
+        heard = agent is not None and agent.registration.hint is not None
+        if heard and (before or any(self.ports(pe))):
             actions.append(Hint(pe=pe, version=after, point=self.point))
         return actions
 

@@ -6,7 +6,7 @@ and raises `ManifestError` with the path from the root of the document.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -70,15 +70,15 @@ class Fields:
         """Return the object's keys in order of the text."""
         return sorted(self._data)
 
-    def only(self, allowed: Iterable[str]) -> None:
+    def only(self, allowed: Collection[str]) -> None:
         """Refuse keys that are not in a list; the message shows the list.
 
         Raises:
             ManifestError: there is another key.
         """
-        known = sorted(allowed)
         for key in self._data:
-            if key not in known:
+            if key not in allowed:
+                known = sorted(allowed)
                 near = get_close_matches(key, known, n=1)
                 hint = f"; did you mean {near[0]}? Known" if near else "; known"
                 raise self.bad(key, f"is not known here{hint} are {', '.join(known)}")
