@@ -14,7 +14,8 @@
     │   └── FormatTooNewError      code FormatTooNew
     ├── TakenError                 code NameTaken or PortTaken: another resource has it
     ├── HintError                  code HintInvalid
-    └── CapabilityError            code CapabilityInvalid
+    ├── CapabilityError            code CapabilityInvalid
+    └── SignatureError             code SignatureInvalid
 
 All of these are the user's to mend: the text of each is a whole sentence that
 says where the fault is and what to write instead. ``code`` is the word that
@@ -199,3 +200,17 @@ class CapabilityError(StreambrokerError):
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
         super().__init__(f"Capability {reason}: {message}.")
+
+
+class SignatureError(StreambrokerError):
+    """A signed request that is not an agent's, or not for now.
+
+    Attributes:
+        reason: malformed, forged, out of time or repeated.
+    """
+
+    code = "SignatureInvalid"
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(f"Signature {reason}: {message}.")

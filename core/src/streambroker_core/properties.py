@@ -20,6 +20,9 @@ Value: TypeAlias = "bool | int | float | str | list[bool] | list[int | float] | 
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
+MAX_TEXT = 1024
+"""Characters of a text in a resource; Kubernetes counts characters there, not bytes."""
+MAX_ELEMENTS = 256
 RESERVED = frozenset({"true", "false", "in"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -47,6 +50,25 @@ def normalise(properties: Mapping[str, object]) -> dict[str, Value]:
         else:
             result[name] = _scalar(name, value)
     return result
+
+
+def oversized(properties: Mapping[str, Value]) -> PropertyError | None:
+    """Return what is too large for a resource, or None.
+
+    Args:
+        properties: normalised.
+    """
+    for name, value in properties.items():
+        if isinstance(value, list) and len(value) > MAX_ELEMENTS:
+            return PropertyError(
+                name, f"the list has {len(value)} elements, the limit is {MAX_ELEMENTS}"
+            )
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and len(text) > MAX_TEXT:
+                return PropertyError(
+                    name, f"a text has {len(text)} characters, the limit is {MAX_TEXT}"
+                )
+    return None
 
 
 def _check_name(name: object) -> None:

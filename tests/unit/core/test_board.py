@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from streambroker_core.board import (
     AgentRegistered,
@@ -15,9 +16,11 @@ from streambroker_core.board import (
     ImportApplied,
     PeDeclared,
     PeWithdrawn,
+    PointMoved,
     RoutesChanged,
     StatusChanged,
     Synced,
+    Unreadable,
 )
 from streambroker_core.matching import import_filter_problem
 from support.resources import board_of, export_of, import_of, pe, registration
@@ -399,3 +402,85 @@ def test_a_board_does_not_catch_up_backwards() -> None:
     board.handle(ExportApplied(export=export_of(), version=5))
 
     assert board.view(FEED) is None
+
+
+def unreadable(uid: str, version: int, name: str = "trades", **more: Any) -> Unreadable:
+    return Unreadable(
+        kind="Export",
+        uid=uid,
+        version=version,
+        namespace="default",
+        name=name,
+        code="ManifestInvalid",
+        problem="spec.pe is wrong.",
+        **more,
+    )
+
+
+def test_what_cannot_be_read_any_more_leaves_its_routes_and_comes_back_when_it_can() -> None:
+    board = board_of(export_of(uid="e"), import_of(uid="i"))
+    actions = board.handle(unreadable("e", 11))
+
+    assert StatusChanged(kind="Export", uid="e") in actions
+    assert board.routes() == []
+    status = board.status("Export", "e")
+    assert status is not None
+    assert (status.accepted, status.reason, status.message) == (
+        False,
+        "ManifestInvalid",
+        "spec.pe is wrong.",
+    )
+
+    assert board.handle(ExportApplied(export=export_of(uid="e"), version=11)) == []
+    board.handle(ExportApplied(export=export_of(uid="e"), version=12))
+    assert len(board.routes()) == 1
+    assert board.unreadable("Export", "e") is None
+
+
+def test_what_cannot_be_read_is_there_until_it_is_removed_or_left_out_of_a_list() -> None:
+    board = board_of()
+    for uid in ("e", "f"):
+        board.handle(unreadable(uid, 11, name=uid))
+    board.handle(ExportRemoved(uid="e", version=12))
+    assert board.unreadable("Export", "e") is None
+    assert board.status("Export", "e") is None
+    assert board.handle(unreadable("e", 11, name="e")) == []
+
+    board.handle(Synced(kind="Export", listed=(), version=13, unreadable=(unreadable("g", 13),)))
+    assert board.unreadable("Export", "f") is None
+    assert board.status("Export", "f") is None
+    assert board.status("Export", "g") is not None
+
+
+def test_a_name_that_is_given_anew_ends_what_could_not_be_read() -> None:
+    board = board_of()
+    board.handle(unreadable("e", 11))
+    board.handle(ExportApplied(export=replace(export_of(uid="f"), name="trades"), version=12))
+
+    assert board.unreadable("Export", "e") is None
+    assert [export.uid for export in board.exports()] == ["f"]
+
+
+def test_a_point_that_moves_changes_nothing_but_what_is_late() -> None:
+    board = board_of(export_of(uid="e"))
+
+    assert board.handle(PointMoved(kind="Export", version=15, uid="e")) == []
+    assert board.handle(PointMoved(kind="Import", version=17)) == []
+    assert board.point == (15, 17)
+    changed = export_of(uid="e", properties={"kind": "quote"})
+    assert board.handle(ExportApplied(export=changed, version=14)) == []
+    board.handle(Synced(kind="Export", listed=(), version=14))
+    assert [export.uid for export in board.exports()] == ["e"]
+
+
+def test_one_kind_can_catch_up_alone() -> None:
+    board = board_of()
+    board.handle(ExportRemoved(uid="e13", version=13))
+    board.handle(CaughtUp(version=12, kind="Export"))
+    assert board.point == (13, 10)
+
+    assert board.handle(ExportApplied(export=export_of(uid="never-told"), version=12)) == []
+    assert board.handle(ExportApplied(export=export_of(uid="e13"), version=14)) == []
+    assert board.handle(ImportApplied(import_=import_of(uid="i"), version=12)) != []
+    board.handle(CaughtUp(version=20, kind="Export"))
+    assert board.point == (20, 12)

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from streambroker_core.errors import ManifestError, PropertyError
 from streambroker_core.model import Export, Import, PeKey, PortKey, Resource, name_of
-from streambroker_core.wire.manifest import read_manifest, read_spec, write_manifest, write_spec
+from streambroker_core.wire.manifest import (
+    read_manifest,
+    read_spec,
+    size_problem,
+    write_manifest,
+    write_spec,
+)
 from streambroker_core.wire.quantity import (
     format_duration,
     format_size,
@@ -170,6 +176,8 @@ IMPORT = {"job": "j", "port": "p"}
         ("Export", {"schema": [{"name": "x", "type": "int"}] * 2}, "spec.schema"),
         ("Export", {"buffer": {"maxBytes": "1.5Gi"}}, "spec.buffer.maxBytes"),
         ("Export", {"buffer": {"maxBytes": 0}}, "spec.buffer.maxBytes"),
+        ("Export", {"buffer": {"maxBytes": 10**18 + 1}}, "spec.buffer.maxBytes"),
+        ("Export", {"buffer": {"maxBytes": "1000000Ti"}}, "spec.buffer.maxBytes"),
         ("Export", {"buffer": {"maxAge": "soon"}}, "spec.buffer.maxAge"),
         ("Export", {"buffer": {"maxAge": 60}}, "spec.buffer.maxAge"),
         ("Export", {"buffer": {"grace": "1y"}}, "spec.buffer.grace"),
@@ -177,6 +185,7 @@ IMPORT = {"job": "j", "port": "p"}
         ("Export", {"allowedNamespaces": "*"}, "spec.allowedNamespaces"),
         ("Export", {"allowedNamespaces": ["A B"]}, "spec.allowedNamespaces"),
         ("Export", {"allowedNamespaces": [1]}, "spec.allowedNamespaces"),
+        ("Export", {"allowedNamespaces": ["lab", "lab"]}, "spec.allowedNamespaces"),
         ("Export", {"subscription": "x"}, "spec.subscription"),
         ("Import", {"subscription": 5}, "spec.subscription"),
         ("Import", {"subscription": "x", "streams": [{"streamId": "s"}]}, "spec.streams"),
@@ -238,6 +247,28 @@ def test_a_bad_property_is_blamed_by_its_name() -> None:
     assert caught.value.name == "mixed"
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("x" * 1025, "1025 characters, the limit is 1024"),
+        (["é" * 1025], "1025 characters, the limit is 1024"),
+        ([0] * 257, "257 elements, the limit is 256"),
+    ],
+)
+def test_a_resource_holds_no_property_larger_than_kubernetes_takes(
+    value: Any, problem: str
+) -> None:
+    found = size_problem(export_of(properties={"a": value}))
+
+    assert isinstance(found, PropertyError)
+    assert (found.name, problem in str(found)) == ("a", True)
+
+
+@pytest.mark.parametrize("value", ["é" * 1024, ["x" * 1024], [0] * 256, 5])
+def test_a_resource_holds_properties_up_to_their_limits(value: Any) -> None:
+    assert size_problem(export_of(properties={"a": value})) is None
+
+
 def test_a_spec_says_the_same_port_as_its_address() -> None:
     key = PortKey(namespace="default", job="j", pe=0, port="p")
     assert read_spec("Import", {}, key=key).key == key
@@ -256,7 +287,7 @@ def test_a_text_that_is_no_pe_is_refused(text: str) -> None:
         PeKey.parse(text)
 
 
-@given(st.integers(1, 2**62))
+@given(st.integers(1, 10**18))
 def test_sizes_are_read_as_they_are_written(size: int) -> None:
     assert parse_size(format_size(size)) == size
 

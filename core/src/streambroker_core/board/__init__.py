@@ -14,10 +14,12 @@ from streambroker_core.board.events import (
     Moved,
     PeDeclared,
     PeWithdrawn,
+    PointMoved,
     RoutesChanged,
     Status,
     StatusChanged,
     Synced,
+    Unreadable,
 )
 from streambroker_core.board.state import Board, stream_of
 
@@ -36,9 +38,11 @@ __all__ = [
     "Moved",
     "PeDeclared",
     "PeWithdrawn",
+    "PointMoved",
     "RoutesChanged",
     "Status",
     "StatusChanged",
     "Synced",
+    "Unreadable",
     "stream_of",
 ]

@@ -14,34 +14,97 @@ from streambroker_core.wire.view import RefusedPair
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportApplied:
-    """An Export was seen at a version: new, changed, or the same again."""
+    """An Export was seen at a version: new, changed, or the same again.
+
+    Attributes:
+        early: seen in the answer to a write, ahead of the feed: the board's point stays.
+    """
 
     export: Export
     version: int
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRemoved:
-    """An Export was seen to go; the version is the deletion's own."""
+    """An Export was seen to go; the version is the deletion's own.
+
+    Attributes:
+        early: seen in the answer to a write, which tells no version: that is the last one at
+            which it was known, and the board's point stays.
+    """
 
     uid: str
     version: int
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportApplied:
-    """An Import was seen at a version: new, changed, or the same again."""
+    """An Import was seen at a version: new, changed, or the same again.
+
+    Attributes:
+        early: as of `ExportApplied`.
+    """
 
     import_: Import
     version: int
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRemoved:
-    """An Import was seen to go; the version is the deletion's own."""
+    """An Import was seen to go; the version is the deletion's own.
+
+    Attributes:
+        early: as of `ExportRemoved`.
+    """
 
     uid: str
     version: int
+    early: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A resource was seen at a version, and what it says cannot be read.
+
+    It is there, has a status and takes no part.
+
+    Attributes:
+        version: at which it was seen; two that differ in it alone say the same.
+        namespace: where it is.
+        name: what it is called there.
+        generation: of what could not be read.
+        key: its port; None if that cannot be read either.
+        code: the reason word.
+        problem: a sentence.
+        path: the field at fault, as ``spec.buffer.maxBytes``; empty if it is no single one.
+    """
+
+    kind: Kind
+    uid: str
+    version: int = field(compare=False)
+    namespace: str
+    name: str
+    generation: int = 1
+    key: PortKey | None = None
+    code: str
+    problem: str
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointMoved:
+    """The feed of one kind has come to a version, and nothing that matters has changed.
+
+    Attributes:
+        uid: the resource that was seen at that version as it was before; None if it was none.
+    """
+
+    kind: Kind
+    version: int
+    uid: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,29 +138,41 @@ class Synced:
     Attributes:
         listed: each resource with its own version; asked for once.
         version: the version of the list; nothing listed is younger.
+        unreadable: what the list had besides, each with its own version.
     """
 
     kind: Kind
     listed: Iterable[tuple[Resource, int]]
     version: int
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedLost:
-    """The feed of one kind broke off; the board stays until the next `Synced`."""
+    """The feed of one kind broke off; the board stays until the next `Synced`.
+
+    Attributes:
+        reason: a word for why, as ``CrdMissing``; empty if nobody asked.
+    """
 
     kind: Kind
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaughtUp:
     """All that happened up to a version was told; none of it comes late.
 
-    Only a feed that is one ordered sequence of both kinds and of the agents can say so.
-    Without it the board has to remember who is gone until the next `Synced`.
+    Only a feed that is one ordered sequence of both kinds and of the agents can say so of all,
+    and one that compares what it told with a list can say so of a kind. Without it the board
+    has to remember who is gone until the next `Synced`.
+
+    Attributes:
+        kind: of which this is said; None for both and the agents.
     """
 
     version: int
+    kind: Kind | None = None
 
 
 Event: TypeAlias = (
@@ -105,6 +180,8 @@ Event: TypeAlias = (
     | ExportRemoved
     | ImportApplied
     | ImportRemoved
+    | Unreadable
+    | PointMoved
     | AgentRegistered
     | PeDeclared
     | PeWithdrawn

@@ -12,7 +12,8 @@ one is worth, by four rules:
   session begins; what the list leaves out is gone, whatever version it had.
 
 Who is gone is remembered until nothing older can come: until the next list, or
-until the feed is known to have caught up.
+until the feed is known to have caught up. What is there and cannot be read is kept
+like any other, so that the same rules hold for it; it is only not shown.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from streambroker_core.board.events import Unreadable
 from streambroker_core.model import Export, Import
 
 R = TypeVar("R", Export, Import)
@@ -28,7 +30,7 @@ R = TypeVar("R", Export, Import)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Generic[R]):
-    """One resource before and after; None where it is not there."""
+    """One resource before and after; None where it is not there, or cannot be read."""
 
     uid: str
     old: R | None
@@ -39,10 +41,15 @@ class Change(Generic[R]):
 class _Held(Generic[R]):
     """A resource, its version, the version up to which that is known, its session."""
 
-    resource: R
+    entry: R | Unreadable
     version: int
     seen: int
     session: int
+
+    @property
+    def resource(self) -> R | None:
+        """What can be shown."""
+        return None if isinstance(self.entry, Unreadable) else self.entry
 
 
 class _Grave(NamedTuple):
@@ -51,6 +58,12 @@ class _Grave(NamedTuple):
     version: int
     session: int
     name: tuple[str, str] | None
+
+
+def _name(entry: R | Unreadable) -> tuple[str, str]:
+    if isinstance(entry, Unreadable):
+        return entry.namespace, entry.name
+    return entry.key.namespace, entry.name
 
 
 class Shelf(Generic[R]):
@@ -69,7 +82,8 @@ class Shelf(Generic[R]):
         self.stale = False
 
     def __iter__(self) -> Iterator[R]:
-        return (held.resource for held in self._held.values())
+        every = (held.resource for held in self._held.values())
+        return (resource for resource in every if resource is not None)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -83,65 +97,97 @@ class Shelf(Generic[R]):
         held = self._held.get(uid)
         return None if held is None else held.resource
 
+    def unreadable(self, uid: str) -> Unreadable | None:
+        """Return what is known of a resource that is there and cannot be read, or None."""
+        held = self._held.get(uid)
+        return held.entry if held is not None and isinstance(held.entry, Unreadable) else None
+
     def named(self, namespace: str, name: str) -> str | None:
         """Return the uid of the resource that a new one of this name would replace."""
         uid = self._names.get((namespace, name), (0, ""))[1]
         return uid if uid in self._held else None
 
-    def apply(self, resource: R, version: int) -> list[Change[R]]:
-        """Take in a resource as it was at a version; return what that changed."""
-        self._reach(version)
-        held = self._held.get(resource.uid)
-        if held is not None:
-            return [] if version <= held.seen else self._put(self._seen(resource, version))
-        if version <= self._listed_at or resource.uid in self._gone:
-            return []
-        return self._admit(resource, version)
+    def version_of(self, uid: str) -> int:
+        """Return the version at which a resource changed last; 0 where it is not known."""
+        held = self._held.get(uid)
+        return 0 if held is None else held.version
 
-    def _admit(self, resource: R, version: int) -> list[Change[R]]:
+    def apply(self, entry: R | Unreadable, version: int, *, early: bool = False) -> list[Change[R]]:
+        """Take in a resource as it was at a version; return what that changed.
+
+        Args:
+            entry: the resource, or that it cannot be read.
+            version: when it was so.
+            early: ahead of the feed, which has not come to that version yet.
+        """
+        if not early:
+            self._reach(version)
+        held = self._held.get(entry.uid)
+        if held is not None:
+            return [] if version <= held.seen else self._put(self._seen(entry, version))
+        if version <= self._listed_at or entry.uid in self._gone:
+            return []
+        return self._admit(entry, version)
+
+    def touch(self, uid: str | None, version: int) -> None:
+        """Take in that the feed came to a version, and with it a resource as it was."""
+        self._reach(version)
+        held = None if uid is None else self._held.get(uid)
+        if held is not None and version > held.seen:
+            self._put(self._seen(held.entry, version))
+
+    def _admit(self, entry: R | Unreadable, version: int) -> list[Change[R]]:
         changes: list[Change[R]] = []
-        name = (resource.key.namespace, resource.name)
+        name = _name(entry)
         known = self._names.get(name)
-        if resource.name and known is not None:
+        if name[1] and known is not None:
             if version < known[0]:
-                self._bury(resource.uid, version)
+                self._bury(entry.uid, version)
                 return []
             changes += self._drop(known[1], version)
-        return changes + self._put(self._seen(resource, version))
+        return changes + self._put(self._seen(entry, version))
 
-    def _seen(self, resource: R, version: int) -> _Held[R]:
-        return _Held(resource=resource, version=version, seen=version, session=self._session)
+    def _seen(self, entry: R | Unreadable, version: int) -> _Held[R]:
+        return _Held(entry=entry, version=version, seen=version, session=self._session)
 
     def _put(self, fresh: _Held[R]) -> list[Change[R]]:
         """Hold a resource, and what is known of it; an equal one stays the same object."""
-        resource = fresh.resource
-        held = self._held.get(resource.uid)
+        uid = fresh.entry.uid
+        held = self._held.get(uid)
+        same = held is not None and held.entry == fresh.entry
+        if held is not None and same:
+            fresh.entry = held.entry
+        self._held[uid] = fresh
+        name = _name(fresh.entry)
+        if name[1]:
+            self._names[name] = (fresh.version, uid)
         old = None if held is None else held.resource
-        if old == resource:
-            fresh.resource = old
-        self._held[resource.uid] = fresh
-        if resource.name:
-            self._names[(resource.key.namespace, resource.name)] = (fresh.version, resource.uid)
-        return [] if old == resource else [Change(uid=resource.uid, old=old, new=resource)]
+        return [] if same else [Change(uid=uid, old=old, new=fresh.resource)]
 
-    def remove(self, uid: str, version: int) -> list[Change[R]]:
-        """Take in that a resource went at a version; return what that changed."""
-        self._reach(version)
+    def remove(self, uid: str, version: int, *, early: bool = False) -> list[Change[R]]:
+        """Take in that a resource went at a version; return what that changed.
+
+        Args:
+            uid: of the resource.
+            version: when it went; if early, up to when it is known to have been there.
+            early: ahead of the feed, which has not come to its end yet.
+        """
+        if not early:
+            self._reach(version)
         held = self._held.get(uid)
         if held is None:
             if version > self._listed_at:
                 self._bury(uid, version)
             return []
-        if version < held.seen:
-            return []
-        return self._drop(uid, version)
+        at = max(version, held.seen) if early else version
+        return self._drop(uid, at) if at >= held.seen else []
 
     def _drop(self, uid: str, version: int) -> list[Change[R]]:
         held = self._held.pop(uid, None)
         if held is None:
             self._bury(uid, version)
             return []
-        name = (held.resource.key.namespace, held.resource.name)
+        name = _name(held.entry)
         self._bury(uid, version, name)
         if self._names.get(name, (0, ""))[1] == uid:
             self._names[name] = (version, uid)
@@ -172,14 +218,16 @@ class Shelf(Generic[R]):
         self._reached = 0
         self.stale = True
 
-    def relist(self, entries: Iterable[tuple[R, int]], version: int) -> Iterator[Change[R]]:
+    def relist(
+        self, entries: Iterable[tuple[R | Unreadable, int]], version: int
+    ) -> Iterator[Change[R]]:
         """Take in a consistent list, one by one as what that changes is asked for, to the end.
 
         A list at the start of a broker is long: nothing is kept twice of it.
         """
         listed: dict[str, _Held[R]] = {
-            resource.uid: _Held(resource=resource, version=own, seen=max(own, version), session=0)
-            for resource, own in entries
+            entry.uid: _Held(entry=entry, version=own, seen=max(own, version), session=0)
+            for entry, own in entries
         }
         if self._restored(listed, version):
             self.lost()
@@ -217,22 +265,20 @@ class Shelf(Generic[R]):
         ]
 
     def _take_listed(self, fresh: _Held[R], version: int) -> list[Change[R]]:
-        uid = fresh.resource.uid
+        uid = fresh.entry.uid
         held = self._held.get(uid)
         if held is not None and held.session == self._session and held.version > version:
             return []
-        if self._buried_after(uid, version) or self._outlived(fresh.resource, version):
+        if self._buried_after(uid, version) or self._outlived(fresh.entry, version):
             return []
         fresh.session = self._session
         return self._put(fresh)
 
-    def _outlived(self, resource: R, version: int) -> bool:
+    def _outlived(self, entry: R | Unreadable, version: int) -> bool:
         """Say whether another resource of the name was seen after a version, or seen to go."""
-        if not resource.name:
-            return False
-        name = (resource.key.namespace, resource.name)
-        other = self._names.get(name, (0, resource.uid))[1]
-        if other == resource.uid:
+        name = _name(entry)
+        other = self._names.get(name, (0, entry.uid))[1]
+        if not name[1] or other == entry.uid:
             return False
         held = self._held.get(other)
         if held is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, cast
 
 from streambroker_core.board.events import (
@@ -27,10 +28,12 @@ from streambroker_core.board.events import (
     Moved,
     PeDeclared,
     PeWithdrawn,
+    PointMoved,
     RoutesChanged,
     Status,
     StatusChanged,
     Synced,
+    Unreadable,
 )
 from streambroker_core.board.half import Half
 from streambroker_core.board.marks import Marks
@@ -41,6 +44,7 @@ from streambroker_core.board.views import (
     fault_of,
     import_status,
     route_of,
+    unread_status,
     view_of,
     view_version,
 )
@@ -141,30 +145,42 @@ class Board:
 
     def _take(self, event: Event) -> None:
         match event:
-            case ExportApplied(export=export, version=version):
-                self._export_changes(self._exports.shelf.apply(export, version))
-            case ExportRemoved(uid=uid, version=version):
-                self._export_changes(self._exports.shelf.remove(uid, version))
-            case ImportApplied(import_=import_, version=version):
-                self._import_changes(self._imports.shelf.apply(import_, version))
-            case ImportRemoved(uid=uid, version=version):
-                self._import_changes(self._imports.shelf.remove(uid, version))
+            case ExportApplied(export=export, version=version, early=early):
+                self._export_changes(self._exports.shelf.apply(export, version, early=early))
+            case ExportRemoved(uid=uid, version=version, early=early):
+                self._export_changes(self._exports.shelf.remove(uid, version, early=early))
+            case ImportApplied(import_=import_, version=version, early=early):
+                self._import_changes(self._imports.shelf.apply(import_, version, early=early))
+            case ImportRemoved(uid=uid, version=version, early=early):
+                self._import_changes(self._imports.shelf.remove(uid, version, early=early))
             case Synced():
                 self._synced(event)
-            case FeedLost(kind=kind):
-                self._side(kind).shelf.lost()
-            case CaughtUp(version=version):
-                self._forget(version)
+            case Unreadable() | PointMoved() | FeedLost() | CaughtUp():
+                self._feed(event)
             case AgentRegistered() | PeDeclared() | PeWithdrawn():
                 self._agent(event)
 
     def _synced(self, event: Synced) -> None:
+        unread = [(what, what.version) for what in event.unreadable]
         if event.kind == "Export":
             exports = cast("Iterable[tuple[Export, int]]", event.listed)
-            self._export_changes(self._exports.shelf.relist(exports, event.version))
+            self._export_changes(self._exports.shelf.relist(chain(exports, unread), event.version))
         else:
             imports = cast("Iterable[tuple[Import, int]]", event.listed)
-            self._import_changes(self._imports.shelf.relist(imports, event.version))
+            self._import_changes(self._imports.shelf.relist(chain(imports, unread), event.version))
+
+    def _feed(self, event: Unreadable | PointMoved | FeedLost | CaughtUp) -> None:
+        """Take in what is not about a resource that can be read."""
+        if isinstance(event, CaughtUp):
+            self._forget(event.version, event.kind)
+        elif isinstance(event, FeedLost):
+            self._side(event.kind).shelf.lost()
+        elif isinstance(event, PointMoved):
+            self._side(event.kind).shelf.touch(event.uid, event.version)
+        elif event.kind == "Export":
+            self._export_changes(self._exports.shelf.apply(event, event.version))
+        else:
+            self._import_changes(self._imports.shelf.apply(event, event.version))
 
     def _agent(self, event: AgentRegistered | PeDeclared | PeWithdrawn) -> None:
         pe = event.pe
@@ -199,8 +215,13 @@ class Board:
         if self._settled:
             self._dirty.add(pe)
 
-    def _forget(self, version: int) -> None:
-        """Forget who was gone at a version that all feeds have passed."""
+    def _forget(self, version: int, kind: Kind | None) -> None:
+        """Forget who was gone at a version that a feed, or all feeds have passed."""
+        if kind is not None:
+            shelf = self._side(kind).shelf
+            shelf.touch(None, version)
+            shelf.caught_up(version)
+            return
         self._caught_up = max(self._caught_up, version)
         self._exports.shelf.caught_up(version)
         self._imports.shelf.caught_up(version)
@@ -389,6 +410,8 @@ class Board:
             if kind == "Export"
             else import_status(uid, self._exports, self._imports, self._faults.get(uid))
         )
+        if after is None:
+            after = unread_status(self.unreadable(kind, uid))
         before = self._statuses.pop((kind, uid), ACCEPTED)
         if after is None:
             return []
@@ -504,6 +527,20 @@ class Board:
         side = self._side(kind)
         return side.shelf.get(uid)
 
+    def unreadable(self, kind: Kind, uid: str) -> Unreadable | None:
+        """Return what is known of a resource that is there and cannot be read, by its uid."""
+        side = self._side(kind)
+        return side.shelf.unreadable(uid)
+
+    def version_of(self, kind: Kind, uid: str) -> int:
+        """Return the version at which a resource changed last; 0 where it is not known."""
+        side = self._side(kind)
+        return side.shelf.version_of(uid)
+
+    def resources_of(self, pe: PeKey) -> list[Resource]:
+        """Return a PE's resources, rivals included, Exports first, in order of their uids."""
+        return [*self._exports.roster.of_pe(pe), *self._imports.roster.of_pe(pe)]
+
     def named(self, kind: Kind, namespace: str, name: str) -> str | None:
         """Return the uid of the resource that a new one of this name would replace."""
         side = self._side(kind)
@@ -524,7 +561,8 @@ class Board:
 
     def status(self, kind: Kind, uid: str) -> Status | None:
         """Return what there is to say about a resource; None before the board is synced."""
-        known = self._settled and self.get(kind, uid) is not None
+        there = self.get(kind, uid) or self.unreadable(kind, uid)
+        known = self._settled and there is not None
         return self._statuses.get((kind, uid), ACCEPTED) if known else None
 
     def outcomes(self, kind: Kind, uid: str) -> Mapping[str, Outcome]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
-from streambroker_core.board.events import Status
+from streambroker_core.board.events import Status, Unreadable
 from streambroker_core.board.half import Half, Met
 from streambroker_core.board.marks import Marks, issuer_of
 from streambroker_core.matching import (
@@ -212,6 +212,13 @@ def _invalid_filter(met: Met) -> str | None:
         ),
         None,
     )
+
+
+def unread_status(what: Unreadable | None) -> Status | None:
+    """Return what there is to say about a resource that cannot be read."""
+    if what is None:
+        return None
+    return Status(accepted=False, reason=what.code, message=what.problem)
 
 
 ACCEPTED = Status()

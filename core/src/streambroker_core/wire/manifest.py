@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
 
-from streambroker_core.errors import ManifestError, SchemaError
+from streambroker_core.errors import ManifestError, PropertyError, SchemaError
 from streambroker_core.model import (
     DEFAULT_NAMESPACE,
     DEFAULT_SCOPE,
@@ -33,7 +33,7 @@ from streambroker_core.model import (
     kind_of,
     name_of,
 )
-from streambroker_core.properties import normalise
+from streambroker_core.properties import normalise, oversized
 from streambroker_core.schema import Schema, from_items, to_items
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.fields import Fields, json_type
@@ -330,12 +330,14 @@ def _duration(fields: Fields, key: str) -> float | None:
 
 def _namespaces(fields: Fields) -> tuple[str, ...]:
     items = fields.items("allowedNamespaces", most=MAX_NAMESPACES)
-    for item in items:
+    for place, item in enumerate(items):
         if not isinstance(item, str):
             raise fields.bad("allowedNamespaces", f"holds {json_type(item)}, not a text")
         if item != "*" and not is_label(item):
             raise fields.bad("allowedNamespaces", f"holds {item!r}, which is not a DNS label or *")
-    return tuple(sorted(set(items)))
+        if item in items[:place]:
+            raise fields.bad("allowedNamespaces", f"holds {item!r} twice")
+    return tuple(sorted(items))
 
 
 def _created(metadata: Fields) -> float:
@@ -351,15 +353,17 @@ def _created(metadata: Fields) -> float:
     return moment.timestamp()
 
 
-def size_problem(resource: Resource) -> ManifestError | None:
+def size_problem(resource: Resource) -> ManifestError | PropertyError | None:
     """Return what is wrong with the size of a resource, or None.
 
     Parts of a resource can be set one by one; whole, it has to go through every door.
     """
     size = len(canonical(write_spec(resource)))
-    if size <= MAX_SPEC:
-        return None
-    return ManifestError(path="spec", reason=f"has {size} bytes as JSON; at most {MAX_SPEC}")
+    if size > MAX_SPEC:
+        return ManifestError(path="spec", reason=f"has {size} bytes as JSON; at most {MAX_SPEC}")
+    if isinstance(resource, Export) and resource.properties is not None:
+        return oversized(resource.properties)
+    return None
 
 
 def write_spec(resource: Resource) -> dict[str, Any]:

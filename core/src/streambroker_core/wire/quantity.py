@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import re
 
-_SIZE = re.compile(r"([1-9][0-9]{0,18})(k|M|G|T|Ki|Mi|Gi|Ti)?")
+MAX_SIZE = 10**18
+"""The largest number of bytes that is written without a unit; about an exabyte."""
+
+_SIZE = re.compile(
+    r"[1-9]([0-9]{0,17}|[0-9]{0,14}(k|Ki)|[0-9]{0,11}(M|Mi)|[0-9]{0,8}(G|Gi)|[0-9]{0,5}(T|Ti))"
+)
+_PARTS = re.compile(r"([0-9]+)([A-Za-z]*)")
 _DURATION = re.compile(r"(?:[0-9]{1,12}(?:ms|s|m|h|d))+")
 _PART = re.compile(r"([0-9]+)(ms|s|m|h|d)")
 
@@ -29,14 +35,11 @@ def parse_size(value: object) -> int | None:
     (1073741824, 4096, None)
     """
     if isinstance(value, int) and not isinstance(value, bool):
-        return value if 0 < value < 1 << 63 else None
-    if not isinstance(value, str):
+        return value if 0 < value <= MAX_SIZE else None
+    if not isinstance(value, str) or _SIZE.fullmatch(value) is None:
         return None
-    found = _SIZE.fullmatch(value)
-    if found is None:
-        return None
-    size = int(found[1]) * _BYTES[found[2] or ""]
-    return size if size < 1 << 63 else None
+    count, unit = _PARTS.findall(value)[0]
+    return int(count) * _BYTES[unit]
 
 
 def format_size(size: int) -> str:

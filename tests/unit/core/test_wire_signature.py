@@ -1,0 +1,142 @@
+"""A signature is good for one request, of one agent, at one time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streambroker_core.errors import SignatureError
+from streambroker_core.model import PeKey
+from streambroker_core.wire.signature import (
+    MAX_HEADER,
+    MAX_REMEMBERED,
+    WINDOW_S,
+    Replays,
+    Signature,
+    is_signed,
+    read,
+    sign,
+    verify,
+)
+
+KEY = b"k" * 32
+AGENT = PeKey(namespace="jobs", job="alerts", pe=0)
+MADE_US = 1_763_750_000_000_001
+MADE = MADE_US / 1e6
+REQUEST: dict[str, Any] = {"method": "PUT", "path": "/api/x?namespace=jobs", "body": b"{}"}
+
+
+def header(key: bytes = KEY, **changed: Any) -> str:
+    told = {"agent": AGENT, "instance": "0123456789abcdef", "time_us": MADE_US, **REQUEST}
+    return sign(key, **{**told, **changed})
+
+
+def reason(text: str, now: float = MADE, **changed: Any) -> str:
+    with pytest.raises(SignatureError) as raised:
+        verify(KEY, read(text), now=now, **{**REQUEST, **changed})
+    return raised.value.reason
+
+
+def test_what_was_signed_is_verified() -> None:
+    found = read(header())
+
+    assert is_signed(header())
+    assert found.agent == AGENT
+    assert found.time_us == MADE_US
+    verify(KEY, found, now=MADE, **REQUEST)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"method": "DELETE"}, {"path": "/api/x?namespace=other"}, {"body": b"{} "}]
+)
+def test_another_request_has_another_signature(changed: dict[str, Any]) -> None:
+    assert reason(header(), **changed) == "forged"
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [("jobs/alerts/0", "jobs/alerts/1"), (str(MADE_US), str(MADE_US + 1))]
+)
+def test_nothing_in_the_header_can_be_exchanged(here: str, there: str) -> None:
+    assert reason(header().replace(here, there)) == "forged"
+
+
+@pytest.mark.parametrize("off", [-WINDOW_S - 1, WINDOW_S + 1])
+def test_a_signature_out_of_time_is_refused(off: float) -> None:
+    assert reason(header(), now=MADE + off) == "out of time"
+
+
+def test_a_wrong_signature_tells_nothing_of_the_time() -> None:
+    assert reason(header(key=b"x" * 32), now=0.0) == "forged"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Bearer abc",
+        header()[:-1],
+        header() + " ",
+        header().replace("v=1", "v=2"),
+        header().replace("jobs/alerts/0", "jobs/alerts"),
+        header().replace("jobs/alerts/0", "jobs/alerts/99999"),
+        header() + "x" * MAX_HEADER,
+    ],
+)
+def test_a_header_of_another_form_is_malformed(text: str) -> None:
+    with pytest.raises(SignatureError) as raised:
+        read(text)
+    assert raised.value.reason == "malformed"
+
+
+@given(st.text(max_size=600))
+def test_no_text_breaks_the_reader(text: str) -> None:
+    with pytest.raises(SignatureError):
+        read(text)
+
+
+def numbered(number: int) -> Signature:
+    return Signature(agent=AGENT, instance="0" * 8, time_us=number, mac=number.to_bytes(32, "big"))
+
+
+def test_a_change_is_admitted_once_as_long_as_it_holds() -> None:
+    replays = Replays()
+    replays.admit(numbered(1), 0.0)
+    replays.admit(numbered(2), 0.0)
+
+    with pytest.raises(SignatureError):
+        replays.admit(numbered(1), 2 * WINDOW_S)
+
+
+def test_what_holds_no_longer_is_forgotten() -> None:
+    replays = Replays()
+    for number in range(1000):
+        replays.admit(numbered(number), number * 1.0)
+    assert len(replays._used) <= 2 * WINDOW_S + 2
+
+
+def test_too_many_are_refused_rather_than_forgotten() -> None:
+    replays = Replays()
+    for number in range(MAX_REMEMBERED):
+        replays.admit(numbered(number), 0.0)
+
+    with pytest.raises(SignatureError):
+        replays.admit(numbered(MAX_REMEMBERED), 1.0)
+    replays.admit(numbered(MAX_REMEMBERED), 2 * WINDOW_S + 1)
+
+
+@given(st.floats(-WINDOW_S + 0.001, WINDOW_S - 0.001), st.floats(0, 500))
+def test_whatever_was_admitted_is_remembered_or_out_of_time(skew: float, later: float) -> None:
+    replays, text = Replays(), header()
+    verify(KEY, read(text), now=MADE + skew, **REQUEST)
+    replays.admit(read(text), MADE + skew)
+    now = MADE + skew + later
+
+    def again() -> None:
+        verify(KEY, read(text), now=now, **REQUEST)
+        replays.admit(read(text), now)
+
+    with pytest.raises(SignatureError):
+        again()
