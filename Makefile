@@ -1,6 +1,7 @@
 # The one door to every tool. `make` lists the targets.
 
 PYTHON ?= python3
+DOCKER ?= docker
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
@@ -8,7 +9,7 @@ READY  := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-SOURCES := core/src operator/src pe_agent/src tests benchmarks examples
+SOURCES := core/src operator/src pe_agent/src charts tests benchmarks examples
 
 .DEFAULT_GOAL := help
 
@@ -38,14 +39,27 @@ $(READY): requirements/dev.txt requirements/jdk.txt core/pyproject.toml operator
 demo: $(READY) ## three Spark jobs on the flights data, rerouted while they run, checked row by row
 	$(BIN)/python examples/demo.py $(DEMO)
 
+.PHONY: chart
+chart: $(READY) ## write what is made from the chart's values and the CRDs, and deploy/streambroker.yaml
+	$(BIN)/python charts/generate.py
+
+.PHONY: images
+images: $(READY) ## build the images of the broker and of Spark (needs docker, or DOCKER=podman)
+	rm -rf dist && for one in core operator pe_agent; do \
+	  (cd $$one && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist) || exit 1; done
+	$(DOCKER) build -f docker/broker/Dockerfile -t streambroker/broker:0.1.0 .
+	$(DOCKER) build -f docker/spark/Dockerfile -t streambroker/spark:0.1.0 .
+
 ##@ Test
 
 .PHONY: test
 test: check $(READY) ## all checks and tests, under 20 minutes on 2 cores
+	tests/cluster/build.sh api --if-possible
 	$(BIN)/python -m pytest tests -m "not long"
 
 .PHONY: test-long
 test-long: $(READY) ## the full kill tables, soaks and long property runs
+	tests/cluster/build.sh api --if-possible
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest tests --timeout 1800
 
 .PHONY: test-unit
@@ -61,6 +75,15 @@ test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
 	.venv-spark42/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/spark42.txt
 	.venv-spark42/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent
 	@touch $@
+
+# Kept in ~/.cache/streambroker/kube/<version>; nothing is done where they are, or where KUBEBUILDER_ASSETS is set.
+.PHONY: kube-assets
+kube-assets: ## build kube-apiserver, etcd, kubectl for the tests, once (needs Go)
+	tests/cluster/build.sh api
+
+.PHONY: kube-node
+kube-node: ## build what a node needs as well: kubelet and the like
+	tests/cluster/build.sh node
 
 .PHONY: cases
 cases: $(READY) ## run language cases: make cases FILE=path
@@ -88,7 +111,7 @@ bench: $(READY) ## measure; figures to benchmarks/results/
 
 .PHONY: lock
 lock: ## write the lock files anew (needs uv)
-	cd requirements && for name in dev jdk spark42; do \
+	cd requirements && for name in dev jdk spark42 broker spark; do \
 	  uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet $$name.in -o $$name.txt; done
 
 .PHONY: clean
