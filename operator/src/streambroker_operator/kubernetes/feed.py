@@ -1,0 +1,466 @@
+"""What feeders have in common: one kind's list, events and sweep, told to the board.
+
+A feeder follows the server in its own way. What it saw, and that it saw nothing for too
+long, goes through `KindFeed`, which alone asks `Following` what that means and tells the
+board. A list takes its turn: there is never more than one at a time, so that versions of
+lists can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from streambroker_core.board import Event
+from streambroker_core.model import Kind
+from streambroker_core.wire.manifest import API_VERSION, GROUP
+from streambroker_operator.kubernetes.client import (
+    LIST_MARKS,
+    OBJECT_MARK,
+    ApiClient,
+    ApiError,
+    Body,
+)
+from streambroker_operator.kubernetes.following import (
+    Following,
+    Listed,
+    Mark,
+    mark_of,
+    sighting_of,
+)
+
+_log = logging.getLogger("streambroker.kubernetes")
+
+KINDS: tuple[Kind, Kind] = ("Export", "Import")
+PLURAL: dict[Kind, str] = {"Export": "exports", "Import": "imports"}
+FEEDERS = ("kopf", "reflector")
+
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+jitter = random.Random()  # noqa: S311 - nobody gains by guessing it
+"""What makes pauses uneven; its own, so that whoever seeds the common one makes none alike."""
+
+_LONGEST_PAUSE_S = 30.0
+_AT_ONCE = 20
+"""Objects that are read without letting anything else have its turn."""
+_FETCHED_ONE_BY_ONE = 100
+"""More than this and a list is cheaper."""
+
+Deliver = Callable[[Event], None]
+Look = Callable[[Kind, Body, bool], None]
+"""Takes each whole object that was seen, and whether by a list."""
+Change = tuple["str | None", Body]
+"""The type of an event, None for one of kopf's lists, and the object."""
+
+
+class CrdMissingError(Exception):
+    """The custom resource definition is gone or going; its objects go with it, unmeant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedHealth:
+    """How a feeder is.
+
+    Attributes:
+        kind: which feeder it is.
+        synced: whether both kinds have been listed, and neither is lost.
+        stale_for_s: since the last sign of life of the quieter kind, in seconds.
+        relists: whole lists taken in, the first ones included.
+        swept: removals that only a sweep brought to light.
+        last_error: what failed last, empty once all is well again.
+        reason: a word for why a kind is lost, as ``CrdMissing``; empty if none is.
+    """
+
+    kind: Literal["kopf", "reflector"]
+    synced: bool
+    stale_for_s: float
+    relists: int
+    swept: int
+    last_error: str
+    reason: str
+
+
+class Feeder(Protocol):
+    """Follows an API server and tells the board."""
+
+    async def run(self, deliver: Deliver) -> None:
+        """Follow until cancelled; events are delivered in the loop's thread."""
+
+    def health(self) -> FeedHealth:
+        """Return how it is now."""
+
+
+class Backoff:
+    """Pauses that double from failure to failure, each of them shortened at random.
+
+    Args:
+        shortest: the first, in seconds.
+        longest: the limit, in seconds.
+    """
+
+    def __init__(self, shortest: float, longest: float) -> None:
+        self._shortest, self._longest = shortest, longest
+        self._next = shortest
+
+    def reset(self) -> None:
+        """Begin again with the shortest: something went well."""
+        self._next = self._shortest
+
+    async def pause(self, at_least: float = 0.0) -> None:
+        """Wait, at least as long as the server asked for."""
+        seconds = self._next * jitter.uniform(0.5, 1.0)
+        self._next = min(self._longest, 2 * self._next)
+        await asyncio.sleep(max(seconds, min(at_least, _LONGEST_PAUSE_S)))
+
+
+class KindFeed:
+    """All that is done about one kind, whoever follows.
+
+    Args:
+        client: asks the API server.
+        kind: which.
+        namespaces: those to watch; empty for all.
+        deliver: takes the events for the board.
+        look: takes the objects themselves, before the events that come of them.
+
+    Attributes:
+        following: what is known.
+        wanted: set when nothing but a whole list helps.
+        sweeping: set when a sweep is due at once.
+        heard: events taken in.
+        relists: lists taken in.
+        swept: removals that only a sweep brought to light.
+        last_error: what failed last.
+        reason: why the kind is lost; empty if it is not.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        kind: Kind,
+        namespaces: Sequence[str],
+        deliver: Deliver,
+        look: Look = lambda *_: None,
+    ) -> None:
+        self.kind = kind
+        self.following = Following(kind)
+        self.client = client
+        self.wanted, self.sweeping = asyncio.Event(), asyncio.Event()
+        self.heard = self.relists = self.swept = 0
+        self.last_error = self.reason = ""
+        self._deliver = deliver
+        self._look = look
+        self._lock = asyncio.Lock()
+        self._crd = f"{_CRDS}/{PLURAL[kind]}.{GROUP}"
+        self._crd_uid = ""
+        self.paths = [_path(kind, name) for name in namespaces] or [_path(kind, None)]
+        self._alive_at = asyncio.get_running_loop().time()
+
+    # ---- health ----------------------------------------------------------
+
+    def alive(self) -> None:
+        """Note a sign of life."""
+        self._alive_at = asyncio.get_running_loop().time()
+        self.last_error = ""
+
+    def stale_for_s(self) -> float:
+        """Return how long ago the last sign of life was, in seconds."""
+        return asyncio.get_running_loop().time() - self._alive_at
+
+    def failed(self, error: Exception) -> None:
+        """Note a failure; it is logged once until something goes well again."""
+        if not self.last_error:
+            _log.warning("following %ss: %s", self.kind, error)
+        self.last_error = str(error)
+
+    def lose(self, reason: str) -> None:
+        """Tell the board that the feed broke off."""
+        self.reason = reason
+        self._tell(self.following.lost(reason))
+        self.wanted.set()
+
+    def _tell(self, events: Iterable[Event | None]) -> None:
+        for event in events:
+            if event is not None:
+                self._deliver(event)
+
+    # ---- the whole list --------------------------------------------------
+
+    async def relist(self) -> int:
+        """List everything and let the list decide; return its version.
+
+        A list that contradicts what is known is asked for again: only when the next one
+        does so too has the store been restored.
+
+        Raises:
+            CrdMissingError: the list says nothing: the definition is gone or going.
+            ApiError: there is no list to be had.
+        """
+        async with self._lock:
+            self.wanted.clear()
+            doubted: int | None = None
+            while True:
+                asked_at = self.following.high
+                crd = await self._definition()
+                found, version = await self._whole()
+                if await self._definition() != crd:
+                    raise CrdMissingError
+                marks = (listed.mark for listed in found)
+                odd = self.following.contradicts(marks, version, asked_at)
+                if not odd or (doubted is not None and version >= doubted):
+                    break
+                doubted = version
+                await asyncio.sleep(self.client.timing.confirm_s)
+            self._crd_uid = crd
+            self._tell(self.following.listed(found, version, restored=odd))
+            self.reason = ""
+            self.relists += 1
+            self.alive()
+            return version
+
+    async def _definition(self) -> str:
+        """Return the uid of the custom resource definition.
+
+        Raises:
+            CrdMissingError: it is gone or going.
+            ApiError: that is not known.
+        """
+        try:
+            body = await self.client.get(self._crd, accept=OBJECT_MARK)
+        except ApiError as error:
+            if error.status == 404:
+                raise CrdMissingError from error
+            raise
+        metadata = body.get("metadata")
+        if not isinstance(metadata, dict) or not metadata.get("uid"):
+            raise ApiError(0, f"{self._crd}: the answer is no definition")
+        if metadata.get("deletionTimestamp"):
+            raise CrdMissingError
+        return str(metadata["uid"])
+
+    async def _whole(self) -> tuple[list[Listed], int]:
+        found: list[Listed] = []
+
+        def take(body: Body) -> None:
+            sighting = sighting_of(body)
+            self._look(self.kind, body, True)
+            found.append(self.following.read(sighting))
+
+        return found, await self._list(take)
+
+    async def _marks(self) -> tuple[list[Mark], int]:
+        found: list[Mark] = []
+        version = await self._list(lambda body: found.append(mark_of(body)), accept=LIST_MARKS)
+        return found, version
+
+    async def _list(self, take: Callable[[Body], None], **how: Any) -> int:
+        """List all namespaces at the version of the first; return it."""
+        version = 0
+        for path in self.paths:
+            params = {}
+            if version:
+                params = {"resourceVersion": str(version), "resourceVersionMatch": "Exact"}
+            try:
+                async for items, at in self.client.pages(path, params, **how):
+                    version = at
+                    await _read(items, take)
+            except ApiError as error:
+                if error.status == 404:
+                    raise CrdMissingError from error
+                raise
+        return version
+
+    # ---- events ----------------------------------------------------------
+
+    async def take(self, changes: Sequence[Change], session: int) -> None:
+        """Tell the board of events, in their order.
+
+        Args:
+            changes: the events; ``BOOKMARK`` says only how far the watch has come.
+            session: the list that they follow; if there was another one since, they are void.
+
+        Raises:
+            CrdMissingError: objects went with their definition.
+            ApiError: whether they did is not known.
+        """
+        deleted = any(kind == "DELETED" for kind, _ in changes)
+        # Asked after the deletions came: the answer holds for all of them.
+        if deleted and await self._definition() != self._crd_uid:
+            raise CrdMissingError
+        if not self.following.synced or self.following.session != session:
+            return
+        for kind, body in changes:
+            self._tell([self._event(kind, body)])
+        self.heard += len(changes)
+        self.alive()
+
+    def _event(self, kind: str | None, body: Body) -> Event | None:
+        try:
+            if kind == "BOOKMARK":
+                return self.following.bookmark(int(body["metadata"]["resourceVersion"]))
+            if kind == "DELETED":
+                return self.following.deleted(mark_of(body))
+            sighting = sighting_of(body)
+            self._look(self.kind, body, False)
+            return self.following.applied(sighting)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ApiError(0, f"an event that cannot be read: {error}") from error
+
+    # ---- the sweep -------------------------------------------------------
+
+    async def sweep(self) -> None:
+        """Compare what is known with what the server holds, by their versions alone.
+
+        Raises:
+            CrdMissingError: the definition is gone or going.
+            ApiError: there is no list to be had.
+        """
+        async with self._lock:
+            if not self.following.synced:
+                return
+            session, asked_at = self.following.session, self.following.high
+            marks, version = await self._marks()
+            if await self._definition() != self._crd_uid:
+                raise CrdMissingError
+            if self.following.contradicts(marks, version, asked_at):
+                self.wanted.set()
+                return
+            if not self.following.synced:
+                return
+            removals = self.following.swept(marks, version)
+            self.swept += len(removals)
+            self._tell(removals)
+            if await self._catch_up(marks, session) and self.following.synced:
+                self._tell(self.following.caught_up(version))
+            self.alive()
+
+    async def _catch_up(self, marks: list[Mark], session: int) -> bool:
+        """Fetch what nobody told of; say whether all is known now."""
+        if self.following.behind(marks):
+            await asyncio.sleep(self.client.timing.settle_s)
+        behind = self.following.behind(marks)
+        if len(behind) > _FETCHED_ONE_BY_ONE:
+            self.wanted.set()
+            return False
+        for mark in behind:
+            try:
+                body = await self.client.get(f"{_path(self.kind, mark.namespace)}/{mark.name}")
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+            else:
+                await self.take([(None, body)], session)
+        return True
+
+
+def _path(kind: Kind, namespace: str | None) -> str:
+    where = "" if namespace is None else f"/namespaces/{namespace}"
+    return f"/apis/{API_VERSION}{where}/{PLURAL[kind]}"
+
+
+async def _read(items: Sequence[Body], take: Callable[[Body], None]) -> None:
+    """Read a page, and let others have their turn meanwhile."""
+    for place, body in enumerate(items):
+        try:
+            take(body)
+        except ValueError as error:
+            raise ApiError(0, f"a list with {error}") from error
+        if place % _AT_ONCE == _AT_ONCE - 1:
+            await asyncio.sleep(0)
+
+
+async def together(*parts: Awaitable[None]) -> None:
+    """Wait for the first of several to end or fail, and end the others."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+class ApiFeeder:
+    """A feeder's frame: both kinds are listed, followed and swept until it is cancelled.
+
+    Args:
+        client: asks the API server.
+        namespaces: those to watch; empty for all.
+        look: takes the objects themselves, before the events that come of them.
+    """
+
+    name: Literal["kopf", "reflector"]
+
+    def __init__(
+        self,
+        client: ApiClient,
+        namespaces: Sequence[str] = (),
+        look: Look = lambda *_: None,
+    ) -> None:
+        self.client = client
+        self.look = look
+        self.namespaces = tuple(namespaces)
+        self.feeds: dict[Kind, KindFeed] = {}
+
+    async def run(self, deliver: Deliver) -> None:
+        """Follow until cancelled; events are delivered in the loop's thread."""
+        self.feeds = {
+            kind: KindFeed(self.client, kind, self.namespaces, deliver, self.look) for kind in KINDS
+        }
+        try:
+            await together(*self.parts())
+        finally:
+            await self.client.close()
+
+    def parts(self) -> list[Awaitable[None]]:
+        """Return what runs side by side."""
+        raise AssertionError("each feeder has its own")
+
+    async def follow(self, feed: KindFeed, version: int) -> None:
+        """Follow one kind from a list's version on; return when a list is needed.
+
+        Raises:
+            CrdMissingError: the definition is gone or going.
+            ApiError: following is not possible.
+        """
+        raise AssertionError("each feeder has its own")
+
+    def health(self) -> FeedHealth:
+        """Return how it is now."""
+        feeds = list(self.feeds.values())
+        return FeedHealth(
+            kind=self.name,
+            synced=bool(feeds) and all(feed.following.synced for feed in feeds),
+            stale_for_s=max((feed.stale_for_s() for feed in feeds), default=0.0),
+            relists=sum(feed.relists for feed in feeds),
+            swept=sum(feed.swept for feed in feeds),
+            last_error=next((feed.last_error for feed in feeds if feed.last_error), ""),
+            reason=next((feed.reason for feed in feeds if feed.reason), ""),
+        )
+
+    async def keep(self, feed: KindFeed) -> None:
+        """List and follow one kind, again and again."""
+        loop, backoff = asyncio.get_running_loop(), Backoff(*self.client.timing.retry_s)
+        while True:
+            began, asked = loop.time(), 0.0
+            try:
+                version = await feed.relist()
+                _log.info("listed all %ss at version %d", feed.kind, version)
+                await self.follow(feed, version)
+            except CrdMissingError:
+                if feed.reason != "CrdMissing":
+                    _log.warning(
+                        "the definition of %ss is gone: what was known of them stays", feed.kind
+                    )
+                feed.lose("CrdMissing")
+            except ApiError as error:
+                feed.failed(error)
+                asked = error.retry_after_s
+            if loop.time() - began > 2 * self.client.timing.retry_s[1]:
+                backoff.reset()
+            await backoff.pause(asked)

@@ -1,0 +1,370 @@
+"""What an event, a list or a sweep means for what is known of one kind.
+
+Rule 1: nothing here does I/O or reads a clock. What was seen goes in, events for the
+board come out, and the caller delivers all of them in their order.
+Rule 2: what is late by the rules of the board's shelf is late here too, so that both
+always know the same.
+Rule 3: a list cannot be older than what was seen before it was asked for, nor bring back
+what had gone before. If it does, somebody served an old list, or the store was restored;
+`Following.contradicts` says so, and only a second such list may be taken for a restore.
+Lists take turns: none is asked for before the last one was taken in or given up.
+Rule 4: what matters of a resource are uid, generation, deletion and spec. An event that
+changes none of them moves the board's point and is not even parsed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from streambroker_core.board import (
+    CaughtUp,
+    Event,
+    ExportApplied,
+    ExportRemoved,
+    FeedLost,
+    ImportApplied,
+    ImportRemoved,
+    PointMoved,
+    Synced,
+    Unreadable,
+)
+from streambroker_core.errors import ManifestError, StreambrokerError
+from streambroker_core.model import Export, Import, Kind, PortKey, Resource
+from streambroker_core.wire.manifest import API_VERSION, read_manifest
+
+Entry: TypeAlias = "Export | Import | Unreadable"
+
+_METADATA = ("name", "namespace", "uid", "generation", "creationTimestamp")
+_PRINT_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """That an object exists, and at which version it was changed last."""
+
+    uid: str
+    namespace: str
+    name: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """One object as a list or an event showed it.
+
+    Attributes:
+        mark: which it is, at which version.
+        print: a digest of all that matters of it.
+        body: the object.
+    """
+
+    mark: Mark
+    print: bytes
+    body: Mapping[str, Any]
+
+
+class Listed(NamedTuple):
+    """One object of a list, read; its body is not kept, for a list may be long."""
+
+    mark: Mark
+    print: bytes
+    entry: Entry
+
+
+@dataclass(slots=True, kw_only=True)
+class _Known:
+    """What is known of one object: up to which version that holds, and since when."""
+
+    version: int
+    seen: int
+    print: bytes
+    entry: Entry
+
+
+def mark_of(body: Mapping[str, Any]) -> Mark:
+    """Read which object a body is.
+
+    Raises:
+        ValueError: it is no object of an API server.
+    """
+    metadata = body.get("metadata")
+    if not isinstance(metadata, Mapping):
+        raise ValueError("an object without metadata")
+    try:
+        return Mark(
+            uid=str(metadata["uid"]),
+            namespace=str(metadata["namespace"]),
+            name=str(metadata["name"]),
+            version=int(metadata["resourceVersion"]),
+        )
+    except KeyError as error:
+        raise ValueError(f"an object without metadata.{error.args[0]}") from error
+
+
+def sighting_of(body: Mapping[str, Any]) -> Sighting:
+    """Read an object as far as it takes to see whether it matters.
+
+    Raises:
+        ValueError: it is no object of an API server.
+    """
+    mark, metadata = mark_of(body), body["metadata"]
+    matters = (metadata.get("generation"), metadata.get("deletionTimestamp"), body.get("spec"))
+    text = json.dumps(matters, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_PRINT_BYTES)
+    return Sighting(mark=mark, print=digest.digest(), body=body)
+
+
+def read(kind: Kind, sighting: Sighting) -> Entry:
+    """Return the resource that an object is, or why it cannot be read."""
+    metadata = sighting.body["metadata"]
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "metadata": {name: metadata[name] for name in _METADATA if name in metadata},
+    }
+    if "spec" in sighting.body:
+        document["spec"] = sighting.body["spec"]
+    try:
+        return read_manifest(document)
+    except StreambrokerError as error:
+        return _unreadable(kind, sighting, error)
+
+
+def _unreadable(kind: Kind, sighting: Sighting, error: StreambrokerError) -> Unreadable:
+    mark, generation = sighting.mark, sighting.body["metadata"].get("generation")
+    return Unreadable(
+        kind=kind,
+        uid=mark.uid,
+        version=mark.version,
+        namespace=mark.namespace,
+        name=mark.name,
+        generation=generation if isinstance(generation, int) else 1,
+        key=_key(mark.namespace, sighting.body.get("spec")),
+        code=error.code,
+        problem=str(error),
+        path=error.path if isinstance(error, ManifestError) else "",
+    )
+
+
+def _key(namespace: str, spec: object) -> PortKey | None:
+    if not isinstance(spec, Mapping):
+        return None
+    try:
+        return PortKey.parse(f"{namespace}/{spec.get('job')}/{spec.get('pe', 0)}/{spec['port']}")
+    except (KeyError, ManifestError):
+        return None
+
+
+class Following:
+    """All objects of one kind, as far as the feed knows them.
+
+    Args:
+        kind: which.
+
+    Attributes:
+        synced: whether a list has been taken in since the feed was lost last.
+        session: how many lists were taken in; what was seen in an earlier session is void.
+        high: the highest version seen. Note it before asking for a list.
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.synced = False
+        self.session = 0
+        self.high = 0
+        self._known: dict[str, _Known] = {}
+        self._gone: dict[str, int] = {}
+        # Whoever is not known at this version is gone, or never was.
+        self._floor = -1
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    # ---- lists -----------------------------------------------------------
+
+    def read(self, sighting: Sighting) -> Listed:
+        """Return what a listed object is; it is parsed only if it is not known as it is."""
+        mark = sighting.mark
+        known = self._known.get(mark.uid)
+        if known is None or known.print != sighting.print:
+            entry = read(self.kind, sighting)
+        elif isinstance(known.entry, Unreadable):
+            entry = replace(known.entry, version=mark.version)
+        else:
+            entry = known.entry
+        return Listed(mark, sighting.print, entry)
+
+    def contradicts(self, marks: Iterable[Mark], version: int, asked_at: int) -> bool:
+        """Say whether a list and what is known cannot both be true of one course of versions.
+
+        Either somebody answered with an old list, or the store was restored from an old copy.
+
+        Args:
+            marks: what is listed.
+            version: the version of the list.
+            asked_at: `high` at the time of the question.
+        """
+        return version < asked_at or any(self._contradicts(mark, version) for mark in marks)
+
+    def _contradicts(self, mark: Mark, version: int) -> bool:
+        known = self._known.get(mark.uid)
+        if known is not None:
+            return mark.version < known.version <= version
+        gone = self._gone.get(mark.uid)
+        return mark.version <= self._floor if gone is None else gone <= version
+
+    def listed(
+        self, found: Sequence[Listed], version: int, *, restored: bool = False
+    ) -> list[Event]:
+        """Take in a whole, consistent list; return what to tell the board.
+
+        Args:
+            found: what `read` made of each object.
+            version: the version of the list.
+            restored: it contradicts what is known, and so did another one before it.
+        """
+        events: list[Event] = []
+        if restored:
+            events += self.lost("Restored")
+        fresh = not self.synced
+        known = {} if fresh else self._younger({listed.mark.uid for listed in found}, version)
+        for mark, print_, entry in found:
+            if mark.uid not in known and (fresh or self._gone.get(mark.uid, -1) <= version):
+                known[mark.uid] = _Known(
+                    version=mark.version,
+                    seen=max(mark.version, version),
+                    print=print_,
+                    entry=entry,
+                )
+        self._known = known
+        self._gone = {} if fresh else self._gone_after(version)
+        self._floor = version
+        self.high = version if fresh else max(self.high, version)
+        self.synced = True
+        self.session += 1
+        return [*events, self._synced(found, version)]
+
+    def _younger(self, here: set[str], version: int) -> dict[str, _Known]:
+        """Return what was seen after a version, and so is not for a list of it to judge."""
+        return {
+            uid: known
+            for uid, known in self._known.items()
+            if (known.version if uid in here else known.seen) > version
+        }
+
+    def _gone_after(self, version: int) -> dict[str, int]:
+        return {uid: at for uid, at in self._gone.items() if at > version}
+
+    def _synced(self, found: Sequence[Listed], version: int) -> Synced:
+        listed: list[tuple[Resource, int]] = []
+        unreadable: list[Unreadable] = []
+        for mark, _, entry in found:
+            if isinstance(entry, Unreadable):
+                unreadable.append(entry)
+            else:
+                listed.append((entry, mark.version))
+        return Synced(
+            kind=self.kind, listed=tuple(listed), version=version, unreadable=tuple(unreadable)
+        )
+
+    def lost(self, reason: str) -> list[Event]:
+        """Take in that the feed broke off; all stays until the next list decides."""
+        if not self.synced:
+            return []
+        self.synced = False
+        return [FeedLost(kind=self.kind, reason=reason)]
+
+    # ---- events ----------------------------------------------------------
+
+    def applied(self, sighting: Sighting) -> Event | None:
+        """Take in that an object was seen; None if that is late."""
+        mark = sighting.mark
+        self.high = max(self.high, mark.version)
+        known = self._known.get(mark.uid)
+        if known is None:
+            if mark.version <= self._floor or mark.uid in self._gone:
+                return None
+        elif mark.version <= known.seen:
+            return None
+        elif known.print == sighting.print:
+            known.version = known.seen = mark.version
+            return PointMoved(kind=self.kind, version=mark.version, uid=mark.uid)
+        entry = read(self.kind, sighting)
+        self._known[mark.uid] = _Known(
+            version=mark.version, seen=mark.version, print=sighting.print, entry=entry
+        )
+        return _applied(entry, mark.version)
+
+    def deleted(self, mark: Mark) -> Event | None:
+        """Take in that an object went, at the deletion's own version; None if that is late."""
+        self.high = max(self.high, mark.version)
+        known = self._known.get(mark.uid)
+        if known is None:
+            if mark.version <= self._floor or mark.uid in self._gone:
+                return None
+        elif mark.version < known.seen:
+            return None
+        self._known.pop(mark.uid, None)
+        self._gone[mark.uid] = mark.version
+        return self._removed(mark.uid, mark.version)
+
+    def bookmark(self, version: int) -> Event | None:
+        """Take in that a watch has come to a version; None if that is no news."""
+        if version <= self.high:
+            return None
+        self.high = version
+        return PointMoved(kind=self.kind, version=version)
+
+    def _removed(self, uid: str, version: int) -> Event:
+        if self.kind == "Export":
+            return ExportRemoved(uid=uid, version=version)
+        return ImportRemoved(uid=uid, version=version)
+
+    # ---- sweeps ----------------------------------------------------------
+
+    def swept(self, marks: Iterable[Mark], version: int) -> list[Event]:
+        """Take in who exists at a version; return the removals that nobody told of.
+
+        An object is gone only if nothing of it was seen after that version. Its removal is
+        told at the version up to which it is known to have been there, not at the list's:
+        another object of its name may be younger than the one and older than the other.
+        """
+        here = {mark.uid for mark in marks}
+        events: list[Event] = []
+        for uid, known in list(self._known.items()):
+            if uid not in here and known.seen <= version:
+                del self._known[uid]
+                self._gone[uid] = version
+                events.append(self._removed(uid, known.seen))
+        return events
+
+    def behind(self, marks: Iterable[Mark]) -> list[Mark]:
+        """Return what has to be fetched: what is listed and not known at its version."""
+        found = []
+        for mark in marks:
+            known = self._known.get(mark.uid)
+            if known is None:
+                if mark.uid not in self._gone:
+                    found.append(mark)
+            elif mark.version > known.version:
+                found.append(mark)
+        return found
+
+    def caught_up(self, version: int) -> list[Event]:
+        """Take in that all is known that existed at a version; forget who was gone by then."""
+        self._floor = max(self._floor, version)
+        self._gone = self._gone_after(version)
+        self.high = max(self.high, version)
+        return [CaughtUp(version=version, kind=self.kind)]
+
+
+def _applied(entry: Entry, version: int) -> Event:
+    if isinstance(entry, Unreadable):
+        return entry
+    if isinstance(entry, Export):
+        return ExportApplied(export=entry, version=version)
+    return ImportApplied(import_=entry, version=version)

@@ -1,0 +1,135 @@
+"""Feeders on a real API server behind a proxy that misbehaves, in sequences nobody thought of.
+
+After each step nothing may be gone that is still there; after each pause the board is what the
+server holds.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streambroker_core.model import Kind
+from streambroker_operator.kubernetes.access import from_kubeconfig
+from support.cluster import ApiServer
+from support.cluster_objects import ClusterObjects
+from support.followed import FeederName, Followed
+from support.kube_proxy import Fault, What
+from support.object_store import KINDS
+
+NAMES = ("a", "b", "c")
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+
+Write = tuple[Literal["write", "touch", "delete"], Kind, str, int]
+writes = st.tuples(
+    st.sampled_from(("write", "write", "touch", "delete")),
+    st.sampled_from(KINDS),
+    st.sampled_from(NAMES),
+    st.integers(0, 2),
+)
+asked = st.sampled_from(
+    (("watch",), ("watch",), ("list",), ("marks",), ("crd",), ("get",), ("list", "marks", "watch"))
+)
+
+
+def fault(how: str, on: tuple[What, ...], **more: int) -> Fault:
+    return Fault(on=on, how=how, **more)  # type: ignore[arg-type]  # drawn from its words
+
+
+refusals = st.builds(
+    lambda on, times, said: fault("refuse", on, times=times, status=said[0], retry_after=said[1]),
+    asked,
+    st.integers(1, 4),
+    st.sampled_from(((500, None), (503, None), (503, 1), (429, 1), (429, None), (502, None))),
+)
+missing = st.builds(
+    lambda times: fault("refuse", ("list", "marks", "watch", "crd"), times=times, status=404),
+    st.integers(1, 6),
+)
+cuts = st.builds(
+    lambda on, after: fault("cut", on, after=after), asked, st.sampled_from((0, 30, 700, 3000))
+)
+others = st.sampled_from(
+    (
+        ("gone", ("watch",)),
+        ("gone", ("watch",)),
+        ("stale", ("list",)),
+        ("stale", ("marks",)),
+        ("stale", ("list", "marks")),
+        ("silent", ("watch",)),
+        ("slow", ("list", "watch")),
+        ("hang", ("crd", "marks", "get")),
+    )
+).map(lambda words: fault(words[0], words[1]))
+faults = st.one_of(refusals, missing, cuts, others)
+words = st.sampled_from(("cut", "relist", "sweep", "pause", "pause"))
+steps = st.lists(
+    st.one_of(writes, writes, writes, faults, faults, words),
+    min_size=6,
+    max_size=20,
+)
+
+
+def take(objects: ClusterObjects, followed: Followed, write: Write) -> None:
+    """Write, and say beforehand what may go because of it.
+
+    Who ever was not to be read may go and come until the board is right again.
+    """
+    action, kind, name, variant = write
+    if action == "touch":
+        objects.touch(kind, name, variant)
+        return
+    found = objects.api.request("GET", objects.path(kind, name))
+    known = found.body["metadata"]["uid"] if found.status == 200 else ""
+    may_go = action == "delete" or variant == 2
+    if may_go:
+        followed.call(lambda: followed.steady.discard(known))
+    if action == "delete":
+        objects.delete(kind, name)
+    elif objects.write(kind, name, variant) != known and not may_go:
+        now = objects.api.request("GET", objects.path(kind, name)).body["metadata"]["uid"]
+        followed.call(lambda: followed.steady.add(now))
+
+
+def play(objects: ClusterObjects, followed: Followed, plan: list[object]) -> None:
+    namespaces = [objects.namespace]
+    for step in plan:
+        if isinstance(step, Fault):
+            followed.proxy.faults.append(step)
+        elif step == "cut":
+            followed.call(followed.proxy.cut_watches)
+        elif step in ("relist", "sweep"):
+            followed.demand(step)
+        elif step == "pause":
+            followed.await_scan(objects.api, namespaces)
+        else:
+            take(objects, followed, step)  # type: ignore[arg-type]  # all others are writes
+        assert followed.torn == []
+    followed.await_scan(objects.api, namespaces)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("feeder", ["reflector", "kopf"])
+def test_whatever_goes_wrong_nothing_is_torn_down_and_the_board_comes_right(
+    api: ApiServer, namespace: str, feeder: FeederName
+) -> None:
+    """One feeder lives through all examples, each from where the one before has left it."""
+    objects = ClusterObjects(api, namespace)
+    access = from_kubeconfig(api.kubeconfig())
+    with Followed(access, feeder, [namespace]).running() as followed:
+
+        @settings(
+            max_examples=200 if LONG else 12,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(plan=steps)
+        def play_all(plan: list[object]) -> None:
+            followed.call(followed.proxy.faults.clear)
+            play(objects, followed, plan)
+
+        play_all()

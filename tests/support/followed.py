@@ -1,0 +1,202 @@
+"""A feeder behind a proxy that misbehaves, and the board it fills, in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, TypeVar
+
+from streambroker_core.board import Board, Event
+from streambroker_core.model import Kind
+from streambroker_operator.kubernetes.access import Access
+from streambroker_operator.kubernetes.client import ApiClient, Timing
+from streambroker_operator.kubernetes.feed import ApiFeeder, FeedHealth
+from streambroker_operator.kubernetes.following import Entry, read, sighting_of
+from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
+from streambroker_operator.kubernetes.reflector import ReflectorFeeder
+from support.cluster import GROUP, ApiServer
+from support.kube_proxy import KubeProxy
+from support.object_store import KINDS
+from support.waiting import until
+
+T = TypeVar("T")
+FeederName = Literal["kopf", "reflector"]
+
+PLURAL: dict[Kind, str] = {"Export": "exports", "Import": "imports"}
+HASTY = Timing(
+    call_s=4.0,
+    server_s=20,
+    idle_s=2.5,
+    page=5,
+    sweep_s=0.5,
+    settle_s=0.1,
+    confirm_s=0.1,
+    retry_s=(0.02, 0.3),
+    restart_s=(0.1, 0.5),
+)
+"""Everything soon, so that what happens once a minute happens in a test."""
+CALM = Timing(page=5, retry_s=(0.02, 0.3), restart_s=(0.1, 0.5), settle_s=0.1, confirm_s=0.1)
+"""No sweep and no doubt within the time of a test."""
+_SECONDS = 40.0
+
+
+class Followed:
+    """A board that is fed.
+
+    Attributes:
+        board: what the feeder has told, taken in.
+        events: all that the feeder has told.
+        steady: uids that are never deleted; whoever of them was shown has to stay.
+        torn: those that did not, with the event that did it.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        feeder: FeederName = "reflector",
+        namespaces: Sequence[str] = (),
+        timing: Timing = HASTY,
+    ) -> None:
+        self.proxy = KubeProxy(access)
+        self.board = Board()
+        self.events: list[Event] = []
+        self.steady: set[str] = set()
+        self.torn: list[tuple[str, Event]] = []
+        self._shown: set[str] = set()
+        self._name, self._namespaces, self._timing = feeder, tuple(namespaces), timing
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self.feeder: ApiFeeder
+        self._thread = threading.Thread(target=self._run, daemon=True, name="followed")
+
+    @contextmanager
+    def running(self) -> Iterator[Followed]:
+        """Follow until the end of the block; nothing may have been torn down falsely."""
+        self._thread.start()
+        self._ready.wait(10)
+        try:
+            yield self
+        finally:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._thread.join(20)
+        if self._failure is not None:
+            raise self._failure
+        assert self.torn == []
+
+    def _run(self) -> None:
+        self._task = self._loop.create_task(self._follow())
+        try:
+            self._loop.run_until_complete(self._task)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:  # the test's thread raises it again
+            self._failure = error
+        finally:
+            self._ready.set()
+            self._loop.run_until_complete(_wind_up())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    async def _follow(self) -> None:
+        async with self.proxy.running():
+            client = ApiClient(self.proxy.access(), self._timing)
+            kind = KopfFeeder if self._name == "kopf" else ReflectorFeeder
+            self.feeder = kind(client, self._namespaces)
+            self._ready.set()
+            await self.feeder.run(self._deliver)
+
+    def _deliver(self, event: Event) -> None:
+        self.events.append(event)
+        self.board.handle(event)
+        shown = _uids(self.board)
+        self.torn += [(uid, event) for uid in self.steady & self._shown - shown]
+        self._shown = shown
+
+    # ---- for the test's thread -------------------------------------------
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call something in the feeder's thread."""
+
+        async def calling() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(calling(), self._loop).result(10)
+
+    def demand(self, what: str) -> None:
+        """Have a list or a sweep of both kinds made at once."""
+
+        def demanding() -> None:
+            for feed in self.feeder.feeds.values():
+                (feed.wanted if what == "relist" else feed.sweeping).set()
+
+        self.call(demanding)
+
+    def health(self) -> FeedHealth:
+        """Return how the feeder is."""
+        return self.call(self.feeder.health)
+
+    def entries(self) -> dict[str, Entry]:
+        """Return all that the board has, readable or not, by uid."""
+        return self.call(lambda: _entries(self.board, self.feeder))
+
+    def shows(self, api: ApiServer, namespaces: Sequence[str]) -> bool:
+        """Say whether the board is what the server holds."""
+        if not self.health().synced:
+            return False
+        found, wanted = self.entries(), scan(api, namespaces)
+        return found == wanted
+
+    def await_scan(self, api: ApiServer, namespaces: Sequence[str], seconds: float = 40.0) -> None:
+        """Wait until the board is what the server holds."""
+        until(lambda: self.shows(api, namespaces), seconds, "the board shows what the server holds")
+        assert self.torn == []
+
+    def await_synced(self) -> None:
+        """Wait until the feeder has listed both kinds."""
+        until(lambda: self.health().synced, _SECONDS, "both kinds are listed")
+
+
+async def _wind_up() -> None:
+    """End what is left in this loop, and let its connections close: all but its own pipe."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    for _ in range(400):
+        if len(loop._selector.get_map()) <= 1:  # type: ignore[attr-defined]
+            break
+        await asyncio.sleep(0.005)
+
+
+def _uids(board: Board) -> set[str]:
+    return {export.uid for export in board.each_export()} | {
+        import_.uid for import_ in board.each_import()
+    }
+
+
+def _entries(board: Board, feeder: ApiFeeder) -> dict[str, Entry]:
+    found: dict[str, Entry] = {export.uid: export for export in board.each_export()}
+    found |= {import_.uid: import_ for import_ in board.each_import()}
+    for kind, feed in feeder.feeds.items():
+        for uid in list(feed.following._known):
+            what = board.unreadable(kind, uid)
+            if what is not None:
+                found[uid] = what
+    return found
+
+
+def scan(api: ApiServer, namespaces: Sequence[str]) -> dict[str, Entry] | None:
+    """Return what a server holds, by uid; None while it cannot say."""
+    found: dict[str, Entry] = {}
+    for kind in KINDS:
+        for namespace in namespaces:
+            answer = api.request("GET", f"{GROUP}/namespaces/{namespace}/{PLURAL[kind]}")
+            if answer.status != 200:
+                return None
+            for body in answer.body["items"]:
+                found[body["metadata"]["uid"]] = read(kind, sighting_of(body))
+    return found

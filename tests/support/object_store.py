@@ -1,0 +1,95 @@
+"""Exports and Imports as an API server holds them, without one: versions, events, copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from streambroker_core.model import Kind
+
+KINDS: tuple[Kind, Kind] = ("Export", "Import")
+SPECS: dict[Kind, tuple[dict[str, Any], ...]] = {
+    "Export": (
+        {"properties": {"kind": "trade"}},
+        {"properties": {"kind": "quote"}},
+        {"properties": {"a b": 1}},
+    ),
+    "Import": (
+        {"subscription": 'kind == "trade"'},
+        {"subscription": 'kind == "quote"', "filter": "price > 1.0"},
+        {"subscription": 'kind == "trade"', "schema": [{"name": "a", "type": "nosuch"}]},
+    ),
+}
+"""Of each kind two that match crosswise, and one that an API server takes and we cannot read."""
+
+Object = dict[str, Any]
+World = dict[str, Object]
+
+
+def object_of(
+    kind: Kind, name: str, variant: int, *, namespace: str = "default", **more: Any
+) -> Object:
+    """Return a manifest of a port of a job of the same name; without what a server adds."""
+    return {
+        "apiVersion": "streambroker.io/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"job": name, "pe": 0, "port": "p", **SPECS[kind][variant], **more},
+    }
+
+
+@dataclass
+class ObjectStore:
+    """What a server holds, and what its watches tell."""
+
+    version: int = 0
+    created: int = 0
+    world: World = field(default_factory=dict)
+
+    def write(self, kind: Kind, name: str, variant: int) -> tuple[str, Object]:
+        """Create an object, or change its spec; return the watch's event."""
+        found = self.find(kind, name)
+        self.version += 1
+        made = object_of(kind, name, variant)
+        if found is None:
+            self.created += 1
+            generation, uid, when = 1, f"{kind}-{self.created}", self.created
+        else:
+            generation, uid = found["metadata"]["generation"] + 1, found["metadata"]["uid"]
+            when = int(uid.rpartition("-")[2])
+        made["metadata"] |= {
+            "uid": uid,
+            "generation": generation,
+            "resourceVersion": str(self.version),
+            "creationTimestamp": f"2026-01-01T00:{when // 60:02}:{when % 60:02}Z",
+        }
+        self.world[uid] = made
+        return ("ADDED" if found is None else "MODIFIED"), made
+
+    def touch(self, uid: str) -> tuple[str, Object]:
+        """Write a status; return the watch's event."""
+        return "MODIFIED", self._again(uid, dict(self.world[uid]), keep=True)
+
+    def delete(self, uid: str) -> tuple[str, Object]:
+        """Delete an object; return the watch's event, with the deletion's own version."""
+        return "DELETED", self._again(uid, dict(self.world[uid]), keep=False)
+
+    def _again(self, uid: str, body: Object, *, keep: bool) -> Object:
+        self.version += 1
+        body["metadata"] = {**body["metadata"], "resourceVersion": str(self.version)}
+        if keep:
+            self.world[uid] = body
+        else:
+            del self.world[uid]
+        return body
+
+    def find(self, kind: Kind, name: str) -> Object | None:
+        """Return an object by its name."""
+        for body in self.world.values():
+            if body["kind"] == kind and body["metadata"]["name"] == name:
+                return body
+        return None
+
+    def of(self, kind: Kind) -> list[Object]:
+        """Return what a list of a kind shows now."""
+        return [body for body in self.world.values() if body["kind"] == kind]

@@ -1,0 +1,453 @@
+"""What a feed makes of lists, events and sweeps, however they come: the board is what is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streambroker_core.board import (
+    Board,
+    ExportApplied,
+    ExportRemoved,
+    FeedLost,
+    PointMoved,
+    Synced,
+    Unreadable,
+)
+from streambroker_core.model import Kind
+from streambroker_operator.kubernetes.following import (
+    Following,
+    mark_of,
+    read,
+    sighting_of,
+)
+from support.object_store import KINDS, Object, ObjectStore, World
+
+Step = tuple[str, Kind, int, int]
+
+WRITES = ("write", "write", "write", "touch", "delete")
+FEED = ("deliver", "deliver", "deliver", "ask", "ask", "arrive", "arrive", "mix", "gap")
+
+
+def steps(*more: str) -> st.SearchStrategy[list[Step]]:
+    """Draw what happens: to the server, to its watches, to lists under way, and more."""
+    return st.lists(
+        st.tuples(
+            st.sampled_from((*WRITES, *FEED, *more)),
+            st.sampled_from(KINDS),
+            st.integers(0, 2),
+            st.integers(0, 2),
+        ),
+        max_size=30,
+    )
+
+
+@dataclass
+class Answer:
+    """A list on its way."""
+
+    bodies: list[Object]
+    version: int
+    asked_at: int
+    session: int
+    whole: bool
+
+
+@dataclass
+class Rig:
+    """A server, a feed of both kinds that hears of it late and in part, and the board."""
+
+    store: ObjectStore = field(default_factory=ObjectStore)
+    board: Board = field(default_factory=Board)
+    feeds: dict[Kind, Following] = field(default_factory=lambda: {k: Following(k) for k in KINDS})
+    told: dict[Kind, list[tuple[str, Object]]] = field(
+        default_factory=lambda: {k: [] for k in KINDS}
+    )
+    asked: dict[Kind, Answer] = field(default_factory=dict)
+    copy: tuple[int, World] = (0, {})
+
+    def __post_init__(self) -> None:
+        for kind in KINDS:
+            self.relist(kind)
+
+    # ---- what happens ----------------------------------------------------
+
+    def step(self, step: Step) -> None:
+        """Do one thing, and see that nothing went that is still there."""
+        action, kind, place, variant = step
+        before = self.shown() & set(self.store.world)
+        current = {uid: self.store.world[uid]["spec"] for uid in before if self.is_current(uid)}
+        routes = [r for r in self.board.routes() if {r.export_uid, r.import_uid} <= set(current)]
+        getattr(self, action)(kind, place, variant)
+
+        world = self.store.world
+        assert (before & set(world)) - self.unread() <= self.shown()
+        same = {uid for uid, spec in current.items() if uid in world and world[uid]["spec"] == spec}
+        left = self.board.routes()
+        assert [r for r in routes if {r.export_uid, r.import_uid} <= same and r not in left] == []
+
+    def is_current(self, uid: str) -> bool:
+        body = self.store.world[uid]
+        return self.board.get(body["kind"], uid) == read(body["kind"], sighting_of(body))
+
+    def write(self, kind: Kind, place: int, variant: int) -> None:
+        self.told[kind].append(self.store.write(kind, f"n{place}", variant))
+
+    def touch(self, kind: Kind, place: int, _: int) -> None:
+        found = self.store.find(kind, f"n{place}")
+        if found is not None:
+            self.told[kind].append(self.store.touch(found["metadata"]["uid"]))
+
+    def delete(self, kind: Kind, place: int, _: int) -> None:
+        found = self.store.find(kind, f"n{place}")
+        if found is not None:
+            self.told[kind].append(self.store.delete(found["metadata"]["uid"]))
+
+    def deliver(self, kind: Kind, place: int, _: int) -> None:
+        """Let the first events arrive."""
+        for _ in range(min(place + 1, len(self.told[kind]))):
+            self.hear(kind, *self.told[kind].pop(0))
+
+    def mix(self, kind: Kind, place: int, _: int) -> None:
+        """Let an event wait behind the next one of another object, and come twice."""
+        told = self.told[kind]
+        if place + 1 < len(told):
+            first, second = told[place], told[place + 1]
+            if first[1]["metadata"]["uid"] != second[1]["metadata"]["uid"]:
+                told[place], told[place + 1] = second, first
+            told.append(told[place])
+
+    def gap(self, kind: Kind, *_: int) -> None:
+        """Lose all events that have not arrived."""
+        self.told[kind].clear()
+
+    def ask(self, kind: Kind, _: int, variant: int) -> None:
+        """Have a list made, for a whole one or a sweep, that arrives later."""
+        feed = self.feeds[kind]
+        self.asked[kind] = Answer(
+            self.store.of(kind), self.store.version, feed.high, feed.session, whole=variant == 0
+        )
+
+    def arrive(self, kind: Kind, *_: int) -> None:
+        answer = self.asked.pop(kind, None)
+        if answer is None or answer.session != self.feeds[kind].session:
+            return
+        if answer.whole:
+            self.take_whole(kind, answer, restored=False)
+        else:
+            self.take_marks(kind, answer)
+
+    def stale(self, kind: Kind, _: int, variant: int) -> None:
+        """Answer a new question with the copy made before; questions take turns."""
+        self.asked.pop(kind, None)
+        version, world = self.copy
+        feed = self.feeds[kind]
+        bodies = [body for body in world.values() if body["kind"] == kind]
+        answer = Answer(bodies, version, feed.high, feed.session, whole=variant == 0)
+        if answer.whole:
+            self.take_whole(kind, answer, restored=False)
+        else:
+            self.take_marks(kind, answer)
+
+    def save(self, *_: Any) -> None:
+        self.copy = (self.store.version, dict(self.store.world))
+
+    def restore(self, *_: Any) -> None:
+        """Go on from the copy; watches end, and lists under way are not answered."""
+        self.store.version, world = self.copy
+        self.store.world = dict(world)
+        for kind in KINDS:
+            self.told[kind].clear()
+            self.asked.pop(kind, None)
+
+    def outgrow(self, *_: Any) -> None:
+        """Restore, and come past all versions of before until anybody looks."""
+        high = self.store.version
+        self.restore()
+        self.store.version = high + 20
+
+    def undefine(self, kind: Kind, *_: int) -> None:
+        """Delete the definition and all its objects; the feed sees that it went."""
+        before = self.shown()
+        for body in self.store.of(kind):
+            self.told[kind].append(self.store.delete(body["metadata"]["uid"]))
+        self.told[kind].clear()
+        self.asked.pop(kind, None)
+        self.tell(self.feeds[kind].lost("CrdMissing"))
+        assert self.shown() == before
+
+    # ---- what the shell does with it -------------------------------------
+
+    def tell(self, events: list[Any]) -> None:
+        for event in events:
+            self.board.handle(event)
+
+    def hear(self, kind: Kind, type_: str, body: Object) -> None:
+        feed = self.feeds[kind]
+        if not feed.synced:
+            return
+        event = (
+            feed.deleted(mark_of(body)) if type_ == "DELETED" else feed.applied(sighting_of(body))
+        )
+        self.tell([] if event is None else [event])
+
+    def take_whole(self, kind: Kind, answer: Answer, *, restored: bool) -> bool:
+        feed = self.feeds[kind]
+        sightings = [sighting_of(body) for body in answer.bodies]
+        odd = feed.contradicts((s.mark for s in sightings), answer.version, answer.asked_at)
+        if odd and not restored:
+            return False
+        found = [feed.read(sighting) for sighting in sightings]
+        self.tell(feed.listed(found, answer.version, restored=odd))
+        return True
+
+    def take_marks(self, kind: Kind, answer: Answer) -> bool:
+        feed = self.feeds[kind]
+        marks = [mark_of(body) for body in answer.bodies]
+        if not feed.synced or feed.contradicts(marks, answer.version, answer.asked_at):
+            return False
+        self.tell(feed.swept(marks, answer.version))
+        for mark in feed.behind(marks):
+            body = self.store.world.get(mark.uid)
+            if body is not None:
+                self.hear(kind, "MODIFIED", body)
+        self.tell(feed.caught_up(answer.version))
+        return True
+
+    def question(self, kind: Kind) -> Answer:
+        feed = self.feeds[kind]
+        return Answer(self.store.of(kind), self.store.version, feed.high, feed.session, whole=True)
+
+    def relist(self, kind: Kind) -> None:
+        if not self.take_whole(kind, self.question(kind), restored=False):
+            assert self.take_whole(kind, self.question(kind), restored=True)
+
+    def sweep(self, kind: Kind) -> None:
+        if not self.take_marks(kind, self.question(kind)):
+            self.relist(kind)
+
+    # ---- what there is ---------------------------------------------------
+
+    def shown(self) -> set[str]:
+        return {export.uid for export in self.board.each_export()} | {
+            import_.uid for import_ in self.board.each_import()
+        }
+
+    def unread(self) -> set[str]:
+        return {
+            uid
+            for uid, body in self.store.world.items()
+            if self.board.unreadable(body["kind"], uid) is not None
+        }
+
+    def assert_quiet(self) -> None:
+        """The board shows what the server holds, and says of the rest that it cannot be read."""
+        fresh = Rig(store=self.store)
+        assert self.board.exports() == fresh.board.exports()
+        assert self.board.imports() == fresh.board.imports()
+        assert self.board.routes() == fresh.board.routes()
+        assert self.unread() == fresh.unread()
+        for uid in self.unread():
+            kind: Kind = self.store.world[uid]["kind"]
+            assert self.board.status(kind, uid) == fresh.board.status(kind, uid)
+        assert {k: len(f) for k, f in self.feeds.items()} == {
+            k: len(f) for k, f in fresh.feeds.items()
+        }
+
+
+@settings(deadline=None, max_examples=400)
+@given(plan=steps())
+def test_once_a_sweep_has_passed_the_board_is_what_the_server_holds(plan: list[Step]) -> None:
+    """Events come late, twice, mixed or never; lists arrive while events pass them."""
+    rig = Rig()
+    for step in plan:
+        rig.step(step)
+    for kind in KINDS:
+        rig.sweep(kind)
+
+    rig.assert_quiet()
+    for kind in KINDS:
+        for told in rig.told[kind]:
+            rig.hear(kind, *told)
+    rig.assert_quiet()
+
+
+@settings(deadline=None, max_examples=300)
+@given(plan=steps())
+def test_events_that_all_arrive_need_no_sweep(plan: list[Step]) -> None:
+    rig = Rig()
+    for step in plan:
+        if step[0] != "gap":
+            rig.step(step)
+    for kind in KINDS:
+        rig.deliver(kind, len(rig.told[kind]), 0)
+
+    rig.assert_quiet()
+
+
+@settings(deadline=None, max_examples=400)
+@given(plan=steps("save", "stale"))
+def test_an_old_list_tears_nothing_down(plan: list[Step]) -> None:
+    rig = Rig()
+    for step in plan:
+        rig.step(step)
+    for kind in KINDS:
+        rig.sweep(kind)
+
+    rig.assert_quiet()
+
+
+@settings(deadline=None, max_examples=400)
+@given(plan=steps("save", "save", "restore", "outgrow"))
+def test_after_a_restore_the_list_decides_and_what_persists_is_kept(plan: list[Step]) -> None:
+    rig = Rig()
+    for step in plan:
+        rig.step(step)
+    for kind in KINDS:
+        rig.sweep(kind)
+
+    rig.assert_quiet()
+
+
+@settings(deadline=None, max_examples=300)
+@given(plan=steps("undefine"))
+def test_a_kind_that_goes_with_its_definition_stays_on_the_board_until_the_next_list(
+    plan: list[Step],
+) -> None:
+    rig = Rig()
+    for step in plan:
+        rig.step(step)
+    for kind in KINDS:
+        if not rig.feeds[kind].synced:
+            rig.relist(kind)
+        rig.sweep(kind)
+
+    rig.assert_quiet()
+
+
+# ---- single cases --------------------------------------------------------------------------
+
+
+def listed(store: ObjectStore, feed: Following) -> list[Any]:
+    found = [feed.read(sighting_of(body)) for body in store.of("Export")]
+    return feed.listed(found, store.version)
+
+
+def synced_feed(*variants: int) -> tuple[ObjectStore, Following]:
+    store, feed = ObjectStore(), Following("Export")
+    for place, variant in enumerate(variants):
+        store.write("Export", f"n{place}", variant)
+    listed(store, feed)
+    return store, feed
+
+
+def test_a_status_moves_the_point_and_nothing_else() -> None:
+    store, feed = synced_feed(0)
+    _, body = store.touch("Export-1")
+
+    assert feed.applied(sighting_of(body)) == PointMoved(kind="Export", version=2, uid="Export-1")
+
+
+def test_a_deletion_that_waits_for_a_finalizer_is_news_of_the_same_resource() -> None:
+    store, feed = synced_feed(0)
+    _, body = store.touch("Export-1")
+    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:09Z"
+    event = feed.applied(sighting_of(body))
+
+    assert isinstance(event, ExportApplied)
+    assert event.export.uid == "Export-1"
+
+
+def test_an_object_created_while_it_was_listed_is_not_swept() -> None:
+    store, feed = synced_feed(0)
+    version = store.version
+    marks = [mark_of(body) for body in store.of("Export")]
+    _, body = store.write("Export", "late", 0)
+    feed.applied(sighting_of(body))
+
+    assert feed.swept(marks, version) == []
+
+
+def test_a_deletion_nobody_told_of_is_swept_at_the_version_it_was_known_at() -> None:
+    store, feed = synced_feed(0, 0)
+    store.delete("Export-1")
+    store.write("Export", "n0", 1)
+    marks = [mark_of(body) for body in store.of("Export")]
+
+    assert feed.swept(marks, store.version) == [ExportRemoved(uid="Export-1", version=2)]
+    assert [mark.uid for mark in feed.behind(marks)] == ["Export-3"]
+
+
+def test_a_resource_that_cannot_be_read_says_where() -> None:
+    store, feed = synced_feed(0)
+    _, body = store.write("Export", "n0", 2)
+    event = feed.applied(sighting_of(body))
+
+    assert isinstance(event, Unreadable)
+    assert (event.uid, event.code, event.generation) == ("Export-1", "PropertyInvalid", 2)
+    assert str(event.key) == "default/n0/0/p"
+    assert "`a b`" in event.problem
+
+
+def test_an_object_without_a_spec_cannot_be_read_and_has_no_port() -> None:
+    store, feed = synced_feed(0)
+    _, body = store.touch("Export-1")
+    del body["spec"]
+    event = feed.applied(sighting_of(body))
+
+    assert isinstance(event, Unreadable)
+    assert (event.key, event.path) == (None, "spec")
+
+
+def test_a_lost_feed_is_told_once_and_the_next_list_has_the_word() -> None:
+    store, feed = synced_feed(0)
+
+    assert feed.lost("CrdMissing") == [FeedLost(kind="Export", reason="CrdMissing")]
+    assert feed.lost("CrdMissing") == []
+    (event,) = listed(store, feed)
+    assert isinstance(event, Synced)
+    assert [(r.uid, version) for r, version in event.listed] == [("Export-1", 1)]
+
+
+def test_what_is_late_is_not_told() -> None:
+    store, feed = synced_feed(0)
+    early = [store.touch("Export-1")[1] for _ in range(2)]
+    _, body = store.write("Export", "n0", 1)
+    feed.applied(sighting_of(body))
+
+    assert [feed.applied(sighting_of(body)) for body in early] == [None, None]
+    assert feed.deleted(mark_of(early[0])) is None
+
+
+def test_a_list_forgets_nothing_that_was_seen_after_it() -> None:
+    store, feed = synced_feed(0)
+    old, version = store.of("Export"), store.version
+    for name in ("n0", "late"):
+        feed.applied(sighting_of(store.write("Export", name, 1)[1]))
+    feed.listed([feed.read(sighting_of(body)) for body in old], version)
+
+    for uid in ("Export-1", "Export-2"):
+        assert isinstance(feed.applied(sighting_of(store.touch(uid)[1])), PointMoved)
+
+
+def test_an_object_listed_at_a_lower_version_than_it_is_known_at_contradicts() -> None:
+    store, feed = synced_feed(0)
+    old = [mark_of(body) for body in store.of("Export")]
+    feed.applied(sighting_of(store.touch("Export-1")[1]))
+
+    assert feed.contradicts(old, store.version, feed.high)
+    assert not feed.contradicts(old, store.version - 1, store.version - 1)
+
+
+def test_a_list_that_brings_back_what_had_gone_contradicts() -> None:
+    store, feed = synced_feed(0)
+    old = [mark_of(body) for body in store.of("Export")]
+    _, body = store.delete("Export-1")
+    feed.deleted(mark_of(body))
+
+    assert feed.contradicts(old, store.version + 5, feed.high)
+    assert feed.contradicts([], store.version - 1, feed.high)
+    assert not feed.contradicts([], store.version, feed.high)
