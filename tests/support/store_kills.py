@@ -21,7 +21,7 @@ import shutil
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -36,6 +36,7 @@ from streambroker_operator.hinting import HintSender
 from streambroker_operator.idempotency import RequestName
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Store
+from support.at_once import at_once
 from support.resources import export_of, import_of, pe, port, registration
 
 ANSWERED, TOLD = b"a", b"t"
@@ -57,7 +58,7 @@ TABLES = {
 def _named(store: Store, runtime: Runtime) -> None:
     store.answered.begin(RequestName(principal="me", id="one", digest="d"))
     try:
-        runtime.put(import_of(filter="price > 5.0"))
+        at_once(runtime.put(import_of(filter="price > 5.0")))
     finally:
         store.answered.end()
 
@@ -72,7 +73,7 @@ def _together(store: Store, runtime: Runtime) -> None:
     gone = (Removal("Import", port("alerts/old")),)
     store.answered.begin(RequestName(principal="me", id="set", digest="d"))
     try:
-        runtime.apply(Proposal(puts=puts, deletes=gone), _check_fine)
+        at_once(runtime.apply(Proposal(puts=puts, deletes=gone), _check_fine))
     finally:
         store.answered.end()
 
@@ -82,12 +83,12 @@ def _check_fine(found: Forecast) -> None:
 
 
 def _registration(store: Store, runtime: Runtime) -> None:
-    runtime.register(pe("alerts"), registration("grpc+tcp://10.0.0.1:1"), "token-a")
+    at_once(runtime.register(pe("alerts"), registration("grpc+tcp://10.0.0.1:1"), "token-a"))
 
 
 def _checkpointed(store: Store, runtime: Runtime) -> None:
     store._db.execute("PRAGMA wal_autocheckpoint = 1")
-    runtime.put(export_of(properties={"kind": "trade", "note": "x" * 9000}))
+    at_once(runtime.put(export_of(properties={"kind": "trade", "note": ["x" * 1000] * 9})))
 
 
 COMMANDS: dict[str, Command] = {
@@ -269,7 +270,9 @@ async def _live(db: Path, number: int, fuse: Fuse, pipe: int, command: Command) 
     runtime = Runtime(store, ear)
     runtime.start()
     fuse.burning = ear.on = True
-    command(store, runtime)
+    done = command(store, runtime)
+    if isinstance(done, Coroutine):
+        at_once(done)
     os.write(pipe, ANSWERED)
 
 

@@ -7,6 +7,7 @@
     ├── AddressError    code AddressUnusable: the broker cannot listen there
     ├── OpenError       code NotSecured: others could reach a broker without tokens
     ├── TokensError     code TokensUnusable: the token file cannot be used
+    ├── ClusterError    code ClusterUnusable: no API server can be found or asked
     └── RequestError    a request that cannot be fulfilled, with its HTTP status
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.model import Kind, PortKey
 
 
 class StoreError(StreambrokerError):
@@ -42,6 +44,12 @@ class TokensError(StreambrokerError):
     code = "TokensUnusable"
 
 
+class ClusterError(StreambrokerError):
+    """There is no Kubernetes API server, or no way in that the broker knows."""
+
+    code = "ClusterUnusable"
+
+
 class RequestError(StreambrokerError):
     """A request that cannot be fulfilled.
 
@@ -65,3 +73,18 @@ class RequestError(StreambrokerError):
         self.headers = dict(headers or {})
         self.facts = dict(facts or {})
         super().__init__(message)
+
+
+def unknown_port(kind: Kind, key: PortKey) -> RequestError:
+    """Return the refusal of a port that nobody declares."""
+    return RequestError(404, "UnknownPort", f"{key.owner} has no {kind.lower()} {key.port!r}.")
+
+
+def not_declared(what: str) -> RequestError:
+    """Return the refusal to release what only the broker declares."""
+    return RequestError(
+        409,
+        "NotDeclared",
+        f"{what} was declared through the broker alone: there is nothing it could go back to."
+        " DELETE withdraws it.",
+    )

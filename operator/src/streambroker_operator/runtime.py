@@ -1,8 +1,8 @@
 """The one owner of the broker's state.
 
-Every change takes the same way: checked, written to the store, told to the board,
-hinted. Nothing is told to anybody that is not on disk, and nothing that was
-checked in vain has changed anything.
+Every change takes the same way: checked, written, told to the board, hinted. Nothing
+is told to anybody that is not written, and nothing that was checked in vain has changed
+anything. Where others write, too, a feed tells of their changes, and of ours once more.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import asyncio
 import gc
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from streambroker_core.board import (
     Action,
@@ -26,11 +26,11 @@ from streambroker_core.board import (
     Hint,
     ImportApplied,
     ImportRemoved,
-    PeDeclared,
     PeWithdrawn,
     RoutesChanged,
     StatusChanged,
     Synced,
+    Unreadable,
 )
 from streambroker_core.model import (
     Export,
@@ -54,14 +54,18 @@ from streambroker_core.whatif import (
 from streambroker_core.wire import capability, hints
 from streambroker_core.wire.registration import Registered, Registration, derive_key
 from streambroker_core.wire.view import ImportRoute, View, with_capabilities
+from streambroker_operator.backing import Backing
 from streambroker_operator.changes import ChangeLog, Word
 from streambroker_operator.errors import RequestError
 from streambroker_operator.heard import Heard
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.idempotency import Answered
-from streambroker_operator.store import Store, Stored
+from streambroker_operator.store import Stored
+from streambroker_operator.terms import FREELY, Terms, Touched
 
 _log = logging.getLogger("streambroker.matching")
+
+_OfResource: TypeAlias = ExportApplied | ExportRemoved | ImportApplied | ImportRemoved
 
 _MANY = 1000
 """Resources that are worth freezing."""
@@ -91,18 +95,19 @@ class Applied:
 
 
 class Runtime:
-    """Commands in; store, board and hints follow, in this order.
+    """Commands in; what they stand on, board and hints follow, in this order.
 
-    All methods are called on one event loop; none of them waits but `changed`.
+    All methods are called on one event loop. Those that write wait only where the
+    backing does.
 
     Args:
-        store: where the resources are.
+        backing: where the resources are.
         sender: sends hints.
         board: an empty one.
     """
 
-    def __init__(self, store: Store, sender: HintSender, board: Board | None = None) -> None:
-        self._store = store
+    def __init__(self, backing: Backing, sender: HintSender, board: Board | None = None) -> None:
+        self._backing = backing
         self.sender = sender
         self.board = Board() if board is None else board
         self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
@@ -110,11 +115,11 @@ class Runtime:
         self._warned = False
         self.heard = Heard()
         self.changes = ChangeLog(
-            secrets.token_hex(8), self.board, store.get, self._why_cut, self.heard
+            secrets.token_hex(8), self.board, backing.get, self._why_cut, self.heard
         )
 
     def start(self) -> None:
-        """Fill the board from the store; before this there are no views.
+        """Fill the board with what is kept; before this, or before the feed, there are no views.
 
         What was loaded stays: the collector of garbage is kept from looking for
         rubbish in it, which for 100,000 resources takes most of a second each time.
@@ -122,32 +127,36 @@ class Runtime:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            self._load()
+            self._fill(self._backing.load())
         finally:
             if collecting:
                 gc.enable()
+        if self.board.synced:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Take the board as it is for known, now that it is filled."""
         figures = self.board.figures()
         if figures.exports + figures.imports >= _MANY:
             gc.freeze()
         self._warn()
 
-    def _load(self) -> None:
+    def _fill(self, events: Iterable[Event]) -> None:
         # Nobody follows yet and nobody waits: of all that the board orders only hints go out.
-        for action in self.board.orders(self._stored()):
+        for action in self.board.orders(events):
             if isinstance(action, Hint):
                 self._hint(action)
 
-    def _stored(self) -> Iterator[Event]:
-        version = self._store.version
-        for known in self._store.pes():
-            yield PeDeclared(pe=known.pe)
-            if known.registration is not None:
-                yield AgentRegistered(
-                    pe=known.pe, registration=known.registration, version=known.version
-                )
-        for kind in get_args(Kind):
-            listed = ((s.resource, s.version) for s in self._store.resources(kind))
-            yield Synced(kind=kind, listed=listed, version=version)
+    def deliver(self, event: Event) -> None:
+        """Take in what the feed tells."""
+        if not self.board.synced:
+            self._fill((event,))
+            if self.board.synced:
+                self._begin()
+        elif isinstance(event, AgentRegistered):
+            self._agent(event)
+        else:
+            self._take(event)
 
     def close(self) -> None:
         """Let everybody go who waits for a change."""
@@ -178,29 +187,29 @@ class Runtime:
 
     def key(self, pe: PeKey, registration: Registration) -> bytes:
         """Return the key of a PE's agent."""
-        return derive_key(self._store.secret, pe, registration.instance)
+        return derive_key(self._backing.secret, pe, registration.instance)
 
     @property
     def secret(self) -> bytes:
         """What this broker signs with."""
-        return self._store.secret
+        return self._backing.secret
 
     @property
     def answered(self) -> Answered:
         """The answers that are given again to the same request."""
-        return self._store.answered
+        return self._backing.answered
 
     def stored(self, kind: Kind, key: PortKey) -> Stored | None:
         """Return the resource of a port."""
-        return self._store.get(kind, key)
+        return self._backing.get(kind, key)
 
     def all_of(self, kind: Kind) -> list[Stored]:
         """Return all resources of one kind, in order of their ports."""
-        return self._store.resources(kind)
+        return self._backing.resources(kind)
 
     def each_of(self, kind: Kind) -> tuple[Stored, ...]:
         """Return all resources of one kind, in no order."""
-        return self._store.each(kind)
+        return self._backing.each(kind)
 
     async def changed(self, pe: PeKey, timeout_s: float) -> None:
         """Return when a PE's view changes, when time is up, or when the broker stops."""
@@ -218,10 +227,18 @@ class Runtime:
 
     # ---- writing ---------------------------------------------------------
 
-    def put(self, resource: Resource) -> Written:
+    async def put(
+        self, resource: Resource, *, touched: Touched | None = None, terms: Terms = FREELY
+    ) -> Written:
         """Create or replace the resource of a port.
 
+        Args:
+            resource: as it should be.
+            touched: what of its spec is meant; None for all of it.
+            terms: on which this is done.
+
         Raises:
+            RequestError: as of `Backing.write`.
             TakenError: the port, or the name, is another resource's.
             SubscriptionError: the subscription cannot be read.
             FilterError: the filter cannot be read, or can never work.
@@ -231,18 +248,29 @@ class Runtime:
         if problem is not None:
             raise problem.with_traceback(None)
         before = self._routes_at(kind_of(resource), resource.key)
-        (stored,) = self._write(Proposal(puts=(resource,)))
+        (stored,) = await self._write(Proposal(puts=(resource,)), touched=touched, terms=terms)
         return self._written(stored, before)
 
-    def delete(self, kind: Kind, key: PortKey) -> Written | None:
+    async def delete(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Written | None:
         """Delete the resource of a port; None where there is none."""
-        if self._store.get(kind, key) is None:
+        if self._backing.get(kind, key) is None:
             return None
         before = self._routes_at(kind, key)
-        (stored,) = self._write(Proposal(deletes=(Removal(kind, key),)))
+        (stored,) = await self._write(Proposal(deletes=(Removal(kind, key),)), terms=terms)
         return self._written(stored, before)
 
-    def apply(
+    async def release(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Written:
+        """Give up what was changed here, so that what others declare holds again.
+
+        Raises:
+            RequestError: as of `Backing.release`.
+        """
+        before = self._routes_at(kind, key)
+        stored = await self._backing.release(kind, key, terms=terms)
+        self._take_own(_applied(stored))
+        return self._written(stored, before)
+
+    async def apply(
         self,
         proposal: Proposal,
         check: Callable[[Forecast], None],
@@ -253,48 +281,99 @@ class Runtime:
         Args:
             proposal: the changes, none of which has a uid.
             check: looks at what they will do; what it raises leaves everything as it is.
-                It has to refuse a forecast with changes that are refused. Nothing comes
-                between it and the changes.
+                It has to refuse a forecast with changes that are refused. Where nobody else
+                writes, nothing comes between it and the changes.
             watch: as of `forecast`.
         """
         found = forecast(self.board, proposal, watch=watch)
         check(found)
-        return Applied(forecast=found, stored=tuple(self._write(proposal)))
+        return Applied(forecast=found, stored=tuple(await self._write(proposal)))
 
-    def _write(self, proposal: Proposal) -> list[Stored]:
-        """Make changes that are not refused: on the disk all together, then to everybody."""
-        with self._store.transaction():
-            done = [self._store.put(resource) for resource in proposal.puts]
-            gone = [self._store.delete(kind, key) for kind, key, _ in proposal.deletes]
-        changed = [stored for stored in done if stored.changed]
-        if changed or gone:
-            events = [*map(_applied, changed), *map(_removed, gone)]
-            self._tell(*events, CaughtUp(version=events[-1].version))
-            told: list[tuple[Word, Stored]] = [
-                ("ADDED" if stored.created else "MODIFIED", stored) for stored in changed
-            ]
-            self.changes.resources(*told, *(("DELETED", stored) for stored in gone))
+    async def _write(
+        self, proposal: Proposal, *, touched: Touched | None = None, terms: Terms = FREELY
+    ) -> list[Stored]:
+        """Make changes that are not refused, and tell everybody of all of them together."""
+        stored = await self._backing.write(proposal, touched=touched, terms=terms)
+        puts = len(proposal.puts)
+        # What was found as it should be may still be news where others write.
+        done = [one for one in stored[:puts] if one.changed or not self._backing.ordered]
+        self._take_own(*map(_applied, done), *map(_removed, stored[puts:]))
+        return stored
+
+    def _take_own(self, *events: _OfResource) -> None:
+        """Tell of own writes: the last word where only we write, ahead of the feed elsewhere."""
+        if not self._backing.ordered:
+            self._take(*(replace(event, early=True) for event in events))
+        elif events:
+            self._take(*events, CaughtUp(version=events[-1].version))
+
+    def _take(self, *events: Event) -> None:
+        """Tell the board of events, and everybody else of what they changed."""
+        before = {
+            (kind, uid): (self.board.get(kind, uid), version)
+            for event in events
+            for kind, uid, version in self._named(event)
+        }
+        self._tell(*events)
+        told = list(self._told(before))
+        self.changes.resources(*told)
+        if told:
             self._warn()
-        return [*done, *gone]
+
+    def _named(self, event: Event) -> list[tuple[Kind, str, int]]:
+        """Return the resources that an event may change, and at which version."""
+        if isinstance(event, ExportApplied | ImportApplied):
+            resource = event.export if isinstance(event, ExportApplied) else event.import_
+            kind = kind_of(resource)
+            known = self.board.named(kind, resource.key.namespace, resource.name)
+            uids = [resource.uid] if known is None else [known, resource.uid]
+            return [(kind, uid, event.version) for uid in uids]
+        if isinstance(event, ExportRemoved | ImportRemoved):
+            kind = "Export" if isinstance(event, ExportRemoved) else "Import"
+            return [(kind, event.uid, event.version)]
+        if isinstance(event, Unreadable):
+            return [(event.kind, event.uid, event.version)]
+        if not isinstance(event, Synced):
+            return []
+        here = self.board.each_export() if event.kind == "Export" else self.board.each_import()
+        uids = [*(resource.uid for resource in here), *(r.uid for r, _ in event.listed)]
+        return [(event.kind, uid, event.version) for uid in uids]
+
+    def _told(
+        self, before: Mapping[tuple[Kind, str], tuple[Resource | None, int]]
+    ) -> Iterable[tuple[Word, Stored]]:
+        for name, (old, version) in before.items():
+            new = self.board.get(*name)
+            if new is None and old is not None:
+                yield "DELETED", Stored(resource=old, version=version, changed=True)
+            elif new is not None and new != old:
+                word: Word = "ADDED" if old is None else "MODIFIED"
+                at = self.board.version_of(*name)
+                yield word, Stored(resource=new, version=at, changed=True)
 
     def owner(self, pe: PeKey) -> str | None:
         """Return the name of the token that a PE's agent is bound to; None if to none."""
-        return self._store.owner(pe)
+        return self._backing.owner(pe)
 
-    def register(
+    async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None
     ) -> Registered:
         """Remember where a PE's agent is, and whose token it has; return its key."""
-        version = self._store.register(pe, registration, owner)
+        version = await self._backing.register(pe, registration, owner)
         self.heard.note(pe)
-        if self.board.registration(pe) != registration:
-            self.changes.touch(pe)
-        event = AgentRegistered(pe=pe, registration=registration, version=version)
-        self._tell(event, CaughtUp(version=version))
-        self.changes.settle()
+        self._agent(AgentRegistered(pe=pe, registration=registration, version=version))
         return Registered(key=self.key(pe, registration))
 
-    def withdraw(self, pe: PeKey) -> None:
+    def _agent(self, event: AgentRegistered | PeWithdrawn) -> None:
+        """Tell of an agent, or that a PE is gone."""
+        known = self.board.registration(event.pe)
+        if isinstance(event, AgentRegistered) and known != event.registration:
+            self.changes.touch(event.pe)
+        last = [CaughtUp(version=event.version)] if self._backing.ordered else []
+        self._tell(event, *last)
+        self.changes.settle()
+
+    async def withdraw(self, pe: PeKey) -> None:
         """Forget a PE that has no port left.
 
         Raises:
@@ -307,10 +386,9 @@ class Runtime:
             raise RequestError(
                 409, "PortsRemain", f"{pe} still has the ports {ports}; delete them first."
             )
-        version = self._store.withdraw(pe)
+        version = await self._backing.withdraw(pe)
         self.heard.forget(pe)
-        self._tell(PeWithdrawn(pe=pe, version=version), CaughtUp(version=version))
-        self.changes.settle()
+        self._agent(PeWithdrawn(pe=pe, version=version))
 
     def _warn(self) -> None:
         """Say once that subscriptions have become slow to match."""
@@ -354,7 +432,7 @@ class Runtime:
     def _tell(self, *events: Event) -> None:
         """Tell the board; `CaughtUp` as the last one says that nothing older follows.
 
-        That is so after each write, as the store's versions are one sequence.
+        That is so after each write where nobody else writes.
         """
         for action in self.board.orders(events):
             self._perform(action)

@@ -21,12 +21,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from streambroker_core.board import AgentRegistered, Event, PeDeclared, Synced
 from streambroker_core.model import Kind, PeKey, PortKey, Resource, kind_of
+from streambroker_core.whatif import Proposal
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.manifest import read_spec, write_spec
 from streambroker_core.wire.registration import Registration
-from streambroker_operator.errors import RequestError, StoreError
+from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
 from streambroker_operator.idempotency import Answered
+from streambroker_operator.terms import FREELY, Terms, Touched
 
 FORMAT_VERSION = 1
 
@@ -57,12 +60,14 @@ class Stored:
         version: of its last change.
         created: whether this write made it.
         changed: whether this write changed it at all.
+        warnings: what the caller should know of it, each a sentence.
     """
 
     resource: Resource
     version: int
     created: bool = False
     changed: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +87,15 @@ class Store:
         clock: seconds since 1970, for creation times.
         new_uid: makes identities.
 
+    Attributes:
+        ordered: True: one counter gives every change its version.
+
     Raises:
         StoreError: the file is taken by another broker, of a newer release, or
             not a database.
     """
+
+    ordered = True
 
     def __init__(
         self,
@@ -233,6 +243,42 @@ class Store:
         """Return the resource of a port."""
         return self._all(kind).get(key)
 
+    def load(self) -> Iterator[Event]:
+        """Yield the events that fill a board with all that is on disk."""
+        version = self.version
+        for known in self.pes():
+            yield PeDeclared(pe=known.pe)
+            if known.registration is not None:
+                yield AgentRegistered(
+                    pe=known.pe, registration=known.registration, version=known.version
+                )
+        for kind in get_args(Kind):
+            listed = ((s.resource, s.version) for s in self.resources(kind))
+            yield Synced(kind=kind, listed=listed, version=version)
+
+    async def write(
+        self, proposal: Proposal, *, touched: Touched | None = None, terms: Terms = FREELY
+    ) -> list[Stored]:
+        """Make changes, all of them or none; return what puts became and removals were.
+
+        It never waits for anybody. Nobody else writes the file, so what the caller has seen
+        still holds, and what is not touched is as it was.
+        """
+        with self.transaction():
+            done = [self.put(resource) for resource in proposal.puts]
+            gone = [self.delete(kind, key) for kind, key, _ in proposal.deletes]
+        return [*done, *gone]
+
+    async def release(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Stored:
+        """Refuse: nobody but the broker declares what is in the file.
+
+        Raises:
+            RequestError: 404, there is none; 409 `NotDeclared`.
+        """
+        if self.get(kind, key) is None:
+            raise unknown_port(kind, key)
+        raise not_declared(f"{kind} {key}")
+
     def put(self, resource: Resource) -> Stored:
         """Create or replace the resource of a port.
 
@@ -318,7 +364,9 @@ class Store:
         ).fetchone()
         return None if row is None else str(row[0])
 
-    def register(self, pe: PeKey, registration: Registration, owner: str | None = None) -> int:
+    async def register(
+        self, pe: PeKey, registration: Registration, owner: str | None = None
+    ) -> int:
         """Remember where a PE's agent is; return the version.
 
         The same registration again is not written again.
@@ -360,7 +408,7 @@ class Store:
             )
         return version
 
-    def withdraw(self, pe: PeKey) -> int:
+    async def withdraw(self, pe: PeKey) -> int:
         """Forget a PE; return the version of that."""
         with self.transaction():
             version = self._next_version()

@@ -136,7 +136,7 @@ async def test_changes_within_one_turn_make_one_hint_and_it_is_the_last(
         await rest("PUT", X, EXPORT)
         await received(ear)
         for level in range(5):
-            broker.runtime.put(export_of(properties={"level": level}))
+            await broker.runtime.put(export_of(properties={"level": level}))
         hint = decode(key, await received(ear), FEED)
         view = await rest("GET", "/job/feed/pe/0")
 

@@ -299,13 +299,13 @@ async def test_null_is_no_value_of_a_property(applied: Cli, word: str) -> None:
 
 async def test_numbers_are_those_of_yaml_1_2_and_what_is_stored_is_shown(applied: Cli) -> None:
     code, out, _ = await applied(
-        "set-properties", "feed-trades", "t=12:30:45", "n=012", "v=1_0", "q=no", "e=1e3", "h=0x1f"
+        "set-properties", "feed-trades", "t=12:30:45", "n=0o14", "v=1_a", "q=no", "e=1e3", "h=0x1f"
     )
     _, shown, _ = await applied("get", "exports", "-o", "yaml")
     again, told, _ = await applied("apply", "-f", written(applied, "shown.yaml", shown))
 
     assert code == 0
-    assert ': t="12:30:45" n=12 v="1_0" q=false e=1000 h=31 (routes: ' in out
+    assert ': t="12:30:45" n=12 v="1_a" q=false e=1000 h=31 (routes: ' in out
     assert yaml.safe_load(shown)["spec"]["properties"]["t"] == "12:30:45"
     assert (again, "unchanged" in told) == (0, True)
 

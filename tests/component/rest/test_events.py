@@ -368,7 +368,7 @@ async def test_a_reader_that_is_too_slow_is_reset_and_closed_and_delays_nobody(
 ) -> None:
     monkeypatch.setattr(changes, "BEHIND", 40)
     deaf = deaf_reader(rest.url)
-    large = {"properties": {f"p{n}": "x" * 2_000 for n in range(20)}}
+    large = {"properties": {f"p{n}": "x" * 1_000 for n in range(40)}}
     told: list[str] = []
     async with following(rest) as stream:
         for number in range(250):

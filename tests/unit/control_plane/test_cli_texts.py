@@ -10,6 +10,7 @@ import pytest
 from streambroker_core.errors import ManifestError
 from streambroker_operator.cli.documents import read_value
 from streambroker_operator.cli.options import one_of
+from streambroker_operator.cli.plain_yaml import dump_all
 from streambroker_operator.cli.tables import shown, table
 
 
@@ -34,6 +35,41 @@ def test_values_are_read_as_yaml_but_dates_stay_text(text: str, value: Any) -> N
 def test_what_is_not_plain_yaml_is_refused(text: str) -> None:
     with pytest.raises(ManifestError):
         read_value(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["0123", "-07", "1_000", "1_0.5", "0b11", "0X1F", "-0x1F", "0x1_F", "{a: 0123}"]
+)
+def test_what_kubectl_reads_in_another_way_is_refused(text: str) -> None:
+    with pytest.raises(ManifestError, match="something else for kubectl"):
+        read_value(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("-0.5", -0.5),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("yes", True),
+        ("no", False),
+        ("yacht", "yacht"),
+        ("1_a", "1_a"),
+        ("07-11", "07-11"),
+    ],
+)
+def test_what_kubectl_reads_alike_is_read(text: str, value: Any) -> None:
+    assert read_value(text) == value
+
+
+@pytest.mark.parametrize("text", ["0123", "1_000", "0b11", "y", "N", "-0x1F", "0o17", "1e3", "on"])
+def test_texts_are_shown_so_that_they_are_read_back(text: str) -> None:
+    assert read_value(dump_all([{"a": text}])) == {"a": text}
+
+
+def test_what_kubectl_takes_for_a_boolean_is_shown_in_quotes() -> None:
+    assert dump_all([{"n": "y", "no": "x"}]) == "'n': 'y'\n'no': x\n"
 
 
 def test_columns_are_as_wide_as_their_longest_cell() -> None:

@@ -15,6 +15,7 @@ from streambroker_operator import runtime as module
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Store
+from support.at_once import at_once
 from support.resources import export_of, import_of, pe
 
 SIZE = [{"name": "size", "type": "bigint"}]
@@ -80,11 +81,11 @@ def test_subscriptions_that_cannot_be_looked_up_are_reported_once(
     monkeypatch.setattr(scan, "MANY_OTHERS", 2)
     store.put(import_of("a/p", subscription="price > 1"))
     runtime.start()
-    runtime.put(import_of("b/p", subscription="price > 2"))
+    at_once(runtime.put(import_of("b/p", subscription="price > 2")))
     assert caplog.messages == []
 
     for job in ("c", "d"):
-        runtime.put(import_of(f"{job}/p", subscription="price > 3"))
+        at_once(runtime.put(import_of(f"{job}/p", subscription="price > 3")))
 
     (record,) = caplog.records
     assert record.name == "streambroker.matching"
@@ -97,12 +98,12 @@ def test_a_filter_is_checked_against_what_the_import_matches_alone(runtime: Runt
     other = export_of("other/p", properties={"kind": "quote"}, schema=PRICE)
     wrong = export_of("wrong/p", schema=SIZE)
     for export in (other, wrong):
-        runtime.put(export)
+        at_once(runtime.put(export))
     import_ = import_of(filter="price > 1.0")
 
     with pytest.raises((FilterError, FilterTypeError)):
-        runtime.put(import_)
+        at_once(runtime.put(import_))
 
     assert runtime.stored("Import", import_.key) is None
-    runtime.put(export_of("right/p", schema=PRICE))
-    assert runtime.put(import_).stored.created
+    at_once(runtime.put(export_of("right/p", schema=PRICE)))
+    assert at_once(runtime.put(import_)).stored.created

@@ -15,6 +15,7 @@ from streambroker_operator import changes
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Store
+from support.at_once import at_once
 from support.resources import export_of, import_of, pe, port, registration
 
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType)
@@ -44,21 +45,21 @@ def held_by(root: object) -> int:
 
 def come(runtime: Runtime, name: str) -> tuple[PeKey, PeKey]:
     """Let a pair of PEs come with a route between them, and ask for their views."""
-    runtime.put(replace(export_of(f"feed-{name}/trades"), name=f"x-{name}"))
-    runtime.put(replace(import_of(f"alerts-{name}/trades"), name=f"i-{name}"))
+    at_once(runtime.put(replace(export_of(f"feed-{name}/trades"), name=f"x-{name}")))
+    at_once(runtime.put(replace(import_of(f"alerts-{name}/trades"), name=f"i-{name}")))
     both = pe(f"feed-{name}"), pe(f"alerts-{name}")
     for one in both:
-        runtime.register(one, registration(hint=None))
+        at_once(runtime.register(one, registration(hint=None)))
         assert runtime.view(one) is not None
     return both
 
 
 def come_and_go(runtime: Runtime, name: str) -> None:
     both = come(runtime, name)
-    assert runtime.delete("Export", port(f"feed-{name}/trades")) is not None
-    assert runtime.delete("Import", port(f"alerts-{name}/trades")) is not None
+    assert at_once(runtime.delete("Export", port(f"feed-{name}/trades"))) is not None
+    assert at_once(runtime.delete("Import", port(f"alerts-{name}/trades"))) is not None
     for one in both:
-        runtime.withdraw(one)
+        at_once(runtime.withdraw(one))
 
 
 def test_nothing_is_kept_of_what_came_and_went(

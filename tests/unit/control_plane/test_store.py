@@ -108,25 +108,25 @@ def test_a_new_resource_is_stored_with_the_same_work_however_many_there_are(stor
     assert taken[-1] < taken[1] + 20
 
 
-def test_pes_are_known_from_their_first_resource_or_registration(store: Store) -> None:
+async def test_pes_are_known_from_their_first_resource_or_registration(store: Store) -> None:
     store.put(export_of())
-    version = store.register(pe("alerts"), registration())
-    again = store.register(pe("alerts"), registration())
-    moved = store.register(pe("alerts"), registration("grpc+tcp://h:2"))
+    version = await store.register(pe("alerts"), registration())
+    again = await store.register(pe("alerts"), registration())
+    moved = await store.register(pe("alerts"), registration("grpc+tcp://h:2"))
     store.delete("Export", port("feed/trades"))
     known = {str(found.pe): found.registration for found in store.pes()}
 
     assert (version, again, moved) == (2, 2, 3)
     assert known == {"default/feed/0": None, "default/alerts/0": registration("grpc+tcp://h:2")}
-    store.withdraw(pe("feed"))
+    await store.withdraw(pe("feed"))
     assert [str(found.pe) for found in store.pes()] == ["default/alerts/0"]
 
 
-def test_everything_is_there_after_opening_again(tmp_path: Path) -> None:
+async def test_everything_is_there_after_opening_again(tmp_path: Path) -> None:
     path = tmp_path / "broker.db"
     store = Store(path)
     kept = [store.put(resource) for resource in (export_of(), import_of(filter="a == 1"))]
-    store.register(pe("feed"), registration())
+    await store.register(pe("feed"), registration())
     secret, version, pes = store.secret, store.version, list(store.pes())
     store.close()
     again = Store(path)

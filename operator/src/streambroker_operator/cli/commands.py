@@ -16,6 +16,7 @@ from streambroker_operator.cli import (
     describe,
     explain,
     get,
+    release,
     setters,
     top,
     up,
@@ -23,7 +24,7 @@ from streambroker_operator.cli import (
 from streambroker_operator.cli.errors import INTERRUPTED, UsageError, exit_code, meant, tell
 from streambroker_operator.cli.options import Parser, add_shared
 
-GROUPS = (up, get, describe, apply, delete, explain, setters, top, completion)
+GROUPS = (up, get, describe, apply, delete, explain, setters, release, top, completion)
 INSTEAD = {
     "create": "`apply` creates, too.",
     "diff": "`whatif` shows what a file would do.",
@@ -64,14 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="streambroker", description="Streams between Spark jobs, by subscription.")
     add_shared(parser, root=True)
-    release = f"streambroker {version('streambroker-operator')}"
-    parser.add_argument("--version", action="version", version=release, help="the release")
+    told = f"streambroker {version('streambroker-operator')}"
+    parser.add_argument("--version", action="version", version=told, help="the release")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for group in GROUPS:
         group.add(commands)
-    told = commands.add_parser("help", help="show what a command takes")
-    told.add_argument("words", nargs="*", metavar="COMMAND")
-    told.set_defaults(run=_help)
+    help_ = commands.add_parser("help", help="show what a command takes")
+    help_.add_argument("words", nargs="*", metavar="COMMAND")
+    help_.set_defaults(run=_help)
     parser.set_defaults(commands=sorted(commands.choices))
     return parser
 

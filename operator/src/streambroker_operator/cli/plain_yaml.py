@@ -1,10 +1,13 @@
-"""YAML the way people mean it: numbers of YAML 1.2, no dates, no key twice."""
+"""YAML the way people mean it: numbers of YAML 1.2, no dates, no key twice.
+
+What kubectl would take for something else is refused: the same file goes through both doors.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -13,8 +16,14 @@ _FLOAT = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
+_TWO_WAYS = re.compile(
+    r"[-+]?(?:0[0-9]+|0[bBXO][0-9a-fA-F_]+|0[xo]?[0-9a-fA-F.]*_[0-9a-fA-F_.]*|[0-9.]+_[0-9_.]*)"
+    r"|[-+]0[xo][0-9a-fA-F]+"
+)
+"""Octal, binary and grouped numbers: kubectl reads them as YAML 1.1."""
 _OWN = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
 _FIRST = list("-+.0123456789")
+_REFUSED = "!two-ways"
 
 
 class Loader(yaml.SafeLoader):
@@ -33,7 +42,7 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
     def whole_number(self, node: yaml.ScalarNode) -> int:
-        """Return an integer of YAML 1.2; ``0123`` is 123."""
+        """Return an integer of YAML 1.2."""
         text = str(self.construct_scalar(node))
         if _INT.fullmatch(text) is None:
             raise yaml.constructor.ConstructorError(
@@ -41,9 +50,15 @@ class Loader(yaml.SafeLoader):
             )
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
+    def two_ways(self, node: yaml.ScalarNode) -> NoReturn:
+        """Refuse what kubectl reads in another way."""
+        text = str(self.construct_scalar(node))
+        problem = f"{text!r} is something else for kubectl; put it in quotes or write it plainly"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
 
 class _Dumper(yaml.SafeDumper):
-    """Puts in quotes what either YAML 1.1 or the loader would take for something else."""
+    """Puts in quotes what YAML 1.1, the loader or kubectl would take for something else."""
 
 
 Loader.yaml_implicit_resolvers = {
@@ -51,9 +66,11 @@ Loader.yaml_implicit_resolvers = {
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _class in (Loader, _Dumper):
-    for _tag, _pattern in zip(_OWN, (_INT, _FLOAT), strict=False):
+    for _tag, _pattern in ((_REFUSED, _TWO_WAYS), (_OWN[0], _INT), (_OWN[1], _FLOAT)):
         _class.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern.pattern})$"), _FIRST)
+_Dumper.add_implicit_resolver(_REFUSED, re.compile("[yYnN]$"), list("yYnN"))
 Loader.add_constructor(_OWN[0], Loader.whole_number)
+Loader.add_constructor(_REFUSED, Loader.two_ways)
 
 
 def load_all(text: str) -> list[Any]:

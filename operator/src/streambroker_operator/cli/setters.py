@@ -33,10 +33,20 @@ def add(commands: Any) -> None:
     for name, text, run in texts:
         command = remote(commands, name, text)
         command.add_argument("words", nargs="+", metavar=IMPORT)
+        _add_force(command)
         command.set_defaults(run=run)
     command = remote(commands, "set-properties", "replace all properties of an export")
     command.add_argument("words", nargs="+", metavar=EXPORT, help="no property is {}")
+    _add_force(command)
     command.set_defaults(run=_set_properties)
+
+
+def _add_force(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--force",
+        action="store_true",
+        help="in a cluster, take fields over that a manifest declares; warns of it",
+    )
 
 
 def _set_filter(options: argparse.Namespace) -> int:
@@ -99,12 +109,14 @@ def _set(
     word = kind.removesuffix("s")
     try:
         path = f"{port_path(word, key)}/{part}"
-        answer = caller.change("PUT", path, body, namespace=key.namespace)
+        forced = {"force": "true"} if options.force else {}
+        answer = caller.change("PUT", path, body, namespace=key.namespace, **forced)
     except RequestError as error:
         raise with_text(suggested(caller, kind, key, error), body) from error
     done = "set" if answer["changed"] else "unchanged"
     stored = f": {short(properties_text(body), 200)}" if kind == "exports" else ""
     say(f"{word} {key} {part} {done}{flat(stored)}{routes_text(answer)}\n")
+    note(answer.get("warnings", ()))
     if kind == "imports" and not (answer["routes"]["kept"] or answer["routes"]["added"]):
         note(_hints(caller, key))
     return OK

@@ -50,7 +50,7 @@ async def apply(request: web.Request) -> web.Response:
         gauges.charge(request, max(changes, 1))
         puts = [(kind_of(one), one.key) for one in proposed.proposal.puts]
         gauges.check_ports(runtime.board, (port for port in puts if runtime.stored(*port) is None))
-        applied = runtime.apply(
+        applied = await runtime.apply(
             proposed.proposal,
             partial(_check, proposed, most),
             # A single change may concern as much as it may by itself.

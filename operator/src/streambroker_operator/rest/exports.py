@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,10 @@ from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.manifest import MAX_PROPERTIES
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.conditions import etag_of
-from streambroker_operator.rest.requests import RUNTIME, export_of, json_body, stored_of
+from streambroker_operator.rest.requests import RUNTIME, export_of, json_body, stored_of, terms_of
 from streambroker_operator.rest.resources import PORTS
 from streambroker_operator.rest.responses import json_answer, written_answer
+from streambroker_operator.terms import Touched
 
 PROPERTIES = PORTS["Export"] + "/properties"
 PROPERTY = PORTS["Export"] + "/property/{name}"
@@ -37,7 +38,7 @@ async def put_properties(request: web.Request) -> web.Response:
     """Replace all properties at once."""
     body = await json_body(request)
     export, _ = _exported_by_properties(request)
-    return _set(request, export, Fields(body, "properties").raw())
+    return await _set(request, export, Fields(body, "properties").raw(), None)
 
 
 @routes.patch(PROPERTIES)
@@ -45,7 +46,8 @@ async def patch_properties(request: web.Request) -> web.Response:
     """Merge a patch: null removes, anything else sets, the rest stays."""
     body = await json_body(request)
     export, known = _exported_by_properties(request)
-    return _set(request, export, {**known, **Fields(body, "properties").raw()})
+    patch = Fields(body, "properties").raw()
+    return await _set(request, export, {**known, **patch}, list(patch))
 
 
 @routes.delete(PROPERTIES)
@@ -55,7 +57,10 @@ async def delete_properties(request: web.Request) -> web.Response:
     names = request.query.getall("name", list(known))
     for name in names:
         _present(export, known, name)
-    return _set(request, export, {name: known[name] for name in known if name not in names})
+    left = {name: known[name] for name in known if name not in names}
+    # All of them is all there are by then, too.
+    touched = names if "name" in request.query else None
+    return await _set(request, export, left, touched)
 
 
 @routes.get(PROPERTY)
@@ -81,7 +86,7 @@ async def put_property(request: web.Request) -> web.Response:
             facts={"property": name},
         )
     status = 200 if name in known else 201
-    return _set(request, export, {**known, name: value}, status=status)
+    return await _set(request, export, {**known, name: value}, [name], status=status)
 
 
 @routes.delete(PROPERTY)
@@ -89,7 +94,8 @@ async def delete_property(request: web.Request) -> web.Response:
     """Remove one property."""
     export, known = _exported_by_properties(request)
     gone = _present(export, known, request.match_info["name"])
-    return _set(request, export, {name: known[name] for name in known if name != gone})
+    left = {name: known[name] for name in known if name != gone}
+    return await _set(request, export, left, [gone])
 
 
 def _exported_by_properties(request: web.Request) -> tuple[Export, Properties]:
@@ -115,9 +121,23 @@ def _present(export: Any, known: Properties, name: str) -> str:
     return name
 
 
-def _set(
-    request: web.Request, export: Export, properties: Mapping[str, object], *, status: int = 200
+async def _set(
+    request: web.Request,
+    export: Export,
+    properties: Mapping[str, object],
+    touched: Sequence[str] | None,
+    *,
+    status: int = 200,
 ) -> web.Response:
+    """Make properties what they should be.
+
+    Args:
+        request: the change.
+        export: whose they are.
+        properties: all of them.
+        touched: those that are meant; None for all.
+        status: of the answer.
+    """
     found = normalise(properties)
     if len(found) > MAX_PROPERTIES:
         raise RequestError(
@@ -125,5 +145,9 @@ def _set(
             "PropertyInvalid",
             f"{export.key} would have {len(found)} properties, the limit is {MAX_PROPERTIES}.",
         )
-    written = request.app[RUNTIME].put(replace(export, properties=found))
+    whole: Touched = (("properties",),)
+    meant = whole if touched is None else tuple(("properties", name) for name in touched)
+    written = await request.app[RUNTIME].put(
+        replace(export, properties=found), touched=meant, terms=terms_of(request)
+    )
     return written_answer(written, status=status)

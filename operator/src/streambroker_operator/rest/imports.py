@@ -18,6 +18,7 @@ from streambroker_operator.rest.requests import (
     import_of,
     json_body,
     stored_of,
+    terms_of,
     text_body,
 )
 from streambroker_operator.rest.resources import PORTS
@@ -40,7 +41,7 @@ async def put_filter(request: web.Request) -> web.Response:
     fields = await _text_field(request, "filter")
     import_ = import_of(request)
     changed = replace(import_, filter=read_expression(fields, "filter"))
-    return written_answer(request.app[RUNTIME].put(changed))
+    return await _put(request, changed, "filter")
 
 
 @routes.get(IMPORT + "/subscription")
@@ -58,7 +59,7 @@ async def put_subscription(request: web.Request) -> web.Response:
     import_ = import_of(request)
     _not_by_name(import_)
     changed = replace(import_, subscription=read_expression(fields, "subscription"))
-    return written_answer(request.app[RUNTIME].put(changed))
+    return await _put(request, changed, "subscription")
 
 
 @routes.get(IMPORT + "/streams")
@@ -89,7 +90,14 @@ async def put_streams(request: web.Request) -> web.Response:
         subscription=subscription,
         application_scope=fields.text("applicationScope", import_.application_scope),
     )
-    return written_answer(request.app[RUNTIME].put(changed))
+    scope = ["applicationScope"] if fields.has("applicationScope") else []
+    return await _put(request, changed, "streams", "subscription", *scope)
+
+
+async def _put(request: web.Request, changed: Import, *fields: str) -> web.Response:
+    touched = tuple((field,) for field in fields)
+    written = await request.app[RUNTIME].put(changed, touched=touched, terms=terms_of(request))
+    return written_answer(written)
 
 
 def _import(request: web.Request) -> Import:

@@ -74,7 +74,7 @@ async def register(request: web.Request) -> web.Response:
     if not same:
         request.app[GAUGES].check_pe(pe)
         request.app[GAUGES].count_registration(pe)
-    registered = registration.encode_answer(runtime.register(pe, body, owner))
+    registered = registration.encode_answer(await runtime.register(pe, body, owner))
     answer = json_answer(registered, headers={"Cache-Control": "no-store"})
     answer[QUIET] = same
     return answer
@@ -86,5 +86,5 @@ async def withdraw(request: web.Request) -> web.Response:
     pe = known_pe(request)
     check_tag(request, _current(request, pe))
     check_withdrawal(request, pe)
-    request.app[RUNTIME].withdraw(pe)
+    await request.app[RUNTIME].withdraw(pe)
     return web.Response(status=204)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from aiohttp import web
@@ -21,9 +22,10 @@ from streambroker_core.model import (
 )
 from streambroker_core.wire.quantity import parse_duration
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.conditions import check_match
+from streambroker_operator.rest.conditions import check_match, check_tag
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Stored
+from streambroker_operator.terms import Terms
 
 R = TypeVar("R", Export, Import)
 
@@ -162,6 +164,22 @@ def _matched(request: web.Request, kind: Kind, type_: type[R]) -> R:
     if not isinstance(stored.resource, type_):
         raise TypeError("the store keeps kinds apart")
     return stored.resource
+
+
+def terms_of(request: web.Request, owners: tuple[Mapping[str, Any], ...] = ()) -> Terms:
+    """Return on what terms a change is asked for: its conditions, and ``?force=``.
+
+    Args:
+        request: the change.
+        owners: ``ownerReferences`` of what it may make.
+
+    Raises:
+        RequestError: 400, ``force`` is neither true nor false.
+    """
+    force = request.query.get("force", "false")
+    if force not in ("true", "false"):
+        raise RequestError(400, "QueryInvalid", f"force={force!r} is neither true nor false.")
+    return Terms(check=partial(check_tag, request), force=force == "true", owners=owners)
 
 
 def wait_of(request: web.Request) -> float:

@@ -17,11 +17,21 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.conditions import check_match, shown_etag
 from streambroker_operator.rest.limits import GAUGES
 from streambroker_operator.rest.pe import PE
-from streambroker_operator.rest.requests import RUNTIME, json_body, port_of, stored_of
+from streambroker_operator.rest.requests import (
+    RUNTIME,
+    json_body,
+    port_of,
+    stored_of,
+    terms_of,
+)
 from streambroker_operator.rest.responses import json_answer, resource_body, written_answer
+from streambroker_operator.terms import Touched
 
 PORTS: Mapping[Kind, str] = {"Export": PE + "/export/{port}", "Import": PE + "/import/{port}"}
 
+MAX_OWNERS = 16
+"""Owner references of a resource."""
+_OWNER = ("apiVersion", "kind", "name", "uid")
 _WHOLE = ("apiVersion", "kind", "metadata", "spec")
 
 
@@ -38,7 +48,10 @@ def port_routes(kind: Kind) -> list[web.RouteDef]:
         return await merge(request, kind)
 
     async def delete(request: web.Request) -> web.Response:
-        return withdraw(request, kind)
+        return await withdraw(request, kind)
+
+    async def give_up(request: web.Request) -> web.Response:
+        return await release(request, kind)
 
     path = PORTS[kind]
     return [
@@ -46,6 +59,7 @@ def port_routes(kind: Kind) -> list[web.RouteDef]:
         web.put(path, put),
         web.patch(path, patch),
         web.delete(path, delete),
+        web.post(path + "/release", give_up),
     ]
 
 
@@ -79,7 +93,7 @@ async def declare(request: web.Request, kind: Kind) -> web.Response:
     check_match(request, stored)
     if stored is None:
         request.app[GAUGES].check_ports(runtime.board, [(kind, key)])
-    written = runtime.put(resource)
+    written = await runtime.put(resource, terms=terms_of(request, _owners(body)))
     return written_answer(written, status=201 if written.stored.created else 200)
 
 
@@ -95,10 +109,12 @@ async def merge(request: web.Request, kind: Kind) -> web.Response:
     stored = stored_of(request, kind)
     check_match(request, stored)
     resource = _patched(kind, patch, stored.resource)
-    return written_answer(request.app[RUNTIME].put(resource))
+    touched = _touched(patch)
+    written = await request.app[RUNTIME].put(resource, touched=touched, terms=terms_of(request))
+    return written_answer(written)
 
 
-def withdraw(request: web.Request, kind: Kind) -> web.Response:
+async def withdraw(request: web.Request, kind: Kind) -> web.Response:
     """Delete a resource.
 
     Raises:
@@ -106,10 +122,50 @@ def withdraw(request: web.Request, kind: Kind) -> web.Response:
     """
     stored = stored_of(request, kind)
     check_match(request, stored)
-    written = request.app[RUNTIME].delete(kind, stored.resource.key)
+    terms = terms_of(request)
+    written = await request.app[RUNTIME].delete(kind, stored.resource.key, terms=terms)
     if written is None:
         raise RequestError(404, "UnknownPort", f"{stored.resource.key} has gone meanwhile.")
     return written_answer(written)
+
+
+async def release(request: web.Request, kind: Kind) -> web.Response:
+    """Give up what was changed here, so that what is declared elsewhere holds again.
+
+    Raises:
+        RequestError: 404, there is none; 409, nobody else declares it; 412, a condition does
+            not hold.
+    """
+    stored = stored_of(request, kind)
+    check_match(request, stored)
+    terms = terms_of(request)
+    written = await request.app[RUNTIME].release(kind, stored.resource.key, terms=terms)
+    return written_answer(written)
+
+
+def _owners(body: Any) -> tuple[Mapping[str, Any], ...]:
+    """Return the owner references of a manifest; none of a bare spec."""
+    metadata = body.get("metadata") if isinstance(body, Mapping) and "apiVersion" in body else None
+    if not isinstance(metadata, Mapping):
+        return ()
+    fields = Fields(metadata, "metadata")
+    found = fields.items("ownerReferences", most=MAX_OWNERS)
+    for place, item in enumerate(found):
+        owner = Fields(item, f"{fields.at('ownerReferences')}[{place}]")
+        owner.only((*_OWNER, "controller", "blockOwnerDeletion"))
+        for name in _OWNER:
+            owner.text(name)
+    return tuple(found)
+
+
+def _touched(patch: Any) -> Touched:
+    """Return what of a spec a patch is about."""
+    spec = patch.get("spec", {}) if any(name in patch for name in _WHOLE) else patch
+    found: list[tuple[str, ...]] = []
+    for name, value in spec.items() if isinstance(spec, Mapping) else ():
+        below = value if isinstance(value, Mapping) else ()
+        found += [(name, key) for key in below] or [(name,)]
+    return tuple(found)
 
 
 def _read(kind: Kind, body: Any, key: PortKey) -> Resource:

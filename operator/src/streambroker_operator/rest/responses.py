@@ -65,6 +65,7 @@ def written_answer(written: Written, *, status: int = 200) -> web.Response:
             "added": [route_body(route) for route in written.added],
             "cut": [{**route_body(cut.route), "reason": cut.reason} for cut in written.cut],
         },
+        **({"warnings": list(stored.warnings)} if stored.warnings else {}),
     }
     return json_answer(body, status=status, headers={"ETag": etag_of(resource)})
 

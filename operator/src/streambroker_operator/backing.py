@@ -1,0 +1,96 @@
+"""What the broker's state stands on: a SQLite file, or the API server of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from streambroker_core.board import Event
+from streambroker_core.model import Kind, PeKey, PortKey
+from streambroker_core.whatif import Proposal
+from streambroker_core.wire.registration import Registration
+from streambroker_operator.idempotency import Answered
+from streambroker_operator.store import Stored
+from streambroker_operator.terms import FREELY, Terms, Touched
+
+
+class Backing(Protocol):
+    """Where Exports, Imports and agents' registrations are kept.
+
+    What is read is answered at once. What writes may wait for others to do it; the file,
+    which is this process's own, never lets anything come between.
+
+    Attributes:
+        ordered: whether its versions are one sequence of this process's own writes. Else
+            others write, too, and a feed tells of all of it.
+        secret: what is signed with.
+        answered: the answers that are given again to the same request.
+    """
+
+    @property
+    def ordered(self) -> bool:
+        """As above."""
+        ...
+
+    @property
+    def secret(self) -> bytes:
+        """As above."""
+        ...
+
+    @property
+    def answered(self) -> Answered:
+        """As above."""
+        ...
+
+    def load(self) -> Iterable[Event]:
+        """Return the events that fill a board; none where a feed does that."""
+        ...
+
+    def get(self, kind: Kind, key: PortKey) -> Stored | None:
+        """Return the resource of a port."""
+        ...
+
+    def resources(self, kind: Kind) -> list[Stored]:
+        """Return all resources of one kind, in order of their ports."""
+        ...
+
+    def each(self, kind: Kind) -> tuple[Stored, ...]:
+        """Return all resources of one kind, in no order."""
+        ...
+
+    def owner(self, pe: PeKey) -> str | None:
+        """Return the name that a PE's agent is bound to; None if to none."""
+        ...
+
+    async def write(
+        self, proposal: Proposal, *, touched: Touched | None = None, terms: Terms = FREELY
+    ) -> list[Stored]:
+        """Make changes; return what each put became, then what each removal was.
+
+        Args:
+            proposal: puts of resources without uid, and removals of what is there.
+            touched: what of a put is meant; None for all of it.
+            terms: on which this is done.
+
+        Raises:
+            RequestError: it cannot be done; nothing is changed unless it says so.
+        """
+        ...
+
+    async def release(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Stored:
+        """Give up what was changed here, so that what others declare holds again.
+
+        Raises:
+            RequestError: 404, there is none; 409, nobody else declares it.
+        """
+        ...
+
+    async def register(
+        self, pe: PeKey, registration: Registration, owner: str | None = None
+    ) -> int:
+        """Remember where a PE's agent is, and to whom it is bound; return the version."""
+        ...
+
+    async def withdraw(self, pe: PeKey) -> int:
+        """Forget a PE; return the version of that."""
+        ...

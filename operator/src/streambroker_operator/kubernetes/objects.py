@@ -1,0 +1,282 @@
+"""Single objects of an API server: read, apply, delete; and what its refusals mean.
+
+The API server's own words are kept where they say something; every refusal becomes
+a `RequestError` here, but for those that the caller can do something about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from streambroker_core.model import Kind
+from streambroker_core.wire.manifest import API_VERSION
+from streambroker_operator.errors import RequestError
+from streambroker_operator.kubernetes.api import Answer, Api, ApiUnreachableError
+from streambroker_operator.kubernetes.ownership import Document
+
+APPLY = "application/apply-patch+yaml"
+"""What a server-side apply is sent as; JSON is YAML."""
+MERGE = "application/merge-patch+json"
+
+RETRIES = 3
+"""How often an object that changed meanwhile is read again."""
+
+_T = TypeVar("_T")
+_PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
+RETRY_S = 5.0
+"""When to ask again, in seconds, where the API server does not say."""
+_BUSY = (429, 500, 502, 503, 504)
+
+
+class StaleError(Exception):
+    """The object is another one by now, or at another version: read it again."""
+
+
+class ConflictError(Exception):
+    """Others hold fields that an apply would change.
+
+    Attributes:
+        causes: one for each field, as the API server names them.
+    """
+
+    def __init__(self, causes: list[Document]) -> None:
+        self.causes = causes
+        super().__init__(f"{len(causes)} fields are held by others")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an object is."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """Its path at the API server."""
+        plural = _PLURALS[self.kind]
+        return f"/apis/{API_VERSION}/namespaces/{self.namespace}/{plural}/{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What an apply led to.
+
+    Attributes:
+        document: the object as it is now.
+        created: whether it was made by this.
+    """
+
+    document: Document
+    created: bool
+
+
+class Objects:
+    """Reads and writes single Exports, Imports and Secrets.
+
+    Args:
+        api: how the API server is asked.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._turns: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
+
+    async def repeated(self, place: Place, once: Callable[[Document | None], Awaitable[_T]]) -> _T:
+        """Read an object and do something with it; again where it changed meanwhile.
+
+        Args:
+            place: where the object is; one after the other here.
+            once: is given the object, None where there is none; may raise `StaleError`.
+
+        Raises:
+            RequestError: 503 `ChangedMeanwhile`, it changes all the time; nothing was done.
+        """
+        turn = self._turns.setdefault(place, asyncio.Lock())
+        async with turn:
+            for _ in range(1 + RETRIES):
+                try:
+                    return await once(await self.read(place))
+                except StaleError:
+                    continue
+        raise RequestError(
+            503,
+            "ChangedMeanwhile",
+            f"{place} was changed by others {1 + RETRIES} times while it was to be changed here;"
+            " nothing was done. Try again.",
+            headers={"Retry-After": "1"},
+        )
+
+    async def read(self, place: Place) -> Document | None:
+        """Return an object as it is; None where there is none.
+
+        Raises:
+            RequestError: 503, the API server cannot be asked now; 403, it lets nobody read.
+        """
+        answer = await self._send("GET", place.path, f"read {place}")
+        if answer.status == 404 and not _kind_missing(answer):
+            return None
+        return _document(_good(answer, f"read {place}"))
+
+    async def apply(
+        self,
+        place: Place,
+        body: Document,
+        *,
+        manager: str,
+        force: bool = False,
+        status: bool = False,
+        dry: bool = False,
+    ) -> Applied:
+        """State by server-side apply all that a manager wants of an object.
+
+        Args:
+            place: where the object is.
+            body: with uid and resourceVersion of the one that is meant; without, it is made.
+            manager: who wants it.
+            force: whether to take fields from others.
+            status: whether it is about the status and nothing else.
+            dry: whether it is only tried.
+
+        Raises:
+            ConflictError: others hold some of the fields.
+            StaleError: the object was changed or replaced meanwhile.
+            RequestError: the API server refuses it, or cannot be asked now.
+        """
+        query = {"fieldManager": manager, "fieldValidation": "Strict"}
+        if force:
+            query["force"] = "true"
+        if dry:
+            query["dryRun"] = "All"
+        path = place.path + ("/status" if status else "")
+        what = f"write the status of {place}" if status else f"write {place}"
+        answer = await self._send("PATCH", path, what, query=query, body=body, content_type=APPLY)
+        if answer.status == 409:
+            causes = _causes(answer)
+            if causes:
+                raise ConflictError(causes)
+            raise StaleError
+        if answer.status == 404 and not _kind_missing(answer):
+            raise StaleError
+        good = _good(answer, what)
+        return Applied(document=_document(good), created=good.status == 201)
+
+    async def merge(self, place: Place, body: Document, *, manager: str) -> Document:
+        """Change fields by a merge patch, whoever holds them; return the object as it is now.
+
+        Args:
+            place: where the object is.
+            body: with uid and resourceVersion of the one that is meant.
+            manager: who wants it.
+
+        Raises:
+            StaleError: the object was changed or replaced meanwhile.
+            RequestError: the API server refuses it, or cannot be asked now.
+        """
+        what = f"write {place}"
+        query = {"fieldManager": manager, "fieldValidation": "Strict"}
+        answer = await self._send(
+            "PATCH", place.path, what, query=query, body=body, content_type=MERGE
+        )
+        if answer.status == 409 or (answer.status == 404 and not _kind_missing(answer)):
+            raise StaleError
+        return _document(_good(answer, what))
+
+    async def delete(self, place: Place, *, uid: str, version: str | None = None) -> None:
+        """Delete this very object; nothing is done where it is gone.
+
+        Args:
+            place: where it is.
+            uid: which one it is.
+            version: only if it is still at this resourceVersion; None for any.
+
+        Raises:
+            StaleError: it was changed meanwhile.
+            RequestError: the API server refuses it, or cannot be asked now.
+        """
+        only = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": only}
+        answer = await self._send("DELETE", place.path, f"delete {place}", body=body)
+        if answer.status == 409:
+            raise StaleError
+        if answer.status != 404 or _kind_missing(answer):
+            _good(answer, f"delete {place}")
+
+    async def read_secret(self, namespace: str, name: str) -> Document | None:
+        """Return a Secret's document; None where there is none."""
+        what = f"read the Secret {namespace}/{name}"
+        answer = await self._send("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}", what)
+        return None if answer.status == 404 else _document(_good(answer, what))
+
+    async def _send(self, method: str, path: str, what: str, **more: Any) -> Answer:
+        try:
+            return await self._api.call(method, path, **more)
+        except ApiUnreachableError as error:
+            # A write without an answer may be done; repeating it changes nothing then.
+            unsure = "" if method == "GET" else " It may have been done: ask again, or repeat it."
+            raise _away(f"The API server gave no answer to: {what} ({error}).{unsure}") from error
+
+
+def _away(message: str, retry_after_s: float | None = None) -> RequestError:
+    after = RETRY_S if retry_after_s is None else retry_after_s
+    return RequestError(
+        503,
+        "ApiServerAway",
+        f"{message} Routes go on as they are.",
+        headers={"Retry-After": f"{max(after, 1.0):.0f}"},
+    )
+
+
+def _good(answer: Answer, what: str) -> Answer:
+    """Return a good answer.
+
+    Raises:
+        RequestError: it is none.
+    """
+    if answer.status < 300:
+        return answer
+    said = _said(answer)
+    if answer.status in _BUSY or answer.status == 401 or _kind_missing(answer):
+        raise _away(f"The API server refused to {what}: {said}", answer.retry_after_s)
+    if answer.status == 403:
+        raise RequestError(
+            403,
+            "NotPermitted",
+            f"The broker may not {what}: {said} Its ClusterRole or Role has to allow that.",
+        )
+    status = 422 if answer.status in (400, 413, 422) else 502
+    raise RequestError(status, "ResourceInvalid", f"The API server refused to {what}: {said}")
+
+
+def _said(answer: Answer) -> str:
+    found = str(answer.body.get("message") or f"it answered {answer.status}").strip()
+    return found if found.endswith(".") else f"{found}."
+
+
+def _causes(answer: Answer) -> list[Document]:
+    """Return who holds what, of a refusal; nothing where that is not why."""
+    details = answer.body.get("details")
+    causes = details.get("causes") if isinstance(details, Mapping) else None
+    return [cause for cause in causes or () if cause.get("reason") == "FieldManagerConflict"]
+
+
+def _kind_missing(answer: Answer) -> bool:
+    """Say whether a 404 means that the API server knows no such kind at the moment."""
+    if answer.status != 404:
+        return False
+    details = answer.body.get("details")
+    return not (isinstance(details, Mapping) and details.get("name"))
+
+
+def _document(answer: Answer) -> Document:
+    if "metadata" not in answer.body:
+        raise _away("The API server's answer cannot be read.")
+    return answer.body

@@ -1,0 +1,484 @@
+"""Exports and Imports of a cluster, changed by server-side apply.
+
+Rule 1: what is read comes from the board, which the feed fills; what is changed is
+read from the API server first, and applied to that very object at that version.
+Rule 2: what manager `streambroker-api` holds is stated whole with every change, so that
+nothing of it is lost, and nothing else is touched.
+Rule 3: nothing is taken from others unless the caller says so; what others hold is
+never taken away.
+Rule 4: what is as it should be is not written.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streambroker_core.board import AgentRegistered, Board, Event
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.model import Kind, PeKey, PortKey, Resource, kind_of, name_of
+from streambroker_core.whatif import Proposal
+from streambroker_core.wire.manifest import API_VERSION, read_manifest, read_spec, write_spec
+from streambroker_core.wire.registration import Registration
+from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
+from streambroker_operator.idempotency import Answered
+from streambroker_operator.kubernetes.change import (
+    Edit,
+    application,
+    edit_of,
+    edited,
+    emptying,
+    kept_by_others,
+    own_part,
+    released,
+    removal,
+    statement,
+    without,
+)
+from streambroker_operator.kubernetes.conflicts import held, kept, owned_by_other, taken
+from streambroker_operator.kubernetes.objects import (
+    ConflictError,
+    Objects,
+    Place,
+    StaleError,
+)
+from streambroker_operator.kubernetes.ownership import (
+    API,
+    Document,
+    Holder,
+    Path,
+    held_at,
+    others,
+    own_fields,
+)
+from streambroker_operator.kubernetes.registrations import Registrations
+from streambroker_operator.kubernetes.steering import Overwritten, Steering
+from streambroker_operator.store import KnownPe, Stored
+from streambroker_operator.terms import FREELY, Terms, Touched
+
+MIN_SECRET = 32
+"""Bytes of the broker's secret, at least."""
+ENTRY = "secret"
+"""Under which name it stands in the Kubernetes Secret."""
+
+
+async def read_secret(objects: Objects, namespace: str, name: str) -> bytes:
+    """Return the broker's secret from a Kubernetes Secret.
+
+    Raises:
+        StoreError: there is none, or it is too short.
+        RequestError: 503, the API server cannot be asked now.
+    """
+    document = await objects.read_secret(namespace, name)
+    where = f"The Secret {namespace}/{name}"
+    if document is None:
+        raise StoreError(f"{where} is not there. Make it, or name another with --secret-name.")
+    text = (document.get("data") or {}).get(ENTRY, "")
+    try:
+        found = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise StoreError(f"{where} has a `{ENTRY}` that is not base64.") from error
+    if len(found) < MIN_SECRET:
+        raise StoreError(
+            f"{where} has {len(found)} bytes under `{ENTRY}`; at least {MIN_SECRET} random"
+            " ones are needed."
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the feed's last word on an object tells besides its spec.
+
+    Attributes:
+        agent: the event for the board if it tells of an agent.
+        overwritten: what was steered, and somebody else has taken.
+    """
+
+    agent: AgentRegistered | None
+    overwritten: Overwritten | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """One resource as it should be, and how it is to become so."""
+
+    place: Place
+    resource: Resource
+    touched: Touched | None
+    terms: Terms
+    dry: bool
+
+
+class KubernetesStore:
+    """All that a broker in a cluster has to remember, kept in the cluster.
+
+    Args:
+        objects: single objects of the API server.
+        board: filled by the feed; what is read is read from it.
+        secret: what this broker and all its replicas sign with.
+        clock: seconds since 1970.
+
+    Attributes:
+        ordered: False: the versions of writes are no sequence of their own, the feed is.
+        answered: answers given again to repeated requests, by this process alone.
+        registrations: where agents are.
+        steering: what is steered at run time, as the feed shows it.
+    """
+
+    ordered = False
+
+    def __init__(
+        self,
+        objects: Objects,
+        board: Board,
+        *,
+        secret: bytes,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._objects = objects
+        self._board = board
+        self.secret = secret
+        self._memory = sqlite3.connect(":memory:", isolation_level=None)
+        self.answered = Answered(self._memory, clock)
+        self.registrations = Registrations(objects, board)
+        self.steering = Steering()
+
+    def close(self) -> None:
+        """Forget what only this process knows."""
+        self._memory.close()
+
+    # ---- reading ---------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The highest version of both kinds that was processed."""
+        return max(self._board.point)
+
+    def get(self, kind: Kind, key: PortKey) -> Stored | None:
+        """Return the resource that holds a port."""
+        found: Resource | None = (
+            self._board.export_at(key) if kind == "Export" else self._board.import_at(key)
+        )
+        return None if found is None else self._known(found)
+
+    def resources(self, kind: Kind) -> list[Stored]:
+        """Return all resources of one kind, rivals included, in order of their ports."""
+        found = self._board.exports() if kind == "Export" else self._board.imports()
+        return [self._known(resource) for resource in found]
+
+    def each(self, kind: Kind) -> tuple[Stored, ...]:
+        """Return all resources of one kind, rivals included, in no order."""
+        found: Iterator[Resource] = (
+            self._board.each_export() if kind == "Export" else self._board.each_import()
+        )
+        return tuple(self._known(resource) for resource in found)
+
+    def _known(self, resource: Resource) -> Stored:
+        version = self._board.version_of(kind_of(resource), resource.uid)
+        return Stored(resource=resource, version=version)
+
+    # ---- changing --------------------------------------------------------
+
+    def load(self) -> Iterable[Event]:
+        """Return nothing: the feed fills the board."""
+        return ()
+
+    async def write(
+        self, proposal: Proposal, *, touched: Touched | None = None, terms: Terms = FREELY
+    ) -> list[Stored]:
+        """Make changes one after the other; several are tried before the first is made.
+
+        Raises:
+            RequestError: as `put` and `delete`; `PartlyMade` where some were made before.
+        """
+        puts, deletes = proposal.puts, proposal.deletes
+        if len(puts) + len(deletes) > 1:
+            for resource in puts:
+                await self.put(resource, touched=touched, terms=terms, dry=True)
+        done: list[Stored] = []
+        try:
+            for resource in puts:
+                stored = await self.put(resource, touched=touched, terms=terms)
+                done.append(stored)
+            for kind, key, _ in deletes:
+                stored = await self.delete(kind, key, terms=terms)
+                done.append(stored)
+        except RequestError as error:
+            if not any(stored.changed for stored in done):
+                raise
+            raise _partly(done, error) from error
+        for stored in done:
+            if stored.changed:
+                self.answered.claim(stored.version)
+        return done
+
+    async def put(
+        self,
+        resource: Resource,
+        *,
+        touched: Touched | None = None,
+        terms: Terms = FREELY,
+        dry: bool = False,
+    ) -> Stored:
+        """Create a resource, or change the fields that a change is about.
+
+        Args:
+            resource: as it should be.
+            touched: what of its spec is meant; None for all of it.
+            terms: on which this is done.
+            dry: whether it is only tried.
+
+        Raises:
+            RequestError: 409 `OwnedByOther`, somebody else holds a field; 412 by the terms;
+                503, the API server cannot be asked, or the resource changes all the time.
+            ManifestError: the outcome could not be read.
+        """
+        kind, key = kind_of(resource), resource.key
+        known = self.get(kind, key)
+        name = name_of(resource) if known is None else known.resource.name
+        place = Place(kind=kind, namespace=key.namespace, name=name)
+        change = _Change(place=place, resource=resource, touched=touched, terms=terms, dry=dry)
+
+        async def once(live: Document | None) -> Stored:
+            return await (self._create(change) if live is None else self._change(change, live))
+
+        return await self._objects.repeated(place, once)
+
+    async def release(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Stored:
+        """Give up all that was changed by REST; what others declare stays or comes back.
+
+        Raises:
+            RequestError: 404, there is none; 409 `NotDeclared`, nobody else declares it;
+                412 by the terms; 422, what is left would be no resource; 503 as `put`.
+        """
+        known = self.get(kind, key)
+        if known is None:
+            raise unknown_port(kind, key)
+        place = Place(kind=kind, namespace=key.namespace, name=known.resource.name)
+
+        async def once(live: Document | None) -> Stored:
+            terms.check(_tag(live))
+            if live is None:
+                raise unknown_port(kind, key)
+            if held_at(own_fields(live, API), ("spec",)) is None:
+                return _stored(live)
+            if not _declared(live):
+                raise not_declared(str(place))
+            gone = emptying(live, released(live))
+            if gone:
+                live = await self._objects.merge(place, removal(live, gone), manager=API)
+            applied = await self._objects.apply(place, application(live, {}), manager=API)
+            return _stored(applied.document, changed=True)
+
+        return await self._objects.repeated(place, once)
+
+    async def delete(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Stored:
+        """Delete the resource of a port; return what it was, as it was known last.
+
+        The deletion's own version is told by the feed alone.
+
+        Raises:
+            RequestError: 404, there is none; 412 by the terms; 403, the broker may not; 503 as
+                `put`.
+        """
+        known = self.get(kind, key)
+        if known is None:
+            raise unknown_port(kind, key)
+        uid = known.resource.uid
+        place = Place(kind=kind, namespace=key.namespace, name=known.resource.name)
+
+        async def once(live: Document | None) -> Stored:
+            terms.check(_tag(live))
+            if live is not None and live["metadata"]["uid"] == uid:
+                version = live["metadata"]["resourceVersion"]
+                await self._objects.delete(place, uid=uid, version=version)
+            return replace(known, changed=True)
+
+        return await self._objects.repeated(place, once)
+
+    async def _create(self, change: _Change) -> Stored:
+        place = change.place
+        change.terms.check(None)
+        if change.touched is not None:
+            raise unknown_port(place.kind, change.resource.key)
+        metadata: dict[str, Any] = {"name": place.name, "namespace": place.namespace}
+        if change.terms.owners:
+            metadata["ownerReferences"] = [dict(owner) for owner in change.terms.owners]
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": place.kind,
+            "metadata": metadata,
+            "spec": write_spec(change.resource),
+        }
+        try:
+            applied = await self._objects.apply(place, body, manager=API, dry=change.dry)
+        except ConflictError as error:
+            # Somebody made it in between: then it is there to be changed.
+            raise StaleError from error
+        return _stored(applied.document, changed=True, created=applied.created)
+
+    async def _change(self, change: _Change, live: Document) -> Stored:
+        place, key = change.place, change.resource.key
+        _check_port(place, live, key)
+        change.terms.check(_tag(live))
+        now = _spec(place, live, key)
+        edit = edit_of(now, write_spec(change.resource), change.touched)
+        if not edit:
+            return _stored(live)
+        _check_others(place, live, edit)
+        outcome = edited(live.get("spec", {}), edit)
+        read_spec(place.kind, outcome, key=key, path="spec")
+        return await self._make(change, live, edit, outcome)
+
+    async def _make(self, change: _Change, live: Document, edit: Edit, outcome: Document) -> Stored:
+        gone = emptying(live, outcome)
+        rest = without(edit, gone)
+        stored = _stored(live)
+        if rest:
+            own = own_part(live).get("spec", {})
+            body = application(live, statement(own, rest, outcome))
+            stored = await self._applied(change, live, body)
+        if gone and not change.dry:
+            # Others hold none of it, and the version says that this is still so.
+            body = removal(live, gone)
+            body["metadata"]["resourceVersion"] = str(stored.version)
+            document = await self._objects.merge(change.place, body, manager=API)
+            stored = replace(_stored(document, changed=True), warnings=stored.warnings)
+        return stored
+
+    async def _applied(self, change: _Change, live: Document, body: Document) -> Stored:
+        place, dry = change.place, change.dry
+        try:
+            applied = await self._objects.apply(place, body, manager=API, dry=dry)
+            return _stored(applied.document, changed=True)
+        except ConflictError as error:
+            what = held(live, error.causes)
+            if not change.terms.force:
+                raise owned_by_other(place.kind, place.name, what, removing=False) from error
+        applied = await self._objects.apply(place, body, manager=API, force=True, dry=dry)
+        warnings = taken(place.kind, place.name, what)
+        return _stored(applied.document, changed=True, warnings=warnings)
+
+    # ---- agents ----------------------------------------------------------
+
+    def saw(self, kind: Kind, document: Document) -> Seen:
+        """Take in an object as the feed shows it, each time it does."""
+        return Seen(
+            agent=self.registrations.saw(kind, document),
+            overwritten=self.steering.saw(document),
+        )
+
+    def gone(self, uid: str) -> None:
+        """Take in that an object is gone."""
+        self.registrations.gone(uid)
+        self.steering.gone(uid)
+
+    def pes(self) -> list[KnownPe]:
+        """Return all PEs whose agent is known."""
+        return self.registrations.pes()
+
+    def owner(self, pe: PeKey) -> str | None:
+        """Return the service account that a PE's job is bound to; None while to none."""
+        return self.registrations.owner(pe)
+
+    async def register(
+        self, pe: PeKey, registration: Registration, owner: str | None = None
+    ) -> int:
+        """Remember where a PE's agent is, as `Registrations.register` does."""
+        return await self.registrations.register(pe, registration, owner)
+
+    async def announce(self) -> None:
+        """Tell resources that came after their agent of it, as `Registrations.announce` does."""
+        await self.registrations.announce()
+
+    async def withdraw(self, pe: PeKey) -> int:
+        """Forget a PE that has no resource; return the version of that."""
+        return self.registrations.withdraw(pe)
+
+
+def _stored(
+    document: Document,
+    *,
+    changed: bool = False,
+    created: bool = False,
+    warnings: tuple[str, ...] = (),
+) -> Stored:
+    return Stored(
+        resource=read_manifest(document),
+        # What was only tried to be made has none.
+        version=int(document["metadata"].get("resourceVersion", 0)),
+        created=created,
+        changed=changed,
+        warnings=warnings,
+    )
+
+
+def _partly(done: list[Stored], error: RequestError) -> RequestError:
+    made = [str(stored.resource.key) for stored in done if stored.changed]
+    return RequestError(
+        error.status,
+        "PartlyMade",
+        f"{len(made)} changes were made, then one was refused: {error} A cluster has no"
+        " transactions: look at what is there, and send the rest again.",
+        headers=error.headers,
+        facts={"made": made, "refused": error.code},
+    )
+
+
+def _tag(document: Document | None) -> str | None:
+    if document is None:
+        return None
+    return f"{document['metadata']['uid']}.{document['metadata']['generation']}"
+
+
+def _spec(place: Place, live: Document, key: PortKey) -> Document:
+    """Return an object's spec in our own form; as it stands there if it cannot be read."""
+    spec: Document = live.get("spec", {})
+    try:
+        return write_spec(read_spec(place.kind, spec, key=key))
+    except StreambrokerError:
+        return spec
+
+
+def _check_port(place: Place, live: Document, key: PortKey) -> None:
+    """Refuse to change an object that is another port's.
+
+    Raises:
+        RequestError: 409 `NameTaken`.
+    """
+    spec = live.get("spec", {})
+    if (spec.get("job"), spec.get("pe", 0), spec.get("port")) == (key.job, key.pe, key.port):
+        return
+    raise RequestError(
+        409,
+        "NameTaken",
+        f"The name {place.name!r} is that of another {place.kind}, of the port"
+        f" {place.namespace}/{spec.get('job')}/{spec.get('pe', 0)}/{spec.get('port')}. Give {key}"
+        " another one, or delete that one first.",
+    )
+
+
+def _check_others(place: Place, live: Document, edit: Edit) -> None:
+    """Refuse to take away what others hold, or what nobody is known to hold.
+
+    Raises:
+        RequestError: 409 `OwnedByOther`.
+    """
+    found: list[tuple[Path, Holder | None]] = list(kept_by_others(live, edit))
+    ours = held_at(own_fields(live, API), ("spec",)) or {}
+    blamed = {path for path, _ in found}
+    strays = (path for path in edit.removed if path not in blamed)
+    found += [(path, None) for path in strays if held_at(ours, path) is None]
+    if found:
+        raise owned_by_other(place.kind, place.name, kept(found), removing=True)
+
+
+def _declared(live: Document) -> bool:
+    """Say whether somebody else holds what makes an object a port's."""
+    return any(held_at(holder.fields, ("spec", "port")) is not None for holder in others(live))
