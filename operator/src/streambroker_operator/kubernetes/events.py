@@ -1,0 +1,332 @@
+"""Kubernetes Events: one for each transition, several equal ones as a series, never too many.
+
+An Event is for people who run ``kubectl describe``; what fails here changes nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any, Literal, TypeAlias
+
+from streambroker_core.model import Kind, PortKey, Resource, kind_of
+from streambroker_core.wire.manifest import API_VERSION
+from streambroker_operator.kubernetes.api import Api, ApiUnreachableError
+from streambroker_operator.kubernetes.status import Shown
+from streambroker_operator.kubernetes.status_writer import StatusWrite
+from streambroker_operator.rest.limits import Buckets
+
+Weight: TypeAlias = Literal["Normal", "Warning"]
+
+REPORTER = "streambroker.io/broker"
+MAX_NOTE = 1000
+"""Bytes; the API server refuses more than 1,024."""
+SERIES_S = 360.0
+"""How long the same thing belongs to one series, in seconds from its last occurrence."""
+REFRESH_S = 30.0
+"""How often a series is written at most, in seconds."""
+MAX_SERIES = 4096
+MAX_WAITING = 1000
+PER_S = 10.0
+BURST = 100
+OBJECT_PER_S = 1 / 30
+OBJECT_BURST = 25
+TIMEOUT_S = 5.0
+
+_API = "events.k8s.io/v1"
+
+_log = logging.getLogger("streambroker.events")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something that happened to a resource.
+
+    Attributes:
+        reason: the word, such as ``RouteCut``.
+        action: what was being done, such as ``Match``.
+        text: a sentence.
+    """
+
+    kind: Kind
+    namespace: str
+    name: str
+    uid: str
+    reason: str
+    action: str
+    text: str = ""
+    weight: Weight = "Normal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """An Event to be written.
+
+    Attributes:
+        name: of the Event.
+        body: the whole Event, or the part of it that changes.
+        new: it is to be created.
+    """
+
+    namespace: str
+    name: str
+    body: Mapping[str, Any]
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    name: str
+    count: int
+    last: float
+    written: float
+
+
+def transitions(write: StatusWrite, before: Shown, after: Mapping[str, Any]) -> list[Note]:
+    """Return what a status that was just written tells for the first time.
+
+    Args:
+        write: whose status it is.
+        before: what stood there.
+        after: the status as it was written.
+    """
+    found = []
+    for condition in after.get("conditions", ()):
+        name, status = condition["type"], condition["status"]
+        known = before.status_of(name)
+        if name not in _ACTIONS or status == "Unknown" or known == status:
+            continue
+        if known is None and (name, status) not in _FIRST:
+            continue
+        if condition["reason"] == "NotAccepted":
+            continue
+        reason = condition["reason"]
+        found.append(
+            Note(
+                kind=write.kind,
+                namespace=write.namespace,
+                name=write.name,
+                uid=write.uid,
+                reason=reason,
+                action=_ACTIONS[name],
+                text=condition.get("message") or _SENTENCES.get((name, status), reason),
+                weight="Warning" if (name, status) == ("Accepted", "False") else "Normal",
+            )
+        )
+    return found
+
+
+_ACTIONS = {"Accepted": "Accept", "Matched": "Match"}
+_FIRST = {("Accepted", "False"), ("Matched", "True")}
+"""What is worth an Event of a resource that had no status: the usual course of things is not."""
+_SENTENCES = {
+    ("Accepted", "True"): "It is accepted now.",
+    ("Matched", "True"): "It is connected.",
+    ("Matched", "False"): "It is connected to nothing any more.",
+}
+
+
+def route_cut(resource: Resource, peer: PortKey, reason: str) -> Note:
+    """Return the note of a route that ended.
+
+    Args:
+        resource: one end of the route.
+        peer: the port at its other end.
+        reason: the word for why.
+    """
+    way = "to" if kind_of(resource) == "Export" else "from"
+    return _note(resource, "RouteCut", "Match", f"The route {way} {peer} is cut: {reason}.")
+
+
+def steering_overwritten(resource: Resource, fields: str, owner: str) -> Note:
+    """Return the note of fields that were set at run time and are somebody else's now.
+
+    Args:
+        resource: whose fields they are.
+        fields: in words, as ``filter, properties.limit``.
+        owner: who wrote them.
+    """
+    text = f"What was set at run time ({fields}) was overwritten by {owner}."
+    return replace(_note(resource, "SteeringOverwritten", "Steer", text), weight="Warning")
+
+
+def _note(resource: Resource, reason: str, action: str, text: str) -> Note:
+    return Note(
+        kind=kind_of(resource),
+        namespace=resource.key.namespace,
+        name=resource.name,
+        uid=resource.uid,
+        reason=reason,
+        action=action,
+        text=text,
+    )
+
+
+class EventLog:
+    """Makes Events out of notes: series, and limits on how many.
+
+    Args:
+        instance: name of this process.
+    """
+
+    def __init__(self, instance: str) -> None:
+        self._instance = instance[:128]
+        self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
+        self._all = Buckets(PER_S, BURST)
+        self._each = Buckets(OBJECT_PER_S, OBJECT_BURST)
+        self.dropped = 0
+
+    def note(self, note: Note, now: float, wall: float) -> Post | None:
+        """Return the Event to write; None where the series tells it soon enough, or of too many.
+
+        Args:
+            note: what happened.
+            now: a monotonic clock, in seconds.
+            wall: seconds since 1970.
+        """
+        key = (note.uid, note.reason, note.text, note.weight)
+        known = self._series.get(key)
+        if known is not None and now - known.last < SERIES_S:
+            return self._repeated(note, key, known, now, wall)
+        if not self._allowed(note.uid, now):
+            return None
+        name = _event_name(note, self._instance, wall)
+        self._keep(key, _Series(name=name, count=1, last=now, written=now))
+        return Post(
+            namespace=note.namespace, name=name, body=self._body(note, name, wall), new=True
+        )
+
+    def _repeated(
+        self, note: Note, key: tuple[str, ...], known: _Series, now: float, wall: float
+    ) -> Post | None:
+        counted = replace(known, count=known.count + 1, last=now)
+        due = now - known.written >= REFRESH_S or counted.count == 2
+        if not due or not self._allowed(note.uid, now):
+            self._keep(key, counted)
+            return None
+        self._keep(key, replace(counted, written=now))
+        series = {"count": counted.count, "lastObservedTime": _time_text(wall)}
+        return Post(namespace=note.namespace, name=known.name, body={"series": series}, new=False)
+
+    def _allowed(self, uid: str, now: float) -> bool:
+        if self._each.take(uid, now) or self._all.take("", now):
+            self.dropped += 1
+            return False
+        return True
+
+    def _keep(self, key: tuple[str, ...], series: _Series) -> None:
+        self._series[key] = series
+        self._series.move_to_end(key)
+        if len(self._series) > MAX_SERIES:
+            self._series.popitem(last=False)
+
+    def _body(self, note: Note, name: str, wall: float) -> dict[str, Any]:
+        return {
+            "apiVersion": _API,
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": note.namespace},
+            "eventTime": _time_text(wall),
+            "type": note.weight,
+            "reason": note.reason[:128],
+            "action": note.action,
+            "note": _cut(note.text),
+            "regarding": {
+                "apiVersion": API_VERSION,
+                "kind": note.kind,
+                "namespace": note.namespace,
+                "name": note.name,
+                "uid": note.uid,
+            },
+            "reportingController": REPORTER,
+            "reportingInstance": self._instance,
+        }
+
+
+class EventWriter:
+    """Writes Events one after the other; what cannot be written is forgotten.
+
+    Args:
+        api: makes the calls.
+        instance: name of this process.
+    """
+
+    def __init__(self, api: Api, instance: str) -> None:
+        self._api = api
+        self._log = EventLog(instance)
+        self._waiting: asyncio.Queue[Post] = asyncio.Queue(MAX_WAITING)
+        self.written = 0
+        self.failed = 0
+
+    @property
+    def dropped(self) -> int:
+        """How many notes were too many."""
+        return self._log.dropped
+
+    def tell(self, note: Note, wall: float) -> None:
+        """Have something told; returns at once.
+
+        Args:
+            note: what happened.
+            wall: seconds since 1970.
+        """
+        post = self._log.note(note, asyncio.get_running_loop().time(), wall)
+        if post is None:
+            return
+        try:
+            self._waiting.put_nowait(post)
+        except asyncio.QueueFull:
+            self.failed += 1
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._write(await self._waiting.get())
+            self._waiting.task_done()
+
+    async def written_all(self) -> None:
+        """Return when nothing waits."""
+        await self._waiting.join()
+
+    async def _write(self, post: Post) -> None:
+        path = f"/apis/{_API}/namespaces/{post.namespace}/events"
+        try:
+            if post.new:
+                answer = await self._api.call("POST", path, post.body, timeout_s=TIMEOUT_S)
+            else:
+                answer = await self._api.call(
+                    "PATCH",
+                    f"{path}/{post.name}",
+                    post.body,
+                    content_type="application/merge-patch+json",
+                    timeout_s=TIMEOUT_S,
+                )
+        except ApiUnreachableError as error:
+            self._missed(post, str(error))
+            return
+        if answer.status in (200, 201):
+            self.written += 1
+        else:
+            self._missed(post, f"{answer.status}: {answer.body.get('message', '')}")
+
+    def _missed(self, post: Post, why: str) -> None:
+        self.failed += 1
+        _log.debug("Event %s/%s was not written: %s", post.namespace, post.name, why)
+
+
+def _event_name(note: Note, instance: str, wall: float) -> str:
+    told = "\0".join((note.uid, note.reason, note.text, instance, str(wall)))
+    return f"{note.name[:200].rstrip('-.')}.{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+
+def _cut(text: str) -> str:
+    raw = text.encode()
+    return text if len(raw) <= MAX_NOTE else raw[: MAX_NOTE - 3].decode(errors="ignore") + "…"
+
+
+def _time_text(wall: float) -> str:
+    return datetime.fromtimestamp(wall, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,168 @@
+"""Which changes the agents run already: what the condition `Programmed` is made of.
+
+Every change of the board has a number. A PE's agent runs a view; as long as that is the PE's
+current one it runs everything, and once the view has changed it runs what was before that change.
+A resource is programmed when the agents of all its routes run its last change.
+
+Nothing here is remembered by route: one number for each resource, a few for each PE.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from streambroker_core.board import Action, RoutesChanged, StatusChanged
+from streambroker_core.model import PeKey
+from streambroker_operator.kubernetes.status import Condition
+
+_RECENT = 8
+"""How many former views of a PE are known; an agent that runs an older one is behind anyway."""
+
+
+@dataclass(slots=True)
+class _Agent:
+    """One PE.
+
+    Attributes:
+        current: version of its view, None while it has none.
+        recent: former versions, oldest first, each with the last change that it was current at.
+        ran: the last change that its agent runs; None while it has not been heard of.
+        runs_current: its agent runs its current view.
+        late_since: when its view changed that the agent does not run yet, or None.
+    """
+
+    current: str | None = None
+    recent: dict[str, int] = field(default_factory=dict)
+    ran: int | None = None
+    runs_current: bool = False
+    late_since: float | None = None
+
+
+class Programming:
+    """What each agent runs, by what it says and by what the board has changed.
+
+    Args:
+        version_of: the version of a PE's view on the board now, or None.
+        registered: whether a PE has an agent.
+        applied: takes the seconds from a changed view until its agent runs it.
+        clock: a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        version_of: Callable[[PeKey], str | None],
+        registered: Callable[[PeKey], bool],
+        *,
+        applied: Callable[[float], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._applied = applied
+        self._clock = clock
+        self._version_of = version_of
+        self._registered = registered
+        self._agents: dict[PeKey, _Agent] = {}
+        self._needs: dict[str, int] = {}
+        self._change = 0
+
+    def follow(self, actions: Iterable[Action], *, changed: Iterable[str] = ()) -> None:
+        """Take in what one event has done to the board.
+
+        Args:
+            actions: what the board answered.
+            changed: uids of resources whose spec is another one.
+        """
+        self._change += 1
+        for action in actions:
+            if isinstance(action, RoutesChanged):
+                self._redrawn(action.pe, action.version)
+            elif isinstance(action, StatusChanged):
+                self._needs[action.uid] = self._change
+        for uid in changed:
+            self._needs[uid] = self._change
+
+    def forget(self, uid: str) -> None:
+        """Forget a resource that is gone."""
+        self._needs.pop(uid, None)
+
+    def heard(self, pe: PeKey, version: str) -> bool:
+        """Take in which view an agent runs; say whether it runs more than it did.
+
+        Args:
+            pe: whose agent it is.
+            version: as it told by its poll or its report, by whichever replica that came.
+        """
+        agent = self._agent(pe)
+        before = agent.runs_current, agent.ran
+        if version == agent.current:
+            agent.runs_current = True
+            agent.ran = self._change
+            if agent.late_since is not None:
+                self._applied(self._clock() - agent.late_since)
+                agent.late_since = None
+            return not before[0]
+        ran = agent.recent.get(version, -1)
+        if agent.ran is None or ran > agent.ran:
+            agent.ran = ran
+        return agent.ran != before[1]
+
+    def runs_current(self, pe: PeKey) -> bool:
+        """Say whether a PE's agent is known to run its current view."""
+        agent = self._agents.get(pe)
+        return agent is not None and agent.runs_current
+
+    def condition(self, uid: str, pes: Iterable[PeKey]) -> Condition | None:
+        """Return the condition of a resource; None while an agent has not been heard of.
+
+        Args:
+            uid: of the resource.
+            pes: its own PE first, then those of the other ends of its routes.
+        """
+        need = self._needs.get(uid, 0)
+        own, unheard, behind = True, False, False
+        for pe in pes:
+            if not self._registered(pe):
+                return _no_agent(own=own)
+            own = False
+            agent = self._agents.get(pe)
+            if agent is None or (agent.ran is None and not agent.runs_current):
+                unheard = True
+            elif not agent.runs_current and (agent.ran is None or agent.ran < need):
+                behind = True
+        if behind:
+            return Condition(
+                type="Programmed",
+                status="False",
+                reason="Pending",
+                message="Not all agents of its routes run it yet.",
+            )
+        return None if unheard else Condition(type="Programmed", status="True", reason="Programmed")
+
+    def _agent(self, pe: PeKey) -> _Agent:
+        agent = self._agents.get(pe)
+        if agent is None:
+            agent = self._agents[pe] = _Agent(current=self._version_of(pe))
+        return agent
+
+    def _redrawn(self, pe: PeKey, version: str | None) -> None:
+        if version is None:
+            self._agents.pop(pe, None)
+            return
+        agent = self._agents.get(pe)
+        if agent is None:
+            return
+        if agent.current is not None:
+            agent.recent.pop(agent.current, None)
+            agent.recent[agent.current] = self._change - 1
+            if len(agent.recent) > _RECENT:
+                del agent.recent[next(iter(agent.recent))]
+        if agent.runs_current:
+            agent.ran, agent.runs_current = self._change - 1, False
+            agent.late_since = self._clock()
+        agent.current = version
+
+
+def _no_agent(*, own: bool) -> Condition:
+    whose = "No agent is registered for its PE." if own else "An agent of its routes is missing."
+    return Condition(type="Programmed", status="False", reason="NoAgent", message=whose)

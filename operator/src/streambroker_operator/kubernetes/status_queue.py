@@ -1,0 +1,144 @@
+"""Whose status is to be written next: a set of names, not a list of writes.
+
+What is to be written is found out when its turn comes, so the newest wins and nothing old is ever
+sent. Names come back after a failure, later each time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+SETTLE_S = 1.0
+"""How long a change may settle before it is written, in seconds: most are programmed by then."""
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 60.0
+
+
+def delay_s(attempt: int, jitter: float) -> float:
+    """Return how long to wait before an attempt is made again, in seconds.
+
+    Args:
+        attempt: failures so far, from 1.
+        jitter: from 0 to 1, random; spreads the delay over its upper half.
+    """
+    longest = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempt - 1, 30))
+    return longest * (0.5 + 0.5 * jitter)
+
+
+@dataclass(slots=True)
+class _Entry:
+    due: float
+    urgent: bool
+    held: bool
+    """It failed before, so `due` may not come sooner."""
+
+
+class StatusQueue(Generic[K]):
+    """Names in the order in which they are due, the urgent ones first.
+
+    All times are those of one monotonic clock, in seconds.
+
+    Args:
+        settle_s: how long what is not urgent waits for more to change.
+    """
+
+    def __init__(self, settle_s: float = SETTLE_S) -> None:
+        self._settle_s = settle_s
+        self._waiting: dict[K, _Entry] = {}
+        self._order: list[tuple[float, int, K]] = []
+        self._due: tuple[dict[K, None], dict[K, None]] = ({}, {})
+        self._taken: dict[K, bool | None] = {}
+        self._failures: dict[K, int] = {}
+        self._number = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._due[0]) + len(self._due[1])
+
+    def offer(self, key: K, now: float, *, urgent: bool = False) -> None:
+        """Ask for a turn; the second of two requests adds nothing but urgency."""
+        if key in self._taken:
+            self._taken[key] = urgent or bool(self._taken[key])
+            return
+        if key in self._due[0] or key in self._due[1]:
+            if urgent and self._due[1].pop(key, 0) is None:
+                self._due[0][key] = None
+            return
+        known = self._waiting.get(key)
+        if known is not None and (known.urgent or known.held or not urgent):
+            known.urgent = known.urgent or urgent
+            return
+        self._wait(
+            key, _Entry(due=now if urgent else now + self._settle_s, urgent=urgent, held=False)
+        )
+
+    def take(self, now: float) -> K | None:
+        """Return the next that is due and hold it until `done` or `failed`; None if none is."""
+        while (due := self._next_waiting()) is not None and due <= now:
+            key = heapq.heappop(self._order)[2]
+            entry = self._waiting.pop(key)
+            self._due[0 if entry.urgent else 1][key] = None
+        for names in self._due:
+            if names:
+                key = next(iter(names))
+                del names[key]
+                self._taken[key] = None
+                return key
+        return None
+
+    def next_at(self) -> float | None:
+        """Return when `take` will have something; None if nothing waits."""
+        if self._due[0] or self._due[1]:
+            return float("-inf")
+        return self._next_waiting()
+
+    def done(self, key: K, now: float) -> None:
+        """Let go of what was taken; what was offered meanwhile gets another turn."""
+        self._failures.pop(key, None)
+        again = self._taken.pop(key, None)
+        if again is not None:
+            self.offer(key, now, urgent=again)
+
+    def failed(self, key: K, now: float, *, jitter: float, after_s: float = 0.0) -> None:
+        """Let go of what was taken, and give it another turn after a delay.
+
+        Args:
+            key: what was taken.
+            now: the time.
+            jitter: from 0 to 1, random.
+            after_s: what the API server asked for, at least.
+        """
+        failures = self._failures.get(key, 0) + 1
+        self._failures[key] = failures
+        urgent = bool(self._taken.pop(key, None))
+        due = now + max(after_s, delay_s(failures, jitter))
+        self._wait(key, _Entry(due=due, urgent=urgent, held=True))
+
+    def clear(self) -> None:
+        """Forget all that waits; what is taken stays so until it is let go."""
+        self._waiting.clear()
+        self._order.clear()
+        self._due[0].clear()
+        self._due[1].clear()
+        self._failures.clear()
+        for key in self._taken:
+            self._taken[key] = None
+
+    def _next_waiting(self) -> float | None:
+        """Return when the next that waits is due, and forget what was moved since."""
+        while self._order:
+            due, _, key = self._order[0]
+            entry = self._waiting.get(key)
+            if entry is not None and entry.due == due:
+                return due
+            heapq.heappop(self._order)
+        return None
+
+    def _wait(self, key: K, entry: _Entry) -> None:
+        self._waiting[key] = entry
+        heapq.heappush(self._order, (entry.due, next(self._number), key))

@@ -1,0 +1,234 @@
+"""What every resource's status has to say, by the board, and what it says, by the watch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from streambroker_core.board import (
+    Action,
+    AgentRegistered,
+    Board,
+    Event,
+    ExportApplied,
+    ExportRemoved,
+    ImportApplied,
+    ImportRemoved,
+    PeWithdrawn,
+    StatusChanged,
+    Synced,
+    Unreadable,
+)
+from streambroker_core.matching import Match
+from streambroker_core.model import Kind, PeKey, Resource
+from streambroker_operator.kubernetes.programming import Programming
+from streambroker_operator.kubernetes.status import (
+    NOTHING_SHOWN,
+    Facts,
+    Shown,
+    facts_of,
+    read_shown,
+    unreadable,
+    written,
+)
+from streambroker_operator.kubernetes.status_writer import Name, StatusWrite
+
+
+class Statuses:
+    """The desk of the status writer.
+
+    All methods are called on the board's event loop.
+
+    Args:
+        board: read, never changed.
+        offer: asks the writer to look at a status; the second argument says whether urgently.
+        steered: which fields of a resource are set at run time, in words, or None.
+        told: takes the status before and after a write.
+        applied: takes the seconds from a changed view until its agent runs it.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        offer: Callable[[Name, bool], None],
+        *,
+        steered: Callable[[Name], str | None] = lambda _: None,
+        told: Callable[[StatusWrite, Shown, Mapping[str, Any]], None] = lambda *_: None,
+        applied: Callable[[float], None] = lambda _: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._board = board
+        self._offer = offer
+        self._steered = steered
+        self._told = told
+        self._clock = clock
+        self._shown: dict[Name, Shown] = {}
+        self._answered: dict[Name, int] = {}
+        self._drawn: dict[Name, Shown] = {}
+        self.programming = Programming(self._version, self._registered, applied=applied)
+
+    # ---- what comes in ---------------------------------------------------
+
+    def seen(self, name: Name, version: int, status: object, *, listed: bool = False) -> None:
+        """Take in what a resource's status says; what somebody else wrote is looked at again.
+
+        Args:
+            name: of the resource.
+            version: of the resource as it says that.
+            status: the object, or None.
+            listed: by a list, which is right whatever was before, and not by the watch.
+        """
+        answered = self._answered.get(name)
+        if answered is not None and version < answered and not listed:
+            return
+        self._answered.pop(name, None)
+        shown, before = read_shown(status), self._shown.get(name)
+        self._shown[name] = shown
+        if before is not None and before.content != shown.content:
+            self._offer(name, False)
+
+    def look(self, kind: Kind, body: Mapping[str, Any], listed: bool) -> None:
+        """Take in a whole resource as the API server has it.
+
+        Args:
+            kind: of the resource.
+            body: the object.
+            listed: by a list, and not by the watch.
+        """
+        metadata = body["metadata"]
+        name = (kind, str(metadata["uid"]))
+        self.seen(name, int(metadata["resourceVersion"]), body.get("status"), listed=listed)
+
+    def gone(self, name: Name) -> None:
+        """Forget a resource."""
+        for known in (self._shown, self._answered, self._drawn):
+            known.pop(name, None)
+        self.programming.forget(name[1])
+
+    def followed(self, event: Event, actions: Iterable[Action]) -> None:
+        """Take in what an event has done to the board, and have looked at what it concerns."""
+        actions = list(actions)
+        changed = _changed(event)
+        self.programming.follow(actions, changed=() if changed is None else (changed[1],))
+        if isinstance(event, ExportRemoved | ImportRemoved):
+            self.gone(("Export" if isinstance(event, ExportRemoved) else "Import", event.uid))
+        names = {(a.kind, a.uid) for a in actions if isinstance(a, StatusChanged)}
+        if changed is not None:
+            names.add(changed)
+        if isinstance(event, Synced):
+            names.update(self._listed(event))
+        if isinstance(event, AgentRegistered | PeWithdrawn):
+            names.update(self._touching(event.pe))
+        for name in names:
+            self._offer(name, self._urgent(name))
+
+    def _listed(self, event: Synced) -> set[Name]:
+        """Forget what a list does not have; return what it has."""
+        there: set[Name] = {(event.kind, resource.uid) for resource, _ in event.listed}
+        there.update((event.kind, unread.uid) for unread in event.unreadable)
+        for name in [name for name in self._shown if name[0] == event.kind and name not in there]:
+            self.gone(name)
+        return there
+
+    def heard(self, pe: PeKey, version: str) -> None:
+        """Take in which view an agent runs, and have looked at what waited for that."""
+        if self.programming.heard(pe, version):
+            for name in self._touching(pe):
+                self._offer(name, False)
+
+    def offer_all(self) -> None:
+        """Have everything looked at: this process leads from now on."""
+        for name in list(self._shown):
+            self._offer(name, self._urgent(name))
+
+    # ---- what goes out ---------------------------------------------------
+
+    def draw(self, name: Name) -> StatusWrite | None:
+        """Return what is to be written now; None where it stands there, or the resource is gone."""
+        resource, unread = self._board.get(*name), self._board.unreadable(*name)
+        shown = self._shown.get(name, NOTHING_SHOWN)
+        if unread is not None:
+            facts: Facts | None = unreadable(unread.generation, unread.code, unread.problem)
+            namespace, title = unread.namespace, unread.name
+        elif resource is not None:
+            facts = self._facts(name, resource, shown)
+            namespace, title = resource.key.namespace, resource.name
+        else:
+            return None
+        status = None if facts is None else written(facts, shown, self._clock())
+        if status is None:
+            return None
+        self._drawn[name] = shown
+        return StatusWrite(
+            kind=name[0], namespace=namespace, name=title, uid=name[1], status=status
+        )
+
+    def wrote(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+        """Take in the resource as the API server has it after a write."""
+        name = (write.kind, write.uid)
+        before = self._drawn.pop(name, NOTHING_SHOWN)
+        metadata = answer.get("metadata")
+        metadata = metadata if isinstance(metadata, Mapping) else {}
+        there = self._board.get(*name) or self._board.unreadable(*name)
+        if metadata.get("uid") != write.uid or there is None:
+            return
+        version = str(metadata.get("resourceVersion", ""))
+        if version.isdigit():
+            self._answered[name] = int(version)
+        self._shown[name] = read_shown(answer.get("status"))
+        self._told(write, before, write.status)
+
+    def _facts(self, name: Name, resource: Resource, shown: Shown) -> Facts | None:
+        status = self._board.status(*name)
+        if status is None:
+            return None
+        programmed = None
+        if status.accepted and status.matches:
+            programmed = self.programming.condition(resource.uid, self._pes(name, resource))
+        return facts_of(
+            resource, status, programmed=programmed, shown=shown, steered=self._steered(name)
+        )
+
+    def _pes(self, name: Name, resource: Resource) -> Iterator[PeKey]:
+        yield resource.key.owner
+        other: Kind = "Import" if name[0] == "Export" else "Export"
+        for uid, outcome in self._board.outcomes(*name).items():
+            peer = self._board.get(other, uid)
+            if isinstance(outcome, Match) and peer is not None:
+                yield peer.key.owner
+
+    def _touching(self, pe: PeKey) -> set[Name]:
+        """Return the ports of a PE and the other ends of their routes."""
+        view = self._board.view(pe)
+        found: set[Name] = set()
+        if view is not None:
+            for export in view.exports.values():
+                found.add(("Export", export.uid))
+                found.update(("Import", route.uid) for route in export.routes)
+            for import_ in view.imports.values():
+                found.add(("Import", import_.uid))
+                found.update(("Export", other.uid) for other in import_.routes)
+        return found
+
+    def _urgent(self, name: Name) -> bool:
+        status = self._board.status(*name)
+        return status is not None and not status.accepted
+
+    def _version(self, pe: PeKey) -> str | None:
+        view = self._board.view(pe)
+        return None if view is None else view.version
+
+    def _registered(self, pe: PeKey) -> bool:
+        return self._board.registration(pe) is not None
+
+
+def _changed(event: Event) -> Name | None:
+    if isinstance(event, ExportApplied):
+        return "Export", event.export.uid
+    if isinstance(event, ImportApplied):
+        return "Import", event.import_.uid
+    if isinstance(event, Unreadable):
+        return event.kind, event.uid
+    return None

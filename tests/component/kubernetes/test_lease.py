@@ -1,0 +1,151 @@
+"""Processes before a real API server: one leads, another takes over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support import lease_process
+from support.cluster import ApiServer
+from support.waiting import until
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/streambroker"
+
+
+class Candidate:
+    """A process, and when it said what."""
+
+    def __init__(self, server: ApiServer, namespace: str) -> None:
+        self.told: list[tuple[float, str]] = []
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                str(Path(lease_process.__file__)),
+                server.url,
+                str(server.ca),
+                server.tokens["admin"],
+                namespace,
+                "streambroker",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.told.append((time.monotonic(), line.strip()))
+
+    @property
+    def leads(self) -> bool:
+        return bool(self.told) and self.told[-1][1] == "leads"
+
+    def leading(self, seconds: float) -> float:
+        """Wait until it leads; return when it said so."""
+        until(lambda: self.leads, seconds, "it leads")
+        return self.told[-1][0]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@contextmanager
+def two(server: ApiServer, namespace: str) -> Iterator[tuple[Candidate, Candidate]]:
+    """Run two candidates, the first of which leads."""
+    first = Candidate(server, namespace)
+    try:
+        first.leading(10)
+        second = Candidate(server, namespace)
+        try:
+            identity = holder(server, namespace)
+            until(lambda: seen_by(second), 5, "the second runs")
+            yield first, second
+            assert holder(server, namespace) != identity
+        finally:
+            second.end()
+    finally:
+        first.end()
+
+
+def seen_by(candidate: Candidate) -> bool:
+    return candidate.process.poll() is None
+
+
+def holder(server: ApiServer, namespace: str) -> str:
+    return str(server.request("GET", LEASES.format(namespace)).body["spec"]["holderIdentity"])
+
+
+def test_who_is_terminated_lets_the_other_lead_within_three_seconds(
+    api: ApiServer, namespace: str
+) -> None:
+    with two(api, namespace) as (first, second):
+        time_of_signal = time.monotonic()
+        first.process.terminate()
+        took = second.leading(10) - time_of_signal
+
+        assert took <= 3.0
+        assert first.process.wait(5) == 0
+
+
+@pytest.mark.timeout(60)
+def test_who_is_killed_is_followed_when_its_lease_has_run_out(
+    api: ApiServer, namespace: str
+) -> None:
+    with two(api, namespace) as (first, second):
+        killed = time.monotonic()
+        first.process.kill()
+        took = second.leading(25) - killed
+
+        assert 11.0 <= took <= 18.0
+
+
+@pytest.mark.timeout(90)
+def test_an_api_server_that_hangs_ends_leading_and_it_goes_on_afterwards(
+    own_api: ApiServer,
+) -> None:
+    own_api.create_namespace("streams")
+    candidate = Candidate(own_api, "streams")
+    try:
+        candidate.leading(10)
+        own_api.program.pause()
+        paused = time.monotonic()
+        until(lambda: not candidate.leads, 15, "it does not lead")
+        assert candidate.told[-1][0] - paused <= 10.5
+
+        own_api.program.resume()
+        candidate.leading(20)
+    finally:
+        candidate.end()
+
+
+def test_one_who_waits_writes_nothing(api: ApiServer, namespace: str) -> None:
+    with two(api, namespace) as (first, second):
+        assert not second.leads
+        before = len(writes_of(api, namespace))
+        until(lambda: len(writes_of(api, namespace)) >= before + 2, 10, "it is renewed")
+        assert not second.leads
+        assert first.leads
+        first.process.terminate()
+        second.leading(10)
+
+
+def writes_of(server: ApiServer, namespace: str) -> list[object]:
+    return [
+        entry
+        for entry in server.writes(plural="leases")
+        if entry["objectRef"].get("namespace") == namespace
+    ]

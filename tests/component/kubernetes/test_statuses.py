@@ -1,0 +1,276 @@
+"""Statuses on a real API server: one write per change, none at rest, none on the wrong object."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from streambroker_core.board import ImportApplied, ImportRemoved, Unreadable
+from streambroker_core.model import Import
+from streambroker_core.wire.manifest import read_manifest
+from streambroker_operator.kubernetes.events import Note
+from streambroker_operator.kubernetes.status_writer import Name
+from support.cluster import GROUP, ApiServer
+from support.kube_calls import create, listed, manifest
+from support.status_brokers import broker_at
+
+FEED = manifest("Export", "feed-trades", job="feed", port="trades", properties={"kind": "trade"})
+ALERTS = manifest(
+    "Import", "alerts-trades", job="alerts", port="trades", subscription='kind == "trade"'
+)
+
+
+def written(server: ApiServer, namespace: str) -> int:
+    """Return how many statuses were written in a namespace."""
+    return sum(
+        entry["objectRef"].get("namespace") == namespace
+        and entry["objectRef"].get("subresource") == "status"
+        for entry in server.writes()
+    )
+
+
+def conditions(resource: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {c["type"]: (c["status"], c["reason"]) for c in resource["status"]["conditions"]}
+
+
+async def test_a_stream_becomes_ready_and_kubectl_tells_it_at_a_glance(
+    api: ApiServer, namespace: str
+) -> None:
+    async with broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [FEED, ALERTS])
+        await broker.fill()
+        broker.register("feed", "alerts")
+        broker.poll("feed", "alerts")
+        await broker.settled()
+
+        found = await broker.read("Import", "alerts-trades")
+        assert conditions(found)["Ready"] == ("True", "Ready")
+        assert found["status"]["topMatches"] == [f"{namespace}/feed/0/trades"]
+
+    shown = api.kubectl("get", "streams", "-n", namespace).stdout
+    feed, alerts = (
+        next(line for line in shown.splitlines() if name in line)
+        for name in ("feed-trades", "alerts-trades")
+    )
+    assert "kind=trade" in feed
+    assert " True " in feed
+    assert 'kind == "trade"' in alerts
+
+
+async def test_a_change_and_its_being_programmed_are_one_write_each(
+    api: ApiServer, namespace: str
+) -> None:
+    async with broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [FEED, ALERTS])
+        await broker.fill()
+        broker.register("feed", "alerts")
+        await broker.settled()
+        assert conditions(await broker.read("Import", "alerts-trades"))["Programmed"] == (
+            "Unknown",
+            "NotHeard",
+        )
+        before = written(api, namespace)
+
+        broker.poll("feed")
+        broker.poll("alerts")
+        broker.poll("alerts")
+        await broker.settled()
+
+        assert written(api, namespace) - before == 2
+
+
+@pytest.mark.timeout(180)
+async def test_a_thousand_resources_have_their_status_in_thirty_seconds_and_then_there_is_rest(
+    api: ApiServer, namespace: str
+) -> None:
+    async with broker_at(api, namespace) as broker:
+        await create(
+            broker.api,
+            namespace,
+            (
+                manifest("Export", f"e{n}", job="feed", port=f"p{n}", properties={"n": n})
+                for n in range(1000)
+            ),
+        )
+        began = time.monotonic()
+        await broker.fill()
+        await broker.settled()
+        took = time.monotonic() - began
+
+        assert broker.writer.figures.written == 1000
+        assert took <= 30.0
+        assert written(api, namespace) == 1000
+
+        await broker.fill()
+        broker.statuses.offer_all()
+        await broker.settled()
+        assert written(api, namespace) == 1000
+
+    async with broker_at(api, namespace) as another:
+        await another.fill()
+        await another.settled()
+        assert another.writer.figures.right >= 1000
+        assert written(api, namespace) == 1000
+
+
+async def test_a_status_that_was_worked_out_for_a_deleted_resource_is_not_written_to_its_successor(
+    api: ApiServer, namespace: str
+) -> None:
+    async with broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [ALERTS])
+        await broker.fill()
+        old = await broker.read("Import", "alerts-trades")
+        api.request("DELETE", f"{GROUP}/namespaces/{namespace}/imports/alerts-trades")
+        broken = {**ALERTS, "spec": {**ALERTS["spec"], "subscription": "kind == =="}}
+        await create(broker.api, namespace, [broken])
+        event = ImportRemoved(uid=old["metadata"]["uid"], version=10**9)
+        broker.deliver(event)
+        await broker.settled()
+
+        assert "status" not in await broker.read("Import", "alerts-trades")
+        assert broker.writer.figures.written == 0
+
+
+async def test_a_resource_that_was_just_deleted_is_not_created_by_its_status(
+    api: ApiServer, namespace: str
+) -> None:
+    async with broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [ALERTS])
+        await broker.fill()
+        api.request("DELETE", f"{GROUP}/namespaces/{namespace}/imports/alerts-trades")
+        await broker.settled()
+
+        assert await listed(broker.api, namespace, "Import") == []
+        assert broker.writer.figures.gone == 1
+
+
+async def test_a_status_that_somebody_else_has_changed_is_put_right(
+    api: ApiServer, namespace: str
+) -> None:
+    async with broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [ALERTS])
+        await broker.fill()
+        await broker.settled()
+        path = f"{GROUP}/namespaces/{namespace}/imports/alerts-trades/status"
+        api.request(
+            "PATCH",
+            path,
+            {"status": {"matches": 77}},
+            content_type="application/merge-patch+json",
+        )
+
+        spoiled = await broker.read("Import", "alerts-trades")
+        version = int(spoiled["metadata"]["resourceVersion"])
+        name: Name = ("Import", spoiled["metadata"]["uid"])
+        broker.statuses.seen(name, version, spoiled["status"])
+        await broker.settled()
+
+        assert (await broker.read("Import", "alerts-trades"))["status"]["matches"] == 0
+
+
+async def test_where_an_agent_is_stays_though_statuses_are_written(
+    api: ApiServer, namespace: str
+) -> None:
+    async with broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [ALERTS])
+        path = f"{GROUP}/namespaces/{namespace}/imports/alerts-trades/status"
+        answer = await broker.api.call(
+            "PATCH",
+            path,
+            {
+                "apiVersion": "streambroker.io/v1alpha1",
+                "kind": "Import",
+                "metadata": {"name": "alerts-trades"},
+                "status": {"endpoint": {"location": "grpc+tcp://10.0.0.7:4711"}},
+            },
+            query={"fieldManager": "streambroker-agents", "force": "true"},
+            content_type="application/apply-patch+yaml",
+        )
+        assert answer.status == 200, answer.body
+        await broker.fill()
+        await broker.settled()
+
+        status = (await broker.read("Import", "alerts-trades"))["status"]
+        assert status["endpoint"]["location"] == "grpc+tcp://10.0.0.7:4711"
+        assert status["observedGeneration"] == 1
+
+
+async def test_the_longest_status_that_there_can_be_is_taken(
+    api: ApiServer, namespace: str
+) -> None:
+    async with broker_at(api, namespace) as broker:
+        wide = manifest(
+            "Export",
+            "wide",
+            job="f" * 63,
+            port="p" * 63,
+            pe=65535,
+            properties={f"name{n}": "ä€" * 500 for n in range(100)},
+        )
+        await create(broker.api, namespace, [wide])
+        await broker.fill()
+        found = await broker.read("Export", "wide")
+        event = Unreadable(
+            kind="Export",
+            uid=found["metadata"]["uid"],
+            version=10**9,
+            namespace=namespace,
+            name="wide",
+            code="ManifestInvalid",
+            problem="ä€" * 5000,
+        )
+        broker.deliver(event)
+        await broker.settled()
+
+        assert broker.writer.figures.written == 1
+        assert broker.writer.figures.refused == 0
+
+
+async def test_transitions_are_events_that_kubectl_describe_shows(
+    api: ApiServer, namespace: str
+) -> None:
+    async with broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [FEED, ALERTS])
+        await broker.fill()
+        await broker.settled()
+        changed = await broker.read("Import", "alerts-trades")
+        changed["spec"]["subscription"] = "kind == =="
+        changed["metadata"]["generation"] = 2
+        import_ = read_manifest(changed)
+        assert isinstance(import_, Import)
+        event = ImportApplied(import_=import_, version=10**9)
+        broker.deliver(event)
+        await broker.settled()
+
+        assert broker.events.failed == 0
+        assert broker.events.written == 4
+
+    told = api.kubectl("describe", "imports", "alerts-trades", "-n", namespace).stdout
+    assert "Warning" in told
+    assert "SubscriptionInvalid" in told
+    assert "line 1" in told
+
+
+async def test_events_of_a_series_are_counted_in_place(api: ApiServer, namespace: str) -> None:
+    note = Note(
+        kind="Import",
+        namespace=namespace,
+        name="alerts-trades",
+        uid="0b0b",
+        reason="RouteCut",
+        action="Match",
+        text="The route is cut.",
+    )
+    async with broker_at(api, namespace) as broker:
+        for _ in range(3):
+            broker.events.tell(note, time.time())
+        await broker.events.written_all()
+        answer = await broker.api.call(
+            "GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        )
+
+    assert broker.events.failed == 0
+    (event,) = answer.body["items"]
+    assert event["series"]["count"] == 2

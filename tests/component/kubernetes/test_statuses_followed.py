@@ -1,0 +1,113 @@
+"""Statuses of resources that are followed: what is written comes back, and asks for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from support.cluster import GROUP, ApiServer
+from support.kube_calls import create, manifest, true
+from support.status_brokers import Broker, fed_broker_at
+
+FEED = manifest("Export", "feed-trades", job="feed", port="trades", properties={"kind": "trade"})
+ALERTS = manifest(
+    "Import", "alerts-trades", job="alerts", port="trades", subscription='kind == "trade"'
+)
+AT_REST_S = 3.0
+
+
+def writes(server: ApiServer, namespace: str) -> int:
+    return sum(entry["objectRef"].get("namespace") == namespace for entry in server.writes())
+
+
+def condition(resource: dict[str, Any], name: str) -> tuple[str, str]:
+    found = resource.get("status", {}).get("conditions", [])
+    return next(((c["status"], c["reason"]) for c in found if c["type"] == name), ("", ""))
+
+
+async def told(broker: Broker, kind: Any, name: str, which: str, reason: str) -> dict[str, Any]:
+    """Wait until a condition has a reason; return the resource."""
+    for _ in range(400):
+        found = await broker.read(kind, name)
+        if condition(found, which)[1] == reason:
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(found.get("status"))
+
+
+@pytest.mark.parametrize("feeder", ["reflector", "kopf"])
+async def test_a_change_by_kubectl_is_told_and_then_there_is_rest(
+    api: ApiServer, namespace: str, feeder: str
+) -> None:
+    async with fed_broker_at(api, namespace, feeder) as broker:
+        await create(broker.api, namespace, [FEED, ALERTS])
+        assert await true(lambda: broker.board.route_count == 1)
+        broker.register("feed", "alerts")
+        broker.poll("feed", "alerts")
+        await told(broker, "Import", "alerts-trades", "Ready", "Ready")
+        await told(broker, "Export", "feed-trades", "Ready", "Ready")
+
+        patch = '{"spec": {"subscription": "kind == \\"quote\\""}}'
+        api.kubectl("patch", "simp", "alerts-trades", "-n", namespace, "--type=merge", "-p", patch)
+        found = await told(broker, "Import", "alerts-trades", "Ready", "NoMatch")
+        assert found["status"]["observedGeneration"] == 2
+        await told(broker, "Export", "feed-trades", "Ready", "NoMatch")
+
+        await broker.settled()
+        before = writes(api, namespace)
+        await asyncio.sleep(AT_REST_S)
+        assert writes(api, namespace) == before
+
+
+async def test_another_leader_writes_nothing_that_is_right(api: ApiServer, namespace: str) -> None:
+    async with fed_broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [FEED, ALERTS])
+        assert await true(lambda: broker.board.route_count == 1)
+        broker.register("feed", "alerts")
+        broker.poll("feed", "alerts")
+        await told(broker, "Import", "alerts-trades", "Ready", "Ready")
+        await told(broker, "Export", "feed-trades", "Ready", "Ready")
+        await broker.settled()
+    before = writes(api, namespace)
+
+    async with fed_broker_at(api, namespace) as another:
+        another.register("feed", "alerts")
+        another.statuses.offer_all()
+        await another.settled()
+        await asyncio.sleep(AT_REST_S)
+
+    assert writes(api, namespace) == before
+
+
+async def test_what_cannot_be_read_says_so_and_is_well_once_it_can(
+    api: ApiServer, namespace: str
+) -> None:
+    async with fed_broker_at(api, namespace) as broker:
+        odd = {**FEED, "spec": {**FEED["spec"], "properties": {"a": ["x", 1]}}}
+        await create(broker.api, namespace, [odd])
+        found = await told(broker, "Export", "feed-trades", "Accepted", "PropertyInvalid")
+        assert "`a`" in found["status"]["conditions"][0]["message"]
+
+        api.request(
+            "PATCH",
+            f"{GROUP}/namespaces/{namespace}/exports/feed-trades",
+            {"spec": {"properties": {"a": ["x"]}}},
+            content_type="application/merge-patch+json",
+        )
+        found = await told(broker, "Export", "feed-trades", "Accepted", "Accepted")
+        assert found["status"]["summary"] == "a=[x]"
+
+
+async def test_a_status_that_somebody_spoils_is_put_right(api: ApiServer, namespace: str) -> None:
+    async with fed_broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [ALERTS])
+        await told(broker, "Import", "alerts-trades", "Ready", "NoMatch")
+        api.request(
+            "PATCH",
+            f"{GROUP}/namespaces/{namespace}/imports/alerts-trades/status",
+            {"status": {"conditions": []}},
+            content_type="application/merge-patch+json",
+        )
+        await told(broker, "Import", "alerts-trades", "Ready", "NoMatch")

@@ -1,0 +1,107 @@
+"""Board, statuses and their writer as a leading broker has them, on a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from streambroker_core.board import AgentRegistered, Board, Event
+from streambroker_core.model import Kind, PeKey
+from streambroker_operator.kubernetes.access import Access
+from streambroker_operator.kubernetes.api import HttpApi
+from streambroker_operator.kubernetes.client import ApiClient
+from streambroker_operator.kubernetes.events import EventWriter, transitions
+from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
+from streambroker_operator.kubernetes.reflector import ReflectorFeeder
+from streambroker_operator.kubernetes.status_writer import StatusWriter
+from streambroker_operator.kubernetes.statuses import Statuses
+from support.cluster import ApiServer
+from support.kube_calls import calls_of, fill, listed, open_to, true
+from support.resources import registration
+
+
+class Broker:
+    """Board, statuses and writer as a leading broker has them, without a feed."""
+
+    def __init__(self, api: HttpApi, namespace: str, settle_s: float = 0.2) -> None:
+        self.api, self.namespace = api, namespace
+        self.board = Board()
+        self.leads = True
+        self.events = EventWriter(api, "broker-0")
+        self.statuses = Statuses(
+            self.board,
+            lambda name, urgent: self.writer.offer(name, urgent=urgent),
+            told=self._tell,
+        )
+        self.writer = StatusWriter(api, self.statuses, leads=lambda: self.leads, settle_s=settle_s)
+
+    def _tell(self, write: Any, before: Any, after: Any) -> None:
+        for note in transitions(write, before, after):
+            self.events.tell(note, time.time())
+
+    async def fill(self) -> None:
+        await fill(self.board, self.statuses, self.api, self.namespace)
+
+    def deliver(self, event: Event) -> None:
+        self.statuses.followed(event, self.board.handle(event))
+
+    async def settled(self) -> None:
+        assert await true(lambda: self.writer.idle), (self.writer.figures, self.writer.waiting)
+        await self.events.written_all()
+
+    def register(self, *jobs: str) -> None:
+        for version, job in enumerate(jobs, start=1):
+            where = PeKey(namespace=self.namespace, job=job, pe=0)
+            event = AgentRegistered(pe=where, registration=registration(), version=version)
+            self.statuses.followed(event, self.board.handle(event))
+
+    def poll(self, *jobs: str) -> None:
+        for job in jobs:
+            where = PeKey(namespace=self.namespace, job=job, pe=0)
+            view = self.board.view(where)
+            assert view is not None
+            self.statuses.heard(where, view.version)
+
+    async def read(self, kind: Kind, name: str) -> dict[str, Any]:
+        items = await listed(self.api, self.namespace, kind)
+        (found,) = [item for item in items if item["metadata"]["name"] == name]
+        return found
+
+
+@asynccontextmanager
+async def broker_at(server: ApiServer, namespace: str) -> AsyncIterator[Broker]:
+    async with calls_of(server) as api:
+        broker = Broker(api, namespace)
+        running = [
+            asyncio.ensure_future(broker.writer.run()),
+            asyncio.ensure_future(broker.events.run()),
+        ]
+        try:
+            yield broker
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+    assert await true(lambda: not open_to(server.port), 10.0)
+
+
+@asynccontextmanager
+async def fed_broker_at(
+    server: ApiServer, namespace: str, feeder: str = "reflector"
+) -> AsyncIterator[Broker]:
+    """Run a broker that follows its namespace."""
+    async with broker_at(server, namespace) as broker:
+        access = Access(server=server.url, token=server.tokens["admin"], ca_file=str(server.ca))
+        make = ReflectorFeeder if feeder == "reflector" else KopfFeeder
+        feeding = asyncio.ensure_future(
+            make(ApiClient(access), [namespace], broker.statuses.look).run(broker.deliver)
+        )
+        try:
+            assert await true(lambda: broker.board.synced)
+            yield broker
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)

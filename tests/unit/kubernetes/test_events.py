@@ -1,0 +1,184 @@
+"""Events tell each transition once; equal ones are counted, too many are dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streambroker_core.board import Status
+from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
+from streambroker_operator.kubernetes.events import (
+    BURST,
+    MAX_NOTE,
+    OBJECT_BURST,
+    SERIES_S,
+    EventLog,
+    EventWriter,
+    Note,
+    route_cut,
+    steering_overwritten,
+    transitions,
+)
+from streambroker_operator.kubernetes.status import (
+    NOTHING_SHOWN,
+    Condition,
+    Shown,
+    facts_of,
+    read_shown,
+    written,
+)
+from streambroker_operator.kubernetes.status_writer import StatusWrite
+from support.api_servers import Call, FakeApi
+from support.resources import export_of, import_of, port
+from support.virtual_loop import run
+
+RUNS = Condition(type="Programmed", status="True", reason="Programmed")
+REFUSED = Status(accepted=False, reason="PortTaken", message="held by another")
+MATCHED = Status(matches=1, peers=(port("alerts/trades"),))
+NOTE = route_cut(replace(export_of(), name="feed-trades"), port("alerts/trades"), "FilterInvalid")
+
+
+def status_of(status: Status, shown: Shown = NOTHING_SHOWN) -> dict[str, Any]:
+    found = written(facts_of(export_of(), status, programmed=RUNS, shown=shown), shown, 0.0)
+    assert found is not None
+    return found
+
+
+def told(before: Status | None, after: Status) -> list[tuple[str, str]]:
+    shown = NOTHING_SHOWN if before is None else read_shown(status_of(before))
+    status = status_of(after, shown)
+    write = StatusWrite(kind="Export", namespace="jobs", name="a", uid="u", status=status)
+    return [(note.weight, note.reason) for note in transitions(write, shown, status)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "notes"),
+    [
+        (None, Status(), []),
+        (None, MATCHED, [("Normal", "Matched")]),
+        (None, REFUSED, [("Warning", "PortTaken")]),
+        (Status(), MATCHED, [("Normal", "Matched")]),
+        (MATCHED, Status(), [("Normal", "NoMatch")]),
+        (MATCHED, REFUSED, [("Warning", "PortTaken")]),
+        (REFUSED, Status(), [("Normal", "Accepted")]),
+        (REFUSED, MATCHED, [("Normal", "Accepted"), ("Normal", "Matched")]),
+        (MATCHED, replace(MATCHED, matches=2), []),
+    ],
+)
+def test_each_transition_is_told_and_nothing_else(
+    before: Status | None, after: Status, notes: list[tuple[str, str]]
+) -> None:
+    assert told(before, after) == notes
+
+
+def test_a_cut_route_names_its_other_end_and_the_reason() -> None:
+    assert NOTE.text == "The route to default/alerts/0/trades is cut: FilterInvalid."
+    other = route_cut(import_of(), port("feed/trades"), "ExportRemoved")
+    assert other.text.startswith("The route from default/feed/0/trades")
+
+
+def test_an_overwritten_field_is_a_warning_that_names_who_did_it() -> None:
+    note = steering_overwritten(import_of(), "filter", "kubectl-client-side-apply")
+    assert (note.weight, note.reason) == ("Warning", "SteeringOverwritten")
+    assert "kubectl-client-side-apply" in note.text
+
+
+def test_the_same_again_is_counted_in_its_series() -> None:
+    log = EventLog("broker-0")
+    first = log.note(NOTE, 0.0, 1000.0)
+    second = log.note(NOTE, 1.0, 1001.0)
+    quiet = [log.note(NOTE, 2.0 + n, 1002.0 + n) for n in range(10)]
+    later = log.note(NOTE, 40.0, 1040.0)
+
+    assert first is not None
+    assert first.new
+    assert second is not None
+    assert not second.new
+    assert second.name == first.name
+    assert second.body["series"]["count"] == 2
+    assert quiet == [None] * 10
+    assert later is not None
+    assert later.body["series"]["count"] == 13
+
+
+def test_the_same_much_later_is_another_event() -> None:
+    log = EventLog("broker-0")
+    first = log.note(NOTE, 0.0, 1000.0)
+    again = log.note(NOTE, SERIES_S, 1000.0 + SERIES_S)
+
+    assert first is not None
+    assert again is not None
+    assert again.new
+    assert again.name != first.name
+
+
+def different(number: int, uid: str = "u") -> Note:
+    return replace(NOTE, uid=uid, text=f"number {number}")
+
+
+def test_one_restless_resource_does_not_use_up_what_all_may_write() -> None:
+    log = EventLog("broker-0")
+    posts = [log.note(different(n), 0.0, 0.0) for n in range(OBJECT_BURST + 20)]
+
+    assert sum(post is not None for post in posts) == OBJECT_BURST
+    assert log.dropped == 20
+    assert log.note(different(0, "other"), 0.0, 0.0) is not None
+
+
+def test_all_together_write_no_more_than_a_burst() -> None:
+    log = EventLog("broker-0")
+    posts = [log.note(different(0, str(n)), 0.0, 0.0) for n in range(2 * BURST)]
+
+    assert sum(post is not None for post in posts) == BURST
+
+
+def test_a_long_note_is_cut_between_characters() -> None:
+    post = EventLog("broker-0").note(replace(NOTE, text="ä" * 2000), 0.0, 0.0)
+
+    assert post is not None
+    assert len(post.body["note"].encode()) <= MAX_NOTE
+
+
+def test_the_name_of_an_event_can_be_one() -> None:
+    post = EventLog("broker-0").note(replace(NOTE, name="a" * 199 + "-" + "b" * 50), 0.0, 0.0)
+
+    assert post is not None
+    assert "-." not in post.name
+    assert len(post.name) <= 253
+
+
+@pytest.mark.parametrize("failure", [Answer(status=403), ApiUnreachableError("away")])
+def test_what_cannot_be_written_is_forgotten(failure: Answer | Exception) -> None:
+    def handle(call: Call) -> Answer:
+        if isinstance(failure, Exception):
+            raise failure
+        return failure
+
+    api = FakeApi(handle)
+    writer = EventWriter(api, "broker-0")
+
+    async def main() -> None:
+        writer.tell(NOTE, 0.0)
+        await writer.written_all()
+        await asyncio.sleep(100)
+
+    run(main(), writer.run())
+
+    assert len(api.calls) == 1
+    assert (writer.written, writer.failed) == (0, 1)
+
+
+def test_events_that_wait_have_a_limit() -> None:
+    writer = EventWriter(FakeApi(lambda call: Answer(status=201)), "broker-0")
+
+    async def main() -> None:
+        for n in range(5000):
+            writer.tell(different(n, str(n)), 0.0)
+            await asyncio.sleep(0.1)
+
+    run(main())
+
+    assert writer.failed == 4000

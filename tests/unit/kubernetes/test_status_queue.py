@@ -1,0 +1,150 @@
+"""Names wait for their turn: once each, the urgent ones first, failures later and later."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from streambroker_operator.kubernetes.status_queue import (
+    LONGEST_DELAY_S,
+    SETTLE_S,
+    StatusQueue,
+    delay_s,
+)
+
+
+def taken(queue: StatusQueue[str], now: float) -> list[str]:
+    found = []
+    while (name := queue.take(now)) is not None:
+        found.append(name)
+        queue.done(name, now)
+    return found
+
+
+def test_what_is_offered_often_gets_one_turn() -> None:
+    queue: StatusQueue[str] = StatusQueue()
+    for now in (0.0, 0.2, 0.4):
+        queue.offer("a", now)
+
+    assert taken(queue, SETTLE_S) == ["a"]
+
+
+def test_a_change_settles_before_its_turn_and_a_refusal_does_not() -> None:
+    queue: StatusQueue[str] = StatusQueue()
+    queue.offer("change", 0.0)
+    queue.offer("refusal", 0.0, urgent=True)
+
+    assert taken(queue, 0.0) == ["refusal"]
+    assert taken(queue, SETTLE_S) == ["change"]
+
+
+def test_the_urgent_go_first() -> None:
+    queue: StatusQueue[str] = StatusQueue(settle_s=0.0)
+    for name in "abc":
+        queue.offer(name, 0.0)
+    queue.offer("d", 1.0, urgent=True)
+    queue.offer("c", 1.0, urgent=True)
+
+    assert taken(queue, 1.0) == ["d", "c", "a", "b"]
+
+
+def test_what_changes_while_it_is_written_gets_another_turn() -> None:
+    queue: StatusQueue[str] = StatusQueue(settle_s=0.0)
+    queue.offer("a", 0.0)
+    assert queue.take(0.0) == "a"
+
+    queue.offer("a", 0.0)
+
+    assert queue.take(0.0) is None
+    queue.done("a", 1.0)
+    assert queue.take(1.0) == "a"
+
+
+def test_a_failure_comes_back_later_each_time_and_no_offer_hastens_it() -> None:
+    queue: StatusQueue[str] = StatusQueue(settle_s=0.0)
+    queue.offer("a", 0.0)
+    now, waits = 0.0, []
+    for _ in range(3):
+        assert queue.take(now) == "a"
+        queue.failed("a", now, jitter=1.0)
+        queue.offer("a", now, urgent=True)
+        due = queue.next_at()
+        assert due is not None
+        assert queue.take(due - 0.01) is None
+        waits.append(due - now)
+        now = due
+
+    assert waits == [0.5, 1.0, 2.0]
+
+
+def test_the_server_says_how_long_to_wait_at_least() -> None:
+    queue: StatusQueue[str] = StatusQueue(settle_s=0.0)
+    queue.offer("a", 0.0)
+    queue.take(0.0)
+    queue.failed("a", 0.0, jitter=0.0, after_s=7.0)
+
+    assert queue.take(6.9) is None
+    assert queue.take(7.0) == "a"
+
+
+def test_delays_have_an_end() -> None:
+    assert delay_s(10_000, 1.0) == LONGEST_DELAY_S
+
+
+class Turns(RuleBasedStateMachine):
+    """Against a model: a name that was offered gets its turn, one at a time, none is lost."""
+
+    names = st.sampled_from("abcd")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: StatusQueue[str] = StatusQueue()
+        self.now = 0.0
+        self.wanted: set[str] = set()
+        self.held: set[str] = set()
+
+    @rule(name=names, urgent=st.booleans())
+    def offer(self, name: str, urgent: bool) -> None:
+        self.queue.offer(name, self.now, urgent=urgent)
+        self.wanted.add(name)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 70.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def take(self) -> None:
+        name = self.queue.take(self.now)
+        if name is not None:
+            assert name in self.wanted
+            assert name not in self.held
+            self.wanted.discard(name)
+            self.held.add(name)
+
+    @precondition(lambda self: self.held)
+    @rule(well=st.booleans())
+    def end(self, well: bool) -> None:
+        name = sorted(self.held)[0]
+        self.held.discard(name)
+        if well:
+            self.queue.done(name, self.now)
+        else:
+            self.queue.failed(name, self.now, jitter=0.5)
+            self.wanted.add(name)
+
+    @rule()
+    def clear(self) -> None:
+        self.queue.clear()
+        self.wanted.clear()
+
+    @invariant()
+    def nobody_waits_longer_than_the_longest_delay(self) -> None:
+        waiting = self.wanted - self.held
+        assert len(self.queue) == len(waiting)
+        due = self.queue.next_at()
+        assert (due is None) == (not waiting)
+        if due is not None:
+            assert due <= self.now + LONGEST_DELAY_S
+
+
+TestTurns = Turns.TestCase

@@ -1,0 +1,296 @@
+"""Statuses are written few at a time, not too fast, by the leader only, and until they stand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
+from streambroker_operator.kubernetes.status_writer import (
+    BURST,
+    IN_FLIGHT,
+    PER_S,
+    Name,
+    StatusWrite,
+    StatusWriter,
+)
+from support.api_servers import Call, FakeApi
+from support.kube_calls import true
+from support.virtual_loop import run
+
+
+class Desk:
+    """Wants each status written once."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, int] = {}
+        self.there: dict[str, int] = {}
+
+    def draw(self, name: Name) -> StatusWrite | None:
+        uid = name[1]
+        wanted = self.wanted.get(uid)
+        if wanted is None or self.there.get(uid) == wanted:
+            return None
+        return StatusWrite(
+            kind=name[0], namespace="jobs", name=f"r-{uid}", uid=uid, status={"matches": wanted}
+        )
+
+    def wrote(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+        self.there[write.uid] = write.status["matches"]
+
+
+class Bench:
+    def __init__(self, *answers: Answer | Exception, delay_s: float = 0.0) -> None:
+        self.answers = list(answers)
+        self.desk = Desk()
+        self.leads = True
+        self.api = FakeApi(self.answer, delay_s)
+        self.writer = StatusWriter(self.api, self.desk, leads=lambda: self.leads)
+
+    def answer(self, call: Call) -> Answer:
+        found = self.answers.pop(0) if self.answers else Answer(status=200)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def want(self, uid: str, value: int = 1, *, urgent: bool = False) -> None:
+        self.desk.wanted[uid] = value
+        self.writer.offer(("Export", uid), urgent=urgent)
+
+    async def settled(self) -> float:
+        assert await true(lambda: self.writer.idle, 600.0)
+        return asyncio.get_running_loop().time()
+
+    def run(self, *wanted: str) -> float:
+        async def main() -> float:
+            for uid in wanted:
+                self.want(uid)
+            return await self.settled()
+
+        return run(main(), self.writer.run())
+
+
+def test_a_status_is_applied_by_its_manager() -> None:
+    bench = Bench()
+    bench.run("a")
+
+    (call,) = bench.api.calls
+    assert call.method == "PATCH"
+    assert call.path == "/apis/streambroker.io/v1alpha1/namespaces/jobs/exports/r-a/status"
+    assert call.query["fieldManager"] == "streambroker-status"
+    assert call.body["status"] == {"matches": 1}
+    assert "resourceVersion" not in call.body["metadata"]
+
+
+def test_few_are_under_way_at_a_time() -> None:
+    bench = Bench(delay_s=0.3)
+    bench.run(*map(str, range(40)))
+
+    assert bench.api.most == IN_FLIGHT
+    assert len(bench.desk.there) == 40
+
+
+def test_a_burst_goes_at_once_and_the_rest_at_the_lasting_rate() -> None:
+    bench = Bench()
+    count = BURST + 200
+
+    took = bench.run(*map(str, range(count)))
+
+    assert len(bench.api.calls) == count
+    assert 200 / PER_S <= took <= 200 / PER_S + 2
+
+
+def test_a_thousand_changes_take_one_write_each_within_thirty_seconds() -> None:
+    bench = Bench(delay_s=0.01)
+    took = bench.run(*map(str, range(1000)))
+
+    assert took <= 30
+    assert len(bench.api.calls) == 1000
+
+
+def test_what_stands_there_costs_no_request() -> None:
+    bench = Bench()
+    bench.desk.there["a"] = 1
+
+    bench.run("a")
+
+    assert bench.api.calls == []
+    assert bench.writer.figures.right == 1
+
+
+def test_the_newest_is_written_once() -> None:
+    bench = Bench()
+
+    async def main() -> None:
+        for value in range(5):
+            bench.want("a", value)
+            await asyncio.sleep(0.1)
+        await bench.settled()
+
+    run(main(), bench.writer.run())
+
+    assert [call.body["status"]["matches"] for call in bench.api.calls] == [4]
+
+
+def test_what_changes_while_it_is_written_is_written_again_unasked() -> None:
+    bench = Bench(delay_s=0.5)
+
+    async def main() -> None:
+        bench.want("a", 1)
+        assert await true(lambda: len(bench.api.calls) == 1)
+        bench.want("a", 2)
+        await bench.settled()
+
+    run(main(), bench.writer.run())
+
+    assert bench.desk.there == {"a": 2}
+
+
+def test_refused_resources_come_first() -> None:
+    bench = Bench(delay_s=0.1)
+
+    async def main() -> None:
+        for uid in map(str, range(8)):
+            bench.want(uid)
+        await asyncio.sleep(1.0)
+        bench.want("bad", urgent=True)
+        await bench.settled()
+
+    run(main(), bench.writer.run())
+
+    order = [call.path.split("/")[-2] for call in bench.api.calls]
+    assert order.index("r-bad") <= IN_FLIGHT
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Answer(status=409),
+        Answer(status=429, retry_after_s=3.0),
+        Answer(status=500),
+        Answer(status=503),
+        ApiUnreachableError("connection refused"),
+    ],
+)
+def test_what_failed_is_tried_again(failure: Answer | Exception) -> None:
+    bench = Bench(failure, failure)
+    bench.run("a")
+
+    assert bench.desk.there == {"a": 1}
+    assert len(bench.api.calls) == 3
+    assert bench.writer.figures.conflicts + bench.writer.figures.failed == 2
+    first, second, third = (call.at for call in bench.api.calls)
+    assert third - second > 0.4
+    if isinstance(failure, Answer) and failure.retry_after_s:
+        assert second - first >= failure.retry_after_s
+
+
+def test_a_server_in_trouble_is_left_alone_by_all() -> None:
+    bench = Bench(*[Answer(status=429, retry_after_s=5.0)] * IN_FLIGHT, delay_s=0.01)
+    bench.run(*map(str, range(50)))
+
+    times = [call.at for call in bench.api.calls]
+    assert len([at for at in times if at < times[0] + 5.0]) == IN_FLIGHT
+
+
+@pytest.mark.parametrize("status", [404, 400, 403, 422])
+def test_what_can_never_be_written_is_dropped(status: int) -> None:
+    bench = Bench(Answer(status=status, body={"message": "no"}))
+    bench.run("a")
+
+    assert len(bench.api.calls) == 1
+    figures = bench.writer.figures
+    assert (figures.gone, figures.refused) == ((1, 0) if status == 404 else (0, 1))
+
+
+def test_who_does_not_lead_writes_nothing() -> None:
+    bench = Bench()
+    bench.leads = False
+    bench.run("a")
+
+    assert bench.api.calls == []
+
+
+def test_who_stops_leading_writes_nothing_more() -> None:
+    bench = Bench()
+
+    async def main() -> None:
+        for uid in map(str, range(BURST + 100)):
+            bench.want(uid)
+        await asyncio.sleep(1.5)
+        bench.leads = False
+        bench.writer.drop_all()
+        before = len(bench.api.calls)
+        await asyncio.sleep(10)
+        assert len(bench.api.calls) == before
+
+    run(main(), bench.writer.run())
+
+    assert BURST <= len(bench.api.calls) < BURST + 100
+
+
+def test_what_waits_when_leading_ends_is_not_written() -> None:
+    bench = Bench()
+
+    async def main() -> None:
+        bench.want("a")
+        bench.leads = False
+        await bench.settled()
+
+    run(main(), bench.writer.run())
+
+    assert bench.api.calls == []
+
+
+def test_a_resource_that_went_meanwhile_is_not_written() -> None:
+    bench = Bench()
+
+    async def main() -> None:
+        bench.want("a")
+        del bench.desk.wanted["a"]
+        await bench.settled()
+
+    run(main(), bench.writer.run())
+
+    assert bench.api.calls == []
+
+
+def test_a_desk_that_does_not_take_in_what_was_written_stops_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+
+    def broken(write: StatusWrite, answer: Mapping[str, Any]) -> None:
+        bench.desk.there[write.uid] = write.status["matches"]
+        raise ZeroDivisionError
+
+    bench.desk.wrote = broken  # type: ignore[method-assign]
+
+    async def main() -> None:
+        for value in (1, 2):
+            bench.want("a", value)
+            await bench.settled()
+
+    run(main(), bench.writer.run())
+
+    assert len(bench.api.calls) == 2
+    assert "was not taken in" in caplog.text
+
+
+def test_a_desk_that_fails_on_one_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    draw = bench.desk.draw
+
+    def broken(name: Name) -> StatusWrite | None:
+        if name[1] == "bad":
+            raise ZeroDivisionError
+        return draw(name)
+
+    bench.desk.draw = broken  # type: ignore[method-assign]
+    bench.run("bad", "good")
+
+    assert bench.desk.there == {"good": 1}
+    assert "cannot be made" in caplog.text

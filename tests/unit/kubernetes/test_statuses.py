@@ -1,0 +1,266 @@
+"""The desk of the writer: which statuses to look at, and what stands there by now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from streambroker_core.board import (
+    Action,
+    AgentRegistered,
+    Board,
+    Event,
+    ExportRemoved,
+    FeedLost,
+    ImportApplied,
+    PointMoved,
+    Synced,
+    Unreadable,
+)
+from streambroker_core.model import Export, Import
+from streambroker_operator.kubernetes.status_writer import Name, StatusWrite
+from streambroker_operator.kubernetes.statuses import Statuses
+from support.resources import export_of, import_of, pe, registration
+
+FEED = replace(export_of(), name="feed-trades")
+ALERTS = replace(import_of(), name="alerts-trades")
+OTHER = replace(import_of("other/news", subscription='kind == "news"'), name="other-news")
+EXPORT: Name = ("Export", FEED.uid)
+IMPORT: Name = ("Import", ALERTS.uid)
+NEWS: Name = ("Import", OTHER.uid)
+
+
+class Bench:
+    """A desk over a board with a stream, and what was offered since it was asked last."""
+
+    def __init__(self) -> None:
+        self.board = Board()
+        self.offers: list[tuple[Name, bool]] = []
+        self.version = 100
+        self.now = 1000.0
+        self.statuses = Statuses(
+            self.board,
+            lambda name, urgent: self.offers.append((name, urgent)),
+            clock=lambda: self.now,
+        )
+        self.list(FEED, ALERTS, OTHER)
+
+    def tell(self, event: Event) -> list[Action]:
+        actions = self.board.handle(event)
+        self.statuses.followed(event, actions)
+        return actions
+
+    def list(self, *resources: Export | Import) -> None:
+        self.version += 1
+        exports = tuple((r, self.version) for r in resources if isinstance(r, Export))
+        imports = tuple((r, self.version) for r in resources if isinstance(r, Import))
+        for resource in resources:
+            kind = "Export" if isinstance(resource, Export) else "Import"
+            self.look(kind, resource.uid, None, listed=True)
+        self.tell(Synced(kind="Export", listed=exports, version=self.version))
+        self.tell(Synced(kind="Import", listed=imports, version=self.version))
+
+    def look(self, kind: Any, uid: str, status: Any, *, listed: bool = False) -> None:
+        metadata = {"uid": uid, "resourceVersion": str(self.version)}
+        self.statuses.look(kind, {"metadata": metadata, "status": status}, listed)
+
+    def asked(self) -> dict[Name, bool]:
+        found, self.offers = dict(self.offers), []
+        return found
+
+    def write(self, name: Name) -> StatusWrite | None:
+        """Write a status, if there is one to write, as the API server would take it."""
+        write = self.statuses.draw(name)
+        if write is not None:
+            self.version += 1
+            metadata = {"uid": write.uid, "resourceVersion": str(self.version)}
+            self.statuses.wrote(write, {"metadata": metadata, "status": write.status})
+        return write
+
+    def change(self, import_: Import) -> None:
+        self.version += 1
+        self.tell(ImportApplied(import_=import_, version=self.version))
+
+
+def reason(write: StatusWrite | None, condition: str) -> str:
+    assert write is not None
+    return str(next(c["reason"] for c in write.status["conditions"] if c["type"] == condition))
+
+
+def test_a_list_has_everything_looked_at() -> None:
+    assert set(Bench().asked()) == {EXPORT, IMPORT, NEWS}
+
+
+def test_a_change_has_both_ends_looked_at_and_no_others() -> None:
+    bench = Bench()
+    bench.asked()
+
+    bench.change(replace(ALERTS, generation=2, subscription='kind == "news"'))
+
+    assert set(bench.asked()) == {EXPORT, IMPORT}
+
+
+def test_a_change_that_moves_no_route_has_its_own_status_looked_at() -> None:
+    bench = Bench()
+    bench.write(NEWS)
+    bench.asked()
+
+    bench.change(replace(OTHER, generation=2, subscription='kind == "none"'))
+
+    assert NEWS in bench.asked()
+    write = bench.write(NEWS)
+    assert write is not None
+    assert write.status["observedGeneration"] == 2
+
+
+def test_what_breaks_is_urgent() -> None:
+    bench = Bench()
+    bench.asked()
+
+    bench.change(replace(ALERTS, generation=2, subscription="kind =="))
+
+    assert bench.asked()[IMPORT]
+
+
+def test_what_was_written_stands_there_though_the_watch_has_not_shown_it() -> None:
+    bench = Bench()
+    before = bench.version
+
+    assert bench.write(NEWS) is not None
+    assert bench.write(NEWS) is None
+
+    bench.version = before
+    bench.look("Import", OTHER.uid, None)
+    assert bench.write(NEWS) is None
+
+
+def test_a_list_is_believed_before_what_was_answered() -> None:
+    bench = Bench()
+    bench.write(NEWS)
+
+    bench.version -= 1
+    bench.look("Import", OTHER.uid, None, listed=True)
+
+    assert bench.write(NEWS) is not None
+
+
+def test_what_comes_back_as_it_was_written_asks_for_nothing() -> None:
+    bench = Bench()
+    write = bench.write(NEWS)
+    assert write is not None
+    bench.asked()
+
+    bench.look("Import", OTHER.uid, write.status)
+    bench.tell(PointMoved(kind="Import", version=bench.version, uid=OTHER.uid))
+
+    assert bench.asked() == {}
+
+
+def test_what_somebody_else_has_written_is_looked_at() -> None:
+    bench = Bench()
+    write = bench.write(NEWS)
+    assert write is not None
+    bench.asked()
+
+    bench.version += 1
+    bench.look("Import", OTHER.uid, {**write.status, "matches": 7})
+
+    assert set(bench.asked()) == {NEWS}
+    assert bench.write(NEWS) is not None
+
+
+def test_a_resource_that_is_gone_is_not_written_and_not_remembered() -> None:
+    bench = Bench()
+    bench.version += 1
+    bench.tell(ExportRemoved(uid=FEED.uid, version=bench.version))
+    bench.asked()
+
+    assert bench.statuses.draw(EXPORT) is None
+    bench.statuses.offer_all()
+    assert set(bench.asked()) == {IMPORT, NEWS}
+
+
+def test_what_a_list_leaves_out_is_forgotten() -> None:
+    bench = Bench()
+    bench.list(FEED, ALERTS)
+    bench.asked()
+
+    bench.statuses.offer_all()
+
+    assert set(bench.asked()) == {EXPORT, IMPORT}
+
+
+def test_an_answer_about_another_resource_of_the_name_changes_nothing() -> None:
+    bench = Bench()
+    write = bench.statuses.draw(NEWS)
+    assert write is not None
+
+    metadata = {"uid": "another", "resourceVersion": "999"}
+    bench.statuses.wrote(write, {"metadata": metadata, "status": write.status})
+
+    assert bench.statuses.draw(NEWS) is not None
+
+
+def test_an_agent_that_registers_and_polls_has_the_ends_of_its_routes_looked_at() -> None:
+    bench = Bench()
+    bench.asked()
+    said = [reason(bench.write(IMPORT), "Programmed")]
+    for job in ("feed", "alerts"):
+        bench.tell(AgentRegistered(pe=pe(job), registration=registration(), version=1))
+    assert set(bench.asked()) >= {EXPORT, IMPORT}
+    said.append(reason(bench.write(IMPORT), "Programmed"))
+
+    for job in ("feed", "alerts"):
+        view = bench.board.view(pe(job))
+        assert view is not None
+        bench.statuses.heard(pe(job), view.version)
+    assert set(bench.asked()) == {EXPORT, IMPORT}
+    said.append(reason(bench.write(IMPORT), "Programmed"))
+
+    assert said == ["NoAgent", "NotHeard", "Programmed"]
+
+
+def test_what_cannot_be_read_has_a_status_too() -> None:
+    bench = Bench()
+    bench.asked()
+    bench.version += 1
+    bench.look("Import", "odd", None)
+    bench.tell(
+        Unreadable(
+            kind="Import",
+            uid="odd",
+            version=bench.version,
+            namespace="default",
+            name="odd",
+            generation=4,
+            code="ManifestInvalid",
+            problem="spec.pe is no number.",
+        )
+    )
+
+    assert bench.asked() == {("Import", "odd"): True}
+    write = bench.write(("Import", "odd"))
+    assert reason(write, "Accepted") == "ManifestInvalid"
+    assert write is not None
+    assert (write.name, write.status["observedGeneration"]) == ("odd", 4)
+
+
+def test_a_lost_feed_changes_no_status() -> None:
+    bench = Bench()
+    for name in (EXPORT, IMPORT, NEWS):
+        bench.write(name)
+    bench.asked()
+
+    bench.tell(FeedLost(kind="Import"))
+
+    assert bench.asked() == {}
+    assert [bench.write(name) for name in (EXPORT, IMPORT, NEWS)] == [None, None, None]
+
+
+def test_before_both_kinds_are_read_nothing_is_written() -> None:
+    board = Board()
+    statuses = Statuses(board, lambda name, urgent: None)
+    event = Synced(kind="Export", listed=((FEED, 1),), version=1)
+    statuses.followed(event, board.handle(event))
+
+    assert statuses.draw(EXPORT) is None
