@@ -1,0 +1,86 @@
+"""Let a request through whose caller is known and may do that: identity, rules and reviews in one.
+
+While the API server is away, agents that sign come through to their own ports, and so does whoever
+was reviewed a moment ago; all others get 503.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlsplit
+
+from streambroker_core.model import PeKey
+from streambroker_operator.errors import RequestError
+from streambroker_operator.kubernetes.identity import Identities, Reviews
+from streambroker_operator.kubernetes.permissions import Caller, judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """Who came through, and as what.
+
+    Attributes:
+        own: as the job itself; only then are capabilities to be shown.
+        binds: the service account that the job is fixed to by this registration, or None.
+    """
+
+    caller: Caller
+    own: bool = False
+    binds: str | None = None
+
+
+class Gate:
+    """Stands before every request.
+
+    Args:
+        identities: say who sends it.
+        reviews: say what they may do.
+        account_of: the service account that a job (namespace, name) is fixed to, or None.
+    """
+
+    def __init__(
+        self,
+        identities: Identities,
+        reviews: Reviews,
+        account_of: Callable[[str, str], str | None],
+    ) -> None:
+        self._identities = identities
+        self._reviews = reviews
+        self._account_of = account_of
+
+    async def admit(
+        self,
+        headers: Sequence[str],
+        *,
+        method: str,
+        target: str,
+        path: str,
+        namespace: str,
+        pe: PeKey | None = None,
+        body: Callable[[], Awaitable[bytes]],
+    ) -> Admitted:
+        """Return who may send a request.
+
+        Args:
+            headers: all that are called ``Authorization``.
+            method: of the request.
+            target: as in the request line, with its query.
+            path: as the router has it, with ``{job}`` and the like.
+            namespace: that the request chooses; ``*`` for all.
+            pe: that the path names, or None.
+            body: returns that of the request.
+
+        Raises:
+            RequestError: 401, nobody known; 403, they may not; 503, nobody could say.
+        """
+        caller = await self._identities.caller(headers, method=method, path=target, body=body)
+        bound = None if pe is None else self._account_of(pe.namespace, pe.job)
+        force = "true" in parse_qs(urlsplit(target).query).get("force", ())
+        verdict = judge(caller, method=method, path=path, pe=pe, bound=bound, force=force)
+        if verdict.allowed:
+            return Admitted(caller=caller, own=verdict.own, binds=verdict.binds)
+        if not verdict.asks:
+            raise RequestError(403, "NotYours", verdict.why)
+        await self._reviews.check(caller, verdict.asks, namespace)
+        return Admitted(caller=caller)

@@ -1,0 +1,163 @@
+"""Agents' registrations, written into the status of their PEs' resources.
+
+Manager `streambroker-agent` holds ``status.endpoint`` and ``status.serviceAccount``, and
+writes them only where they say something else. The service account is fixed by the
+first registration of any of a job's PEs.
+"""
+
+from __future__ import annotations
+
+from streambroker_core.board import AgentRegistered, Board
+from streambroker_core.errors import ManifestError
+from streambroker_core.model import Kind, PeKey, Resource, kind_of
+from streambroker_core.wire.registration import Registration
+from streambroker_operator.errors import RequestError
+from streambroker_operator.kubernetes.change import identity
+from streambroker_operator.kubernetes.endpoints import Endpoints, read_shown, status_of
+from streambroker_operator.kubernetes.objects import Objects, Place
+from streambroker_operator.kubernetes.ownership import AGENT, Document
+from streambroker_operator.store import KnownPe
+
+
+class Registrations:
+    """Who runs where, for all replicas as far as there are resources to say it.
+
+    Args:
+        objects: single objects of the API server.
+        board: filled by the feed.
+    """
+
+    def __init__(self, objects: Objects, board: Board) -> None:
+        self._objects = objects
+        self._board = board
+        self._endpoints = Endpoints()
+        self._unannounced: dict[PeKey, None] = {}
+
+    def pes(self) -> list[KnownPe]:
+        """Return all PEs whose agent is known."""
+        found = ((pe, self._endpoints.registration(pe)) for pe in self._endpoints.pes())
+        return [
+            KnownPe(pe=pe, version=known[1], registration=known[0])
+            for pe, known in found
+            if known is not None
+        ]
+
+    def saw(self, kind: Kind, document: Document) -> AgentRegistered | None:
+        """Take in an object as the feed shows it; return the event if it tells of an agent."""
+        pe = _pe_of(document)
+        if pe is None:
+            return None
+        metadata = document["metadata"]
+        shown = read_shown(pe, document)
+        uid = metadata["uid"]
+        event = self._endpoints.saw(uid, shown, int(metadata["resourceVersion"]))
+        known = self._endpoints.registration(pe)
+        if known is not None and not self._endpoints.says(uid, known[0], self.owner(pe)):
+            self._unannounced[pe] = None
+        return event
+
+    def gone(self, uid: str) -> None:
+        """Take in that an object is gone."""
+        self._endpoints.gone(uid)
+
+    def owner(self, pe: PeKey) -> str | None:
+        """Return the service account that a PE's job is bound to; None while to none."""
+        return self._endpoints.account(pe)
+
+    def account_of(self, namespace: str, job: str) -> str | None:
+        """Return the service account that a job is bound to; None while to none."""
+        return self._endpoints.account_of(namespace, job)
+
+    async def register(
+        self, pe: PeKey, registration: Registration, owner: str | None = None
+    ) -> int:
+        """Write where a PE's agent is into the status of its resources; return the version.
+
+        Only where the status says something else. A PE without resources is known to this
+        process alone.
+
+        Args:
+            pe: the PE.
+            registration: what its agent says.
+            owner: the service account that its job is bound to from now on.
+
+        Raises:
+            RequestError: 403, the job is bound to another one; 503 as `put`.
+        """
+        account = self._endpoints.account(pe)
+        if account is not None and owner is not None and account != owner:
+            raise _bound(pe, account)
+        version = await self._announce(pe, registration, owner or account)
+        event = self._endpoints.registered(pe, registration, owner or account, version)
+        return event.version
+
+    async def announce(self) -> None:
+        """Write where agents are into the status of resources that came after them.
+
+        Raises:
+            RequestError: as `register`; what is not written stays to be done.
+        """
+        for pe in list(self._unannounced):
+            known = self._endpoints.registration(pe)
+            if known is not None:
+                await self._announce(pe, known[0], self._endpoints.account(pe))
+
+    async def _announce(self, pe: PeKey, registration: Registration, account: str | None) -> int:
+        """Tell all of a PE's resources; what is known is another only if all were told."""
+        told: list[tuple[Kind, Document]] = []
+        for resource in self._board.resources_of(pe):
+            if not self._endpoints.says(resource.uid, registration, account):
+                document = await self._tell(resource, registration, account)
+                if document is not None:
+                    told.append((kind_of(resource), document))
+        for kind, document in told:
+            self.saw(kind, document)
+        self._unannounced.pop(pe, None)
+        return max((int(one["metadata"]["resourceVersion"]) for _, one in told), default=0)
+
+    async def _tell(
+        self, resource: Resource, registration: Registration, account: str | None
+    ) -> Document | None:
+        kind, pe = kind_of(resource), resource.key.owner
+        place = Place(kind=kind, namespace=pe.namespace, name=resource.name)
+
+        async def once(live: Document | None) -> Document | None:
+            # A status lands on whatever has the name: it is for us to see that it is the same.
+            if live is None or live["metadata"]["uid"] != resource.uid:
+                return None
+            bound = read_shown(pe, live).account
+            if bound is not None and account is not None and bound != account:
+                raise _bound(pe, bound)
+            status = status_of(registration, account or bound)
+            if all(live.get("status", {}).get(name) == value for name, value in status.items()):
+                return live
+            body = {**identity(live), "status": status}
+            applied = await self._objects.apply(place, body, manager=AGENT, force=True, status=True)
+            return applied.document
+
+        return await self._objects.repeated(place, once)
+
+    def withdraw(self, pe: PeKey) -> int:
+        """Forget a PE that has no resource; return the version of that."""
+        self._unannounced.pop(pe, None)
+        return self._endpoints.withdraw(pe)
+
+
+def _pe_of(document: Document) -> PeKey | None:
+    """Return the PE of an object; None where that cannot be read."""
+    spec = document.get("spec") or {}
+    namespace = document["metadata"]["namespace"]
+    try:
+        return PeKey.parse(f"{namespace}/{spec.get('job')}/{spec.get('pe', 0)}")
+    except ManifestError:
+        return None
+
+
+def _bound(pe: PeKey, account: str) -> RequestError:
+    return RequestError(
+        403,
+        "NotYours",
+        f"The job {pe.namespace}/{pe.job} is bound to the service account {account!r} by its first"
+        " registration, and this is another one. Run it under that account, or delete the"
+        " resources of the job first.",
+    )

@@ -1,0 +1,378 @@
+"""The cluster says who calls; its answers are kept for a while, and no answer is no refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streambroker_core.wire import signature
+from streambroker_operator.errors import RequestError
+from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
+from streambroker_operator.kubernetes.identity import (
+    KEEP_FAILURE_S,
+    KEEP_S,
+    MAX_TOKEN,
+    Identities,
+    Reviews,
+    expiry_of,
+    read_review,
+)
+from streambroker_operator.kubernetes.permissions import Ask, Caller
+from support.api_servers import Call, FakeApi
+from support.resources import pe
+from support.virtual_loop import run
+
+USER = {
+    "username": "system:serviceaccount:jobs:spark",
+    "uid": "u1",
+    "groups": ["system:serviceaccounts"],
+    "extra": {
+        "authentication.kubernetes.io/pod-name": ["driver"],
+        "authentication.kubernetes.io/pod-uid": ["p1"],
+    },
+}
+GOOD = {"status": {"authenticated": True, "audiences": ["streambroker"], "user": USER}}
+BAD = {"status": {"error": "invalid bearer token"}}
+FILTER = Ask(verb="patch", resource="imports", subresource="filter")
+IMPORTS = Ask(verb="patch", resource="imports")
+ANN = Caller(user="ann", groups=("dev",))
+
+
+def jwt(**claims: Any) -> str:
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+    return f"e30.{body}.c2ln"
+
+
+class Bench:
+    """Reviews before an API server that answers by token or by what is asked."""
+
+    def __init__(self, answer: Callable[[Call], Answer], delay_s: float = 0.0) -> None:
+        self.api = FakeApi(answer, delay_s)
+        self.reviews = Reviews(
+            self.api, clock=lambda: asyncio.get_running_loop().time(), wall=lambda: 1000.0
+        )
+
+    async def refused(self, token: str) -> RequestError:
+        with pytest.raises(RequestError) as raised:
+            await self.reviews.caller(token)
+        return raised.value
+
+
+def good(call: Call) -> Answer:
+    return Answer(status=201, body=GOOD)
+
+
+def test_a_pods_token_tells_account_and_pod() -> None:
+    bench = Bench(good)
+    caller = run(bench.reviews.caller(jwt()))
+
+    assert (caller.namespace, caller.account) == ("jobs", "spark")
+    assert (caller.pod, caller.pod_uid) == ("driver", "p1")
+    assert caller.in_pod
+    assert bench.api.calls[0].body["spec"]["audiences"] == ["streambroker"]
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"authenticated": False},
+        {**GOOD["status"], "authenticated": "true"},
+        {**GOOD["status"], "audiences": []},
+        {**GOOD["status"], "audiences": ["https://kubernetes.default.svc"]},
+        {"authenticated": True, "user": USER},
+        {**GOOD["status"], "error": "half"},
+        {**GOOD["status"], "user": {}},
+    ],
+)
+def test_what_is_not_wholly_good_is_nobody(status: dict[str, Any]) -> None:
+    assert read_review({"status": status}, "streambroker") is None
+
+
+def test_an_answer_is_kept_for_ten_seconds_at_most() -> None:
+    bench = Bench(good)
+
+    async def main() -> list[int]:
+        asked = []
+        for _ in range(3):
+            await bench.reviews.caller(jwt(exp=9999))
+            asked.append(len(bench.api.calls))
+            await asyncio.sleep(KEEP_S / 2 + 0.1)
+        return asked
+
+    assert run(main()) == [1, 1, 2]
+
+
+def test_an_answer_is_not_kept_longer_than_the_token_holds() -> None:
+    bench = Bench(good)
+
+    async def main() -> int:
+        await bench.reviews.caller(jwt(exp=1003))
+        await asyncio.sleep(3.1)
+        await bench.reviews.caller(jwt(exp=1003))
+        return len(bench.api.calls)
+
+    assert run(main()) == 2
+
+
+def test_a_refusal_is_kept_for_two_seconds() -> None:
+    bench = Bench(lambda call: Answer(status=201, body=BAD))
+
+    async def main() -> list[int]:
+        asked = []
+        for _ in range(3):
+            error = await bench.refused("some.bad.token")
+            assert (error.status, error.code) == (401, "TokenWrong")
+            asked.append(len(bench.api.calls))
+            await asyncio.sleep(KEEP_FAILURE_S / 2 + 0.1)
+        return asked
+
+    assert run(main()) == [1, 1, 2]
+
+
+def test_many_who_show_the_same_token_cost_one_review() -> None:
+    bench = Bench(good, delay_s=0.5)
+
+    async def main() -> None:
+        found = await asyncio.gather(*(bench.reviews.caller(jwt()) for _ in range(50)))
+        assert len(set(map(id, found))) == 1
+
+    run(main())
+
+    assert len(bench.api.calls) == 1
+
+
+def test_who_goes_away_takes_the_review_from_nobody() -> None:
+    bench = Bench(good, delay_s=0.5)
+
+    async def main() -> Caller:
+        first = asyncio.ensure_future(bench.reviews.caller(jwt()))
+        second = asyncio.ensure_future(bench.reviews.caller(jwt()))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        return await second
+
+    assert run(main()).account == "spark"
+    assert len(bench.api.calls) == 1
+
+
+def away(call: Call) -> Answer:
+    raise ApiUnreachableError("connection refused")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        away,
+        lambda call: Answer(status=500),
+        lambda call: Answer(status=403),
+        lambda call: Answer(status=429, retry_after_s=4.0),
+    ],
+)
+def test_a_review_that_fails_is_503_and_is_not_kept(answer: Callable[[Call], Answer]) -> None:
+    bench = Bench(answer)
+
+    async def main() -> RequestError:
+        await bench.refused(jwt())
+        error = await bench.refused(jwt())
+        bench.api.handler = good
+        await bench.reviews.caller(jwt())
+        return error
+
+    error = run(main())
+    assert (error.status, error.code) == (503, "ReviewFailed")
+    assert int(error.headers["Retry-After"]) >= 1
+    assert len(bench.api.calls) == 3
+    assert bench.reviews.counts == {("token", "failed"): 2, ("token", "allowed"): 1}
+
+
+def test_callers_that_are_known_need_no_server_for_a_while() -> None:
+    bench = Bench(good)
+
+    async def main() -> Caller:
+        await bench.reviews.caller(jwt())
+        bench.api.handler = away
+        await asyncio.sleep(9)
+        return await bench.reviews.caller(jwt())
+
+    assert run(main()).account == "spark"
+
+
+@pytest.mark.parametrize("token", ["x" * (MAX_TOKEN + 1), "tökén"])
+def test_what_cannot_be_a_token_is_refused_without_a_review(token: str) -> None:
+    bench = Bench(good)
+
+    assert run(bench.refused(token)).status == 401
+    assert bench.api.calls == []
+
+
+def test_no_refusal_shows_the_token() -> None:
+    bench = Bench(lambda call: Answer(status=201, body=BAD))
+
+    assert "secret" not in str(run(bench.refused("secret.secret.secret")))
+
+
+@pytest.mark.parametrize("token", ["", "a.b", "a.b.c", jwt(), jwt(exp="soon"), "a.W10.c"])
+def test_a_token_that_does_not_say_when_it_ends_says_nothing(token: str) -> None:
+    assert expiry_of(token) is None
+
+
+# ---- what they may do --------------------------------------------------------
+
+
+def rbac(*granted: Ask) -> Callable[[Call], Answer]:
+    def answer(call: Call) -> Answer:
+        told = call.body["spec"]["resourceAttributes"]
+        ask = Ask(
+            verb=told["verb"], resource=told["resource"], subresource=told.get("subresource", "")
+        )
+        return Answer(status=201, body={"status": {"allowed": ask in granted}})
+
+    return answer
+
+
+async def may(bench: Bench, namespace: str = "jobs") -> bool:
+    try:
+        await bench.reviews.check(ANN, ((FILTER, IMPORTS),), namespace)
+    except RequestError as error:
+        if (error.status, error.code) != (403, "NotYours"):
+            raise
+        return False
+    return True
+
+
+def test_a_refusal_names_the_rights_that_would_do() -> None:
+    bench = Bench(rbac())
+
+    with pytest.raises(RequestError, match="`patch imports/filter` or `patch imports` of jobs"):
+        run(bench.reviews.check(ANN, ((FILTER, IMPORTS),), "jobs"))
+
+
+@pytest.mark.parametrize(
+    ("granted", "allowed", "asked"), [((FILTER,), True, 1), ((IMPORTS,), True, 2), ((), False, 2)]
+)
+def test_the_part_is_asked_for_first_and_then_the_whole(
+    granted: tuple[Ask, ...], allowed: bool, asked: int
+) -> None:
+    bench = Bench(rbac(*granted))
+
+    assert run(may(bench)) is allowed
+    assert len(bench.api.calls) == asked
+    assert sum(bench.reviews.counts.values()) == asked
+    assert bench.reviews.counts["access", "allowed"] == allowed
+
+
+def test_grants_are_kept_by_who_what_and_where() -> None:
+    bench = Bench(rbac(FILTER))
+
+    async def main() -> list[int]:
+        asked = []
+        for namespace, pause in [("jobs", 0.0), ("jobs", 0.0), ("other", KEEP_S), ("jobs", 0.0)]:
+            await may(bench, namespace)
+            asked.append(len(bench.api.calls))
+            await asyncio.sleep(pause)
+        return asked
+
+    assert run(main()) == [1, 1, 2, 3]
+
+
+def test_everywhere_is_asked_without_a_namespace() -> None:
+    bench = Bench(rbac(FILTER))
+    run(may(bench, "*"))
+
+    assert "namespace" not in bench.api.calls[0].body["spec"]["resourceAttributes"]
+
+
+# ---- signed requests ---------------------------------------------------------
+
+AGENT, INSTANCE, KEY = pe("jobs/alerts/0"), "0123456789abcdef", b"k" * 32
+PATH = "/api/subscriptions/job/alerts/pe/0/report?namespace=jobs"
+
+
+def signed(
+    time_us: int = 1_000_000_000, *, body: bytes = b"{}", method: str = "PUT", key: bytes = KEY
+) -> str:
+    return signature.sign(
+        key,
+        agent=AGENT,
+        instance=INSTANCE,
+        method=method,
+        path=PATH,
+        body=body,
+        time_us=time_us,
+    )
+
+
+class Door:
+    def __init__(self) -> None:
+        self.api = FakeApi(away)
+        self.identities = Identities(
+            Reviews(self.api),
+            key_of=lambda pe, instance: KEY if (pe, instance) == (AGENT, INSTANCE) else None,
+            account_of=lambda namespace, job: "spark",
+            wall=lambda: 1000.0,
+        )
+
+    def caller(self, *headers: str, method: str = "PUT", body: bytes = b"{}") -> Caller:
+        async def told() -> bytes:
+            return body
+
+        return run(self.identities.caller(headers, method=method, path=PATH, body=told))
+
+    def refusal(self, *headers: str, **more: Any) -> RequestError:
+        with pytest.raises(RequestError) as raised:
+            self.caller(*headers, **more)
+        assert raised.value.status == 401
+        return raised.value
+
+
+def test_an_agent_that_signs_is_known_while_the_api_server_is_away() -> None:
+    door = Door()
+    caller = door.caller(signed())
+
+    assert caller.agent == AGENT
+    assert caller.user == "system:serviceaccount:jobs:spark"
+    assert door.api.calls == []
+
+
+def test_a_signed_change_is_taken_once() -> None:
+    door = Door()
+    door.caller(signed())
+
+    assert "repeated" in str(door.refusal(signed()))
+    door.caller(signed(1_000_000_001))
+
+
+def test_a_signed_read_may_be_repeated() -> None:
+    door = Door()
+    for _ in range(2):
+        door.caller(signed(method="GET", body=b""), method="GET", body=b"")
+
+
+@pytest.mark.parametrize(
+    ("header", "more"),
+    [
+        (signed(key=b"x" * 32), {}),
+        (signed(), {"body": b"other"}),
+        (signed(), {"method": "DELETE"}),
+        (signed(1), {}),
+        (signed().replace("alerts", "others"), {}),
+        (signed().replace(INSTANCE, "f" * 16), {}),
+        ("Streambroker-Agent nonsense", {}),
+    ],
+)
+def test_a_wrong_signature_is_refused(header: str, more: dict[str, Any]) -> None:
+    assert Door().refusal(header, **more).code == "SignatureInvalid"
+
+
+@pytest.mark.parametrize("headers", [(), ("Basic abc",), ("Bearer ",), ("Bearer a", "Bearer b")])
+def test_who_shows_nothing_is_told_what_is_wanted(headers: tuple[str, ...]) -> None:
+    error = Door().refusal(*headers)
+
+    assert error.code == "TokenMissing"
+    assert "Bearer" in error.headers["WWW-Authenticate"]

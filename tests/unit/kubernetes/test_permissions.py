@@ -1,0 +1,138 @@
+"""Every path has a rule, a job has its own ports, and what is not known is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from streambroker_operator.kubernetes.permissions import RULES, Ask, Caller, Verdict, judge, told
+from streambroker_operator.rest.authentication import OPEN
+from streambroker_operator.rest.description import description
+from support.resources import pe
+
+PE = "/api/subscriptions/job/{job}/pe/{pe}"
+POD = Caller(
+    user="system:serviceaccount:jobs:spark",
+    namespace="jobs",
+    account="spark",
+    pod="alerts-driver",
+    pod_uid="1234",
+)
+PERSON = Caller(user="ann", groups=("dev",))
+ALERTS = pe("jobs/alerts/0")
+AGENT = Caller(user="system:serviceaccount:jobs:spark", namespace="jobs", agent=ALERTS)
+
+
+def verdict(
+    caller: Caller, method: str, path: str, *, where: str = "jobs/alerts/0", bound: str | None
+) -> Verdict:
+    return judge(caller, method=method, path=path, pe=pe(where), bound=bound)
+
+
+def test_each_path_of_the_description_has_a_rule_and_no_other_has() -> None:
+    described = {
+        (method.upper(), path)
+        for path, item in description()["paths"].items()
+        for method in item
+        if method in ("get", "put", "post", "patch", "delete") and path not in OPEN
+    }
+    assert set(RULES) == described
+
+
+def test_a_path_that_no_rule_names_is_refused_to_everybody() -> None:
+    for caller in (POD, PERSON, AGENT):
+        found = verdict(caller, "POST", PE + "/release", bound="spark")
+        assert not found.allowed
+        assert not found.asks
+
+
+def test_a_job_may_change_its_own_ports_from_its_pods() -> None:
+    for method, path in [("PUT", PE + "/import/{port}/filter"), ("GET", PE), ("DELETE", PE)]:
+        assert verdict(POD, method, path, bound="spark").allowed
+
+
+@pytest.mark.parametrize(
+    ("caller", "where", "bound"),
+    [
+        (POD, "jobs/alerts/0", "other"),
+        (POD, "jobs/alerts/0", None),
+        (POD, "elsewhere/alerts/0", "spark"),
+        (Caller(user=POD.user, namespace="jobs", account="spark"), "jobs/alerts/0", "spark"),
+        (PERSON, "jobs/alerts/0", "spark"),
+        (AGENT, "jobs/other/0", "spark"),
+        (AGENT, "elsewhere/alerts/0", "spark"),
+    ],
+)
+def test_somebody_elses_ports_are_asked_of_the_cluster(
+    caller: Caller, where: str, bound: str | None
+) -> None:
+    found = verdict(caller, "PUT", PE + "/import/{port}/filter", where=where, bound=bound)
+
+    assert not found.allowed
+    assert found.asks == (
+        (
+            Ask(verb="patch", resource="imports", subresource="filter"),
+            Ask(verb="patch", resource="imports"),
+        ),
+    )
+
+
+def test_an_agent_that_signs_is_its_job() -> None:
+    assert verdict(AGENT, "PUT", PE + "/export/{port}", bound=None).allowed
+    assert verdict(AGENT, "PUT", PE + "/report", bound=None).allowed
+
+
+def test_the_first_registration_fixes_the_account() -> None:
+    first = verdict(POD, "PUT", PE, bound=None)
+    again = verdict(POD, "PUT", PE, bound="spark")
+
+    assert (first.allowed, first.binds) == (True, "spark")
+    assert (again.allowed, again.binds) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("caller", "where", "bound", "why"),
+    [
+        (POD, "jobs/alerts/0", "other", "belongs to the service account other"),
+        (POD, "elsewhere/alerts/0", None, "another namespace"),
+        (PERSON, "jobs/alerts/0", None, "bound to its pod"),
+        (AGENT, "jobs/alerts/1", None, "cannot register for"),
+    ],
+)
+def test_nobody_else_registers_an_agent(
+    caller: Caller, where: str, bound: str | None, why: str
+) -> None:
+    found = verdict(caller, "PUT", PE, where=where, bound=bound)
+
+    assert not found.allowed
+    assert not found.asks
+    assert why in found.why
+
+
+def test_reports_are_the_agents_alone() -> None:
+    found = verdict(PERSON, "PUT", PE + "/report", bound="spark")
+
+    assert not found.allowed
+    assert not found.asks
+
+
+def test_lists_need_the_right_to_list() -> None:
+    found = judge(PERSON, method="HEAD", path="/api/subscriptions/routes")
+
+    assert told(found.asks) == "`list exports` and `list imports`"
+
+
+def test_who_replaces_a_resource_may_create_and_change_it() -> None:
+    found = verdict(PERSON, "PUT", PE + "/export/{port}", bound=None)
+
+    assert told(found.asks) == "`create exports` and `patch exports`"
+
+
+def test_a_set_of_changes_needs_every_right() -> None:
+    found = judge(POD, method="POST", path="/api/subscriptions/apply")
+
+    assert not found.allowed
+    assert len(found.asks) == 6
+
+
+def test_the_description_itself_needs_no_right() -> None:
+    assert judge(PERSON, method="GET", path="/api/openapi.json").allowed

@@ -1,0 +1,115 @@
+"""Where agents are, as the statuses of their resources tell it, in whatever order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streambroker_core.wire.registration import Registration
+from streambroker_operator.kubernetes.endpoints import Endpoints, read_shown, status_of
+from streambroker_operator.kubernetes.ownership import AGENT
+from support.resources import pe
+
+FEED = pe("feed")
+OLD = Registration(instance="0123456789abcdef", location="grpc+tcp://10.0.0.7:4711", hint=None)
+NEW = Registration(instance="0123456789abcdef", location="grpc+tcp://10.0.0.8:4711", hint="a:9")
+
+
+def document(found: Registration | None, account: str | None = None, second: int = 0) -> Any:
+    status = {} if found is None else status_of(found, account)
+    fields = {"manager": AGENT, "operation": "Apply", "subresource": "status", "fieldsV1": {}}
+    time = {"time": f"2026-11-21T11:29:{second:02}Z"}
+    return {"metadata": {"managedFields": [{**fields, **time}]}, "status": status}
+
+
+def saw(
+    endpoints: Endpoints, uid: str, found: Registration | None, version: int, second: int = 0
+) -> tuple[Registration, int] | None:
+    shown = read_shown(FEED, document(found, second=second))
+    event = endpoints.saw(uid, shown, version)
+    return None if event is None else (event.registration, event.version)
+
+
+def test_a_status_is_read_as_it_was_written() -> None:
+    shown = read_shown(FEED, document(NEW, "spark", 31))
+    assert (shown.registration, shown.account, shown.at.second) == (NEW, "spark", 31)
+    assert read_shown(FEED, document(OLD)).registration == OLD
+    assert "hint" not in status_of(OLD, None)["endpoint"]
+
+
+def test_a_status_that_cannot_be_read_tells_of_no_agent() -> None:
+    for endpoint in (None, "here", {}, {"instance": "x", "location": "y"}):
+        found = {"metadata": {}, "status": {"endpoint": endpoint, "serviceAccount": 5}}
+        assert (read_shown(FEED, found).registration, read_shown(FEED, found).account) == (
+            None,
+            None,
+        )
+    assert read_shown(FEED, {"metadata": {}}).registration is None
+
+
+def test_a_new_endpoint_is_told_once() -> None:
+    endpoints = Endpoints()
+    assert saw(endpoints, "a", OLD, 10) == (OLD, 10)
+    assert saw(endpoints, "a", OLD, 11) is None
+    assert saw(endpoints, "b", OLD, 12) == (OLD, 12)
+    assert saw(endpoints, "a", NEW, 13, second=1) == (NEW, 13)
+    assert endpoints.registration(FEED) == (NEW, 13)
+
+
+def test_a_resource_that_still_says_the_old_brings_nothing_back() -> None:
+    """Its conditions are written meanwhile, so that it is the younger one by its version."""
+    endpoints = Endpoints()
+    saw(endpoints, "a", OLD, 10)
+    saw(endpoints, "b", OLD, 11)
+    saw(endpoints, "a", NEW, 12, second=1)
+    assert saw(endpoints, "b", OLD, 13) is None
+    assert endpoints.registration(FEED) == (NEW, 12)
+
+
+def test_of_two_that_differ_at_the_start_the_one_written_last_counts() -> None:
+    for order in (("a", "b"), ("b", "a")):
+        endpoints = Endpoints()
+        seen = {"a": (NEW, 12, 5), "b": (OLD, 90, 1)}
+        for uid in order:
+            saw(endpoints, uid, *seen[uid])
+        assert endpoints.registration(FEED) is not None
+        assert endpoints.registration(FEED)[0] == NEW  # type: ignore[index]
+
+
+def test_a_resource_without_a_status_takes_nothing_away() -> None:
+    endpoints = Endpoints()
+    saw(endpoints, "a", OLD, 10)
+    assert saw(endpoints, "b", None, 12) is None
+    endpoints.gone("a")
+    assert endpoints.registration(FEED) == (OLD, 10)
+    assert endpoints.pes() == [FEED]
+
+
+def test_what_is_lacking_is_what_says_something_else() -> None:
+    endpoints = Endpoints()
+    saw(endpoints, "a", OLD, 10)
+    assert endpoints.says("a", OLD, None)
+    assert not endpoints.says("a", NEW, None)
+    assert not endpoints.says("a", OLD, "spark")
+    assert not endpoints.says("nobody", OLD, None)
+
+
+def test_a_job_is_bound_by_its_first_account_and_free_when_all_of_it_is_gone() -> None:
+    endpoints = Endpoints()
+    endpoints.registered(FEED, OLD, "spark", 0)
+    endpoints.registered(pe("default/feed/1"), OLD, "other", 0)
+    assert endpoints.account(pe("default/feed/7")) == "spark"
+    assert endpoints.account_of("default", "feed") == "spark"
+    assert endpoints.account(pe("elsewhere/feed/0")) is None
+    endpoints.withdraw(FEED)
+    assert endpoints.account(FEED) == "spark"
+    endpoints.withdraw(pe("default/feed/1"))
+    assert endpoints.account(FEED) is None
+
+
+def test_versions_of_registrations_never_go_down_not_even_over_a_withdrawal() -> None:
+    endpoints = Endpoints()
+    first = endpoints.registered(FEED, OLD, None, 20)
+    again = endpoints.registered(FEED, NEW, None, 0)
+    assert (first.version, again.version) == (20, 20)
+    assert endpoints.withdraw(FEED) == 20
+    assert endpoints.registered(FEED, OLD, None, 0).version == 20
