@@ -1,0 +1,144 @@
+"""Metrics, alerts and the dashboard speak of the same figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import yaml
+
+from support import charts
+
+RULES: list[dict[str, Any]] = yaml.safe_load(
+    (charts.CHART / "alerts/streambroker.yaml").read_text()
+)["groups"][0]["rules"]
+BOARD: dict[str, Any] = json.loads((charts.CHART / "dashboards/streambroker.json").read_text())
+METRICS = {
+    charts.words(row[0])[0]: row for row in charts.table("docs/kubernetes.md", "metric", "type")
+}
+_PARTS = ("_bucket", "_sum", "_count")
+
+
+def used(expression: str) -> set[str]:
+    """Return the metrics of an expression, those of a histogram by its own name."""
+    found = set(re.findall(r"\b(?:streambroker|process)_[a-z_]+", expression))
+    return {name for each in found for name in [without_part(each)]}
+
+
+def without_part(name: str) -> str:
+    for part in _PARTS:
+        whole = name.removesuffix(part)
+        if whole != name and METRICS.get(whole, ["", ""])[1] == "histogram":
+            return whole
+    return name
+
+
+def panels() -> list[dict[str, Any]]:
+    return [each for each in BOARD["panels"] if each["type"] != "row"]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for rule in RULES:
+        yield rule["alert"], rule["expr"]
+    for panel in panels():
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def test_alerts_and_the_dashboard_use_documented_metrics_and_all_of_them() -> None:
+    seen = {name for _, expression in expressions() for name in used(expression)}
+    assert {name for name in seen if name.startswith("streambroker_")} == set(METRICS)
+
+
+def test_metrics_are_used_as_what_they_are() -> None:
+    for where, expression in expressions():
+        for name, row in METRICS.items():
+            if row[1] == "histogram" and name in expression:
+                assert f"{name}_bucket" in expression, where
+                assert "histogram_quantile" in expression, where
+            if row[1] == "counter" and name in expression:
+                assert re.search(rf"(rate|increase)\({name}[{{\[]", expression), where
+
+
+def test_metrics_are_named_after_their_type_and_unit() -> None:
+    for name, row in METRICS.items():
+        assert name.endswith("_total") == (row[1] == "counter"), name
+        assert row[1] in ("gauge", "counter", "histogram"), name
+        if row[1] == "histogram":
+            assert name.endswith("_seconds"), name
+
+
+def test_labels_that_are_used_are_documented() -> None:
+    given = {"namespace", "pod", "le"}
+    for where, expression in expressions():
+        told = {label for name in used(expression) & set(METRICS) for label in labels(name)}
+        chosen = set(re.findall(r"[{,]\s*([a-z]+)\s*=", expression))
+        by = {
+            label.strip()
+            for group in re.findall(r"(?:by|on) \(([^)]*)\)", expression)
+            for label in group.split(",")
+            if label.strip()
+        }
+        assert chosen | by <= told | given, where
+
+
+def labels(name: str) -> list[str]:
+    return charts.words(METRICS[name][2])
+
+
+def test_brackets_of_every_expression_are_closed() -> None:
+    pairs = {")": "(", "]": "[", "}": "{"}
+    for where, expression in expressions():
+        opened: list[str] = []
+        for letter in expression:
+            if letter in pairs.values():
+                opened.append(letter)
+            elif letter in pairs:
+                assert opened.pop() == pairs[letter], where
+        assert not opened, where
+
+
+def test_every_alert_is_explained_and_every_explanation_has_an_alert() -> None:
+    told = {charts.words(row[0])[0] for row in charts.table("docs/kubernetes.md", "alert")}
+    assert told == {rule["alert"] for rule in RULES}
+    for rule in RULES:
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert rule["for"]
+        assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_the_rule_is_the_file_and_keeps_the_words_of_prometheus() -> None:
+    rule = charts.one(charts.objects(charts.VARIANTS["monitoring"]), "PrometheusRule")
+    assert rule["spec"]["groups"][0]["rules"] == RULES
+    assert "{{ $labels.namespace }}" in RULES[1]["annotations"]["summary"]
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_the_dashboard_is_in_a_config_map_that_grafana_finds() -> None:
+    found = charts.one(charts.objects(charts.VARIANTS["monitoring"]), "ConfigMap")
+    assert json.loads(found["data"]["streambroker.json"]) == BOARD
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_panels_of_the_dashboard_do_not_cover_each_other() -> None:
+    ids = [panel["id"] for panel in BOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    for one, other in combinations(BOARD["panels"], 2):
+        a, b = one["gridPos"], other["gridPos"]
+        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        below = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        assert beside or below, (one["title"], other["title"])
+        assert a["x"] + a["w"] <= 24
+    for panel in panels():
+        assert panel["description"], panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "$datasource"}
+
+
+def test_the_dashboard_shows_the_chosen_namespace() -> None:
+    variables = {each["name"] for each in BOARD["templating"]["list"]}
+    assert variables == {"datasource", "namespace"}
+    for panel in panels():
+        assert all('namespace="$namespace"' in target["expr"] for target in panel["targets"])

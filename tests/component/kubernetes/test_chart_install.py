@@ -1,0 +1,360 @@
+"""The chart on a real API server: installed, upgraded, rolled back, uninstalled, and its rights."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import helm_python
+import pytest
+import yaml
+
+from support import charts
+from support.cluster import MERGE, ApiServer, running_api_server
+from support.samples import samples
+from support.waiting import until
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+STREAMS = "/apis/streambroker.io/v1alpha1"
+FOREIGN = ("Certificate", "PrometheusRule", "ServiceMonitor")
+
+
+@pytest.fixture(scope="module")
+def cluster(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """Run an API server of this module's own, without CRDs at first."""
+    with running_api_server(kube_assets, tmp_path_factory.mktemp("chart")) as server:
+        remove_crds(server)
+        yield server
+
+
+def remove_crds(server: ApiServer) -> None:
+    """Remove both definitions, for the next test to bring its own."""
+    paths = [f"{CRDS}/{name}.streambroker.io" for name in ("exports", "imports")]
+    for path in paths:
+        server.request("DELETE", path)
+    for path in paths:
+        until(partial(is_gone, server, path), 60.0, f"{path} is gone")
+
+
+def is_gone(server: ApiServer, path: str) -> bool:
+    return server.request("GET", path).status == 404
+
+
+@pytest.fixture
+def place(cluster: ApiServer) -> Iterator[str]:
+    """Make a namespace for a release of its own, which takes restricted pods only."""
+    name = f"chart-{uuid4().hex[:8]}"
+    cluster.create_namespace(name)
+    standard = "pod-security.kubernetes.io"
+    labels = {f"{standard}/enforce": "restricted", f"{standard}/warn": "restricted"}
+    path = f"/api/v1/namespaces/{name}"
+    cluster.request("PATCH", path, {"metadata": {"labels": labels}}, content_type=MERGE)
+    # A controller makes it elsewhere.
+    cluster.request("POST", f"{path}/serviceaccounts", {"metadata": {"name": "default"}})
+    yield name
+    cluster.remove_namespace(name)
+
+
+@pytest.fixture
+def helm(cluster: ApiServer, place: str) -> Iterator[helm_python.Config]:
+    """Return Helm, and uninstall the release at the end."""
+    with helm_python.Config(kubeconfig_path=cluster.kubeconfig(), namespace=place) as config:
+        yield config
+        config.uninstall(charts.RELEASE, ignore_not_found=True)
+    cluster.request("DELETE", f"{STREAMS}/namespaces/{place}/exports")
+    remove_crds(cluster)
+
+
+def get(cluster: ApiServer, path: str) -> Any:
+    answer = cluster.request("GET", path)
+    return answer.body if answer.status == 200 else None
+
+
+def key(cluster: ApiServer, place: str) -> str | None:
+    secret = get(cluster, f"/api/v1/namespaces/{place}/secrets/streambroker-key")
+    return str(secret["data"]["key"]) if secret else None
+
+
+def replicas(cluster: ApiServer, place: str) -> Any:
+    deployment = get(cluster, f"/apis/apps/v1/namespaces/{place}/deployments/streambroker")
+    return deployment and deployment["spec"]["replicas"]
+
+
+def without_crds(**values: Any) -> dict[str, Any]:
+    return {"crds": {"create": False}, **values}
+
+
+# ---- life of a release -----------------------------------------------------------------------
+
+
+def test_a_release_is_installed_upgraded_rolled_back_and_keeps_its_key(
+    cluster: ApiServer, place: str, helm: helm_python.Config
+) -> None:
+    assert helm.install(charts.CHART, charts.RELEASE)["status"] == "deployed"
+    made = key(cluster, place)
+    assert made is not None
+    assert len(base64.b64decode(made)) == 32
+    assert replicas(cluster, place) == 2
+    assert get(cluster, f"{CRDS}/exports.streambroker.io") is not None
+
+    helm.upgrade(charts.CHART, charts.RELEASE, {"replicas": 3, "logLevel": "DEBUG"})
+    assert (replicas(cluster, place), key(cluster, place)) == (3, made)
+
+    helm.rollback(charts.RELEASE)
+    assert (replicas(cluster, place), key(cluster, place)) == (2, made)
+    assert [each["revision"] for each in helm.history(charts.RELEASE)] == [1, 2, 3]
+
+
+def test_uninstalling_leaves_streams_and_the_key_and_an_install_goes_on_with_both(
+    cluster: ApiServer, place: str, helm: helm_python.Config
+) -> None:
+    helm.install(charts.CHART, charts.RELEASE)
+    made = key(cluster, place)
+    stream = f"{STREAMS}/namespaces/{place}/exports"
+    body = {
+        "apiVersion": "streambroker.io/v1alpha1",
+        "kind": "Export",
+        "metadata": {"name": "trades"},
+        "spec": {"job": "feed", "port": "trades", "streamId": "trades"},
+    }
+    assert cluster.request("POST", stream, body).status == 201
+    uid = get(cluster, f"{stream}/trades")["metadata"]["uid"]
+
+    helm.uninstall(charts.RELEASE)
+    assert replicas(cluster, place) is None
+    assert get(cluster, f"/api/v1/namespaces/{place}/services/streambroker") is None
+    assert get(cluster, f"{stream}/trades")["metadata"]["uid"] == uid
+    assert key(cluster, place) == made
+
+    assert helm.install(charts.CHART, charts.RELEASE)["status"] == "deployed"
+    assert get(cluster, f"{stream}/trades")["metadata"]["uid"] == uid
+    assert key(cluster, place) == made
+
+
+def test_a_self_signed_certificate_is_made_once(
+    cluster: ApiServer, place: str, helm: helm_python.Config
+) -> None:
+    def certificate() -> Any:
+        return get(cluster, f"/api/v1/namespaces/{place}/secrets/streambroker-tls")["data"]
+
+    values = without_crds(tls={"mode": "self-signed"})
+    helm.install(charts.CHART, charts.RELEASE, values)
+    first = certificate()
+    helm.upgrade(charts.CHART, charts.RELEASE, {**values, "replicas": 3})
+    assert certificate() == first
+    trusted = get(cluster, f"/api/v1/namespaces/{place}/configmaps/streambroker-ca")["data"]
+    assert trusted["ca.crt"].strip() == base64.b64decode(first["ca.crt"]).decode().strip()
+
+    cluster.request("DELETE", f"/api/v1/namespaces/{place}/secrets/streambroker-tls")
+    helm.upgrade(charts.CHART, charts.RELEASE, values)
+    assert certificate()["tls.crt"] != first["tls.crt"]
+
+
+def test_a_chart_that_was_rendered_without_the_cluster_cannot_change_the_key(
+    cluster: ApiServer, place: str, helm: helm_python.Config
+) -> None:
+    helm.install(charts.CHART, charts.RELEASE, without_crds())
+    made = key(cluster, place)
+    rendered = charts.one(charts.objects(namespace=place), "Secret")
+    done = cluster.kubectl(
+        "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(rendered)
+    )
+    assert "field is immutable" in done.stderr
+    assert key(cluster, place) == made
+
+
+def test_a_refused_value_leaves_the_release_as_it_was(
+    cluster: ApiServer, place: str, helm: helm_python.Config
+) -> None:
+    helm.install(charts.CHART, charts.RELEASE, without_crds())
+    with pytest.raises(helm_python.HelmError, match="replicaCount"):
+        helm.upgrade(charts.CHART, charts.RELEASE, without_crds(replicaCount=3))
+    assert replicas(cluster, place) == 2
+
+
+# ---- what the API server says ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", charts.VARIANTS.values(), ids=charts.VARIANTS)
+def test_the_api_server_takes_every_object(
+    cluster: ApiServer, place: str, values: charts.Values
+) -> None:
+    for namespace in ("jobs", "reports"):
+        cluster.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    made = [x for x in charts.objects(values, namespace=place) if x["kind"] not in FOREIGN]
+    done = cluster.kubectl(
+        "apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=yaml.safe_dump_all(made)
+    )
+    assert done.stderr.strip() == ""
+    assert len(done.stdout.splitlines()) == len(made)
+
+
+def test_the_one_file_is_applied_by_kubectl_and_again_without_a_change(cluster: ApiServer) -> None:
+    path = str(charts.ROOT / "deploy/streambroker.yaml")
+    first = cluster.kubectl("apply", "--server-side", "-f", path)
+    assert first.stderr.strip() == ""
+    again = cluster.kubectl("diff", "--server-side", "-f", path)
+    assert (again.returncode, again.stdout) == (0, "")
+    cluster.kubectl("delete", "--wait=false", "-f", path)
+    cluster.remove_namespace("streambroker")
+    remove_crds(cluster)
+
+
+def test_the_api_server_takes_the_examples(cluster: ApiServer) -> None:
+    cluster.apply_crds()
+    home = charts.ROOT / "examples/kubernetes"
+    done = cluster.kubectl("apply", "--server-side", "-f", str(home / "jobs.yaml"))
+    assert done.stderr.strip() == ""
+    account = {"metadata": {"name": "default"}}
+    cluster.request("POST", "/api/v1/namespaces/jobs/serviceaccounts", account)
+    made = []
+    for name in ("streams", "network-policies", "feed-driver", "feed-driver-sidecar", "executor"):
+        for each in yaml.safe_load_all((home / f"{name}.yaml").read_text()):
+            # Spark gives its pods name and namespace.
+            own = {"name": name, "namespace": "jobs"} if each["kind"] == "Pod" else {}
+            made.append({**each, "metadata": {**each.get("metadata", {}), **own}})
+    done = cluster.kubectl(
+        "apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=yaml.safe_dump_all(made)
+    )
+    assert done.stderr.strip() == ""
+    assert len(done.stdout.splitlines()) == len(made)
+    cluster.remove_namespace("jobs")
+    remove_crds(cluster)
+
+
+def asked(
+    cluster: ApiServer, user: str, namespace: str, verb: str, what: str, name: str = ""
+) -> bool:
+    """Ask whether somebody may do something; ``what`` is ``group/resource[/part]``."""
+    group, _, rest = what.partition("/")
+    resource, _, part = rest.partition("/")
+    attributes = {
+        "verb": verb,
+        "group": group,
+        "resource": resource,
+        "subresource": part,
+        "namespace": namespace,
+        "name": name,
+    }
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": attributes},
+    }
+    answer = cluster.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+    assert answer.status == 201, answer.message
+    return bool(answer.body["status"]["allowed"])
+
+
+def test_the_broker_may_do_its_work_and_nothing_beside_it(
+    cluster: ApiServer, place: str, helm: helm_python.Config
+) -> None:
+    helm.install(charts.CHART, charts.RELEASE, without_crds())
+    broker = f"system:serviceaccount:{place}:streambroker"
+    allowed = [
+        ("list", "streambroker.io/exports", ""),
+        ("patch", "streambroker.io/imports/status", ""),
+        ("create", "/events", ""),
+        ("create", "coordination.k8s.io/leases", ""),
+        ("update", "coordination.k8s.io/leases", "streambroker"),
+        ("get", "/secrets", "streambroker-key"),
+        ("create", "authentication.k8s.io/tokenreviews", ""),
+        ("get", "apiextensions.k8s.io/customresourcedefinitions", "exports.streambroker.io"),
+    ]
+    refused = [
+        ("list", "/secrets", ""),
+        ("get", "/secrets", "another"),
+        ("update", "/secrets", "streambroker-key"),
+        ("get", "/pods", ""),
+        ("update", "coordination.k8s.io/leases", "another"),
+        ("list", "coordination.k8s.io/leases", ""),
+        ("update", "streambroker.io/exports", ""),
+        ("update", "streambroker.io/exports/status", ""),
+        ("list", "apiextensions.k8s.io/customresourcedefinitions", ""),
+        ("delete", "apiextensions.k8s.io/customresourcedefinitions", "exports.streambroker.io"),
+    ]
+    for verb, what, name in allowed:
+        assert asked(cluster, broker, place, verb, what, name), (verb, what)
+    for verb, what, name in refused:
+        assert not asked(cluster, broker, place, verb, what, name), (verb, what)
+    assert not asked(cluster, broker, "default", "list", "streambroker.io/exports")
+
+
+def test_who_may_filter_may_do_nothing_else(
+    cluster: ApiServer, place: str, helm: helm_python.Config
+) -> None:
+    helm.install(charts.CHART, charts.RELEASE, without_crds())
+    for role in ("filter", "steer", "edit", "view"):
+        name = f"{place}:streambroker:{role}"
+        done = cluster.kubectl(
+            "-n", place, "create", "rolebinding", role, f"--clusterrole={name}", f"--user={role}"
+        )
+        assert done.returncode == 0, done.stderr
+    rights = {
+        (user, verb, what): asked(cluster, user, place, verb, f"streambroker.io/{what}")
+        for user in ("filter", "steer", "edit", "view")
+        for verb, what in (
+            ("get", "imports"),
+            ("patch", "imports"),
+            ("patch", "imports/filter"),
+            ("patch", "imports/streams"),
+            ("patch", "exports/properties"),
+        )
+    }
+    granted = {right for right, allowed in rights.items() if allowed}
+    assert granted == {
+        *((user, "get", "imports") for user in ("filter", "steer", "edit", "view")),
+        ("filter", "patch", "imports/filter"),
+        ("steer", "patch", "imports/filter"),
+        ("steer", "patch", "imports/streams"),
+        ("steer", "patch", "exports/properties"),
+        ("edit", "patch", "imports"),
+    }
+
+
+def test_view_and_edit_reach_those_whom_kubernetes_lets_view_and_edit(
+    cluster: ApiServer, place: str, helm: helm_python.Config
+) -> None:
+    helm.install(charts.CHART, charts.RELEASE, without_crds())
+    selectors = get(cluster, "/apis/rbac.authorization.k8s.io/v1/clusterroles/view")
+    wanted = selectors["aggregationRule"]["clusterRoleSelectors"][0]["matchLabels"]
+    path = f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{place}:streambroker:view"
+    assert wanted.items() <= get(cluster, path)["metadata"]["labels"].items()
+
+
+# ---- the admission policy --------------------------------------------------------------------
+
+SEEN = (
+    "export-property-list-of-two-kinds",
+    "export-property-list-with-null",
+    "export-property-name",
+    "export-property-number-beyond-int64",
+    "export-property-reserved-name",
+)
+
+
+def test_the_admission_policy_refuses_what_the_crds_cannot_see(
+    cluster: ApiServer, place: str, helm: helm_python.Config
+) -> None:
+    helm.install(charts.CHART, charts.RELEASE, {"admissionPolicy": {"enabled": True}})
+    path = f"{STREAMS}/namespaces/{place}/exports?dryRun=All&fieldValidation=Strict"
+    bad = {each.name: each for each in samples("invalid") if each.only_by_broker}
+    assert {name for name in bad if name.startswith("export-property")} == set(SEEN)
+
+    def refused() -> bool:
+        return cluster.request("POST", path, bad[SEEN[0]].documents[-1]).status == 422
+
+    # It takes a moment until the API server follows a new policy.
+    until(refused, 30.0, "the policy is in force")
+    for name in SEEN:
+        answer = cluster.request("POST", path, bad[name].documents[-1])
+        assert (answer.status, "spec.properties: " in answer.message) == (422, True), name
+    for good in samples("valid"):
+        if good.plural == "exports" and len(good.documents) == 1:
+            answer = cluster.request("POST", path, good.documents[0])
+            assert answer.status == 201, (good.name, answer.message)

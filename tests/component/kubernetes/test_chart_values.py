@@ -1,0 +1,246 @@
+"""The values of the chart: described, strict, and each with its effect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from support import charts
+
+SCHEMA: dict[str, Any] = json.loads((charts.CHART / "values.schema.json").read_text())
+DEFAULTS: dict[str, Any] = yaml.safe_load((charts.CHART / "values.yaml").read_text())
+ELSEWHERE = ("global",)
+"""Values that Helm itself hands over."""
+
+
+def resolved(node: dict[str, Any]) -> dict[str, Any]:
+    name = node.get("$ref", "").removeprefix("#/$defs/")
+    return {**SCHEMA["$defs"][name], **node} if name else node
+
+
+def nodes(
+    node: dict[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield each part of the schema that a key of the values has."""
+    node = resolved(node)
+    yield path, node
+    for name, child in node.get("properties", {}).items():
+        if name not in ELSEWHERE:
+            yield from nodes(child, (*path, name))
+
+
+def at(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    made = value
+    for name in reversed(path):
+        made = {name: made}
+    assert isinstance(made, dict)
+    return made
+
+
+def leaves(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in values.items():
+        if (*path, name) in GROUPS:
+            yield from leaves(value, (*path, name))
+        else:
+            yield (*path, name)
+
+
+GROUPS = [path for path, node in nodes(SCHEMA) if "properties" in node]
+LEAVES = list(leaves(DEFAULTS))
+
+
+@pytest.mark.parametrize("path", GROUPS, ids=".".join)
+def test_an_unknown_key_is_refused_at_every_level(path: tuple[str, ...]) -> None:
+    with pytest.raises(helm_python.HelmValuesError, match="unheardOf"):
+        charts.chart().validate_schema(at((*path, "unheardOf"), 1))
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=".".join)
+def test_a_value_of_another_type_is_refused(path: tuple[str, ...]) -> None:
+    wrong: Any = [["of", "no", "use"]]
+    with pytest.raises(helm_python.HelmValuesError, match="/" + "/".join(path)):
+        charts.chart().validate_schema(at(path, wrong))
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=".".join)
+def test_a_number_for_a_text_and_a_text_for_a_number_are_refused(path: tuple[str, ...]) -> None:
+    default: Any = DEFAULTS
+    for name in path:
+        default = default[name]
+    wrong = 7.5 if isinstance(default, str) and "resources" not in path else "of no use!"
+    with pytest.raises(helm_python.HelmValuesError, match="/" + "/".join(path)):
+        charts.chart().validate_schema(at(path, wrong))
+
+
+def test_every_value_is_described_and_every_description_has_a_value() -> None:
+    described = {path for path, node in nodes(SCHEMA) if "description" in node}
+    assert set(LEAVES) <= described
+    known = {path for path, _ in nodes(SCHEMA)} - {("resources", "limits", "cpu")}
+    assert {path for path in known if path not in GROUPS} == set(LEAVES)
+
+
+def test_maps_that_users_fill_hold_texts_only() -> None:
+    for path, node in nodes(SCHEMA):
+        if node.get("type") == "object" and "properties" not in node:
+            assert node["additionalProperties"]["type"] == "string", path
+        elif node.get("type") == "object":
+            assert node["additionalProperties"] is False, path
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"replicas": 0}, "/replicas"),
+        ({"watchNamespaces": []}, "/watchNamespaces"),
+        ({"watchNamespaces": "jobs"}, "'own', '*'"),
+        ({"watchNamespaces": ["Jobs"]}, "/watchNamespaces/0"),
+        ({"watchNamespaces": ["jobs", "jobs"]}, "/watchNamespaces"),
+        ({"feeder": "informer"}, "'kopf', 'reflector'"),
+        ({"tls": {"mode": "on"}}, "/tls/mode"),
+        ({"tls": {"mode": True}}, "/tls/mode"),
+        ({"image": {"digest": "sha256:1"}}, "/image/digest"),
+        ({"runAsUser": 0}, "/runAsUser"),
+        ({"extraArgs": ["feeder"]}, "/extraArgs/0"),
+        ({"extraEnv": [{"name": "TZ"}]}, "value"),
+        ({"extraEnv": [{"name": "TZ", "value": "UTC", "more": 1}]}, "more"),
+        ({"tolerations": [{"keys": "a"}]}, "keys"),
+        ({"service": {"port": 70000}}, "/service/port"),
+        ({"networkPolicy": {"apiServerCidrs": ["10.0.0.1"]}}, "/networkPolicy/apiServerCidrs/0"),
+        ({"resources": {"limits": {"memory": "1GB"}}}, "/resources/limits/memory"),
+        ({"podLabels": {"a": "not a label"}}, "/podLabels/a"),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(helm_python.HelmValuesError) as refused:
+        charts.chart().validate_schema(values)
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"tls": {"mode": "secret"}}, "tls.secretName: name the Secret"),
+        ({"tls": {"mode": "cert-manager"}}, "tls.certManager.issuerName: name the issuer"),
+    ],
+)
+def test_what_a_tls_mode_needs_is_asked_for(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=told):
+        charts.files(values)
+
+
+def test_a_bare_off_in_a_values_file_is_off() -> None:
+    values = helm_python.values_from_yaml("tls: {mode: off}")
+    assert values == {"tls": {"mode": False}}
+    assert charts.objects(values)[0] == charts.objects()[0]
+    assert not any("--tls" in arg for arg in arguments(charts.objects(values)))
+
+
+@pytest.mark.parametrize("values", charts.VARIANTS.values(), ids=charts.VARIANTS)
+def test_lint_finds_nothing_wrong(values: dict[str, Any]) -> None:
+    report = helm_python.lint(
+        charts.CHART, values, strict=True, namespace="sb", kube_version="v1.34.4"
+    )
+    # 1 is information: the chart has no icon.
+    assert [each for each in report["messages"] if each["severity"] > 1] == []
+    assert report["errors"] == []
+
+
+def arguments(found: list[charts.Object]) -> list[str]:
+    deployment = charts.one(found, "Deployment")
+    args: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    return args
+
+
+def test_values_become_options_of_the_operator() -> None:
+    assert arguments(charts.objects()) == [
+        "operator",
+        "--feeder=kopf",
+        "--watch-namespaces=own",
+        "--lease-name=streambroker",
+        "--secret-name=streambroker-key",
+        "--host=0.0.0.0",
+        "--port=8470",
+        "--metrics-port=8471",
+        "--log-level=INFO",
+    ]
+    changed = arguments(charts.objects(charts.VARIANTS["everything else"]))
+    assert {"--feeder=reflector", "--lease-name=leader", "--secret-name=the-key"} <= set(changed)
+    assert {"--log-level=DEBUG", "--limits=reads=100"} <= set(changed)
+    listed = arguments(charts.objects({"watchNamespaces": ["jobs", "reports"]}))
+    assert "--watch-namespaces=jobs,reports" in listed
+    assert "--watch-namespaces=*" in arguments(charts.objects({"watchNamespaces": "*"}))
+    secured = arguments(charts.objects(charts.VARIANTS["TLS self-signed"]))
+    assert {"--tls-cert=/tls/tls.crt", "--tls-key=/tls/tls.key"} <= set(secured)
+
+
+@pytest.mark.parametrize(
+    ("variant", "less", "more"),
+    [
+        ("one replica", {"PodDisruptionBudget"}, set()),
+        ("TLS from a secret", set(), set()),
+        ("TLS by cert-manager", set(), {"Certificate"}),
+        ("TLS self-signed", set(), {"Secret", "ConfigMap"}),
+        (
+            "admission policy",
+            set(),
+            {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"},
+        ),
+        ("monitoring", set(), {"ServiceMonitor", "PrometheusRule", "ConfigMap"}),
+        (
+            "nothing that can be left out",
+            {
+                "Secret",
+                "CustomResourceDefinition",
+                "Role",
+                "RoleBinding",
+                "ClusterRole",
+                "ClusterRoleBinding",
+                "NetworkPolicy",
+                "PodDisruptionBudget",
+                "ServiceAccount",
+            },
+            set(),
+        ),
+    ],
+)
+def test_a_switch_adds_and_removes_its_objects_only(
+    variant: str, less: set[str], more: set[str]
+) -> None:
+    before = {charts.key_of(each) for each in charts.objects()}
+    after = {charts.key_of(each) for each in charts.objects(charts.VARIANTS[variant])}
+    assert {kind for kind, _, _ in before - after} == less
+    assert {kind for kind, _, _ in after - before} == more
+
+
+def test_pods_carry_what_the_values_give_them() -> None:
+    found = charts.objects(charts.VARIANTS["everything else"])
+    pod = charts.one(found, "Deployment")["spec"]["template"]
+    container = pod["spec"]["containers"][0]
+    assert container["image"] == "images.example.com/broker@sha256:" + "a" * 64
+    assert {"name": "TZ", "value": "UTC"} in container["env"]
+    assert pod["metadata"]["annotations"] == {"a": "b"}
+    assert pod["metadata"]["labels"]["tier"] == "control"
+    assert pod["metadata"]["labels"]["team"] == "streams"
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "images"}]
+    assert pod["spec"]["securityContext"]["runAsUser"] == 20000
+    assert pod["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert pod["spec"]["tolerations"][0]["key"] == "dedicated"
+    assert pod["spec"]["priorityClassName"] == "high"
+    spread = [each["whenUnsatisfiable"] for each in pod["spec"]["topologySpreadConstraints"]]
+    assert spread == ["DoNotSchedule", "ScheduleAnyway"]
+    assert charts.one(found, "PodDisruptionBudget")["spec"]["maxUnavailable"] == "50%"
+    assert charts.one(found, "Service", "streambroker")["spec"]["ports"][0]["port"] == 80
+
+
+def test_labels_of_the_user_do_not_take_the_pods_from_their_deployment() -> None:
+    names = ("app.kubernetes.io/name", "app.kubernetes.io/component")
+    theirs = dict.fromkeys(names, "other")
+    found = charts.objects({"podLabels": theirs, "commonLabels": theirs})
+    deployment = charts.one(found, "Deployment")["spec"]
+    wanted = deployment["selector"]["matchLabels"].items()
+    assert wanted <= deployment["template"]["metadata"]["labels"].items()

@@ -1,0 +1,118 @@
+"""Figures have the names that dashboards use, and probes say what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from streambroker_operator.kubernetes.api import Answer
+from streambroker_operator.kubernetes.events import EventWriter
+from streambroker_operator.kubernetes.health import STUCK_S, State, live, ready
+from streambroker_operator.kubernetes.lease import Lease
+from streambroker_operator.kubernetes.metrics import Figures, Metrics, writes_of
+from streambroker_operator.kubernetes.status_writer import StatusFigures
+from support.api_servers import FakeApi
+
+FULL = Figures(
+    release="0.1.0",
+    synced=True,
+    leads=True,
+    routes=3,
+    board={"Export": 7, "Import": 9},
+    watch_age_s={"Export": 0.5, "Import": 1.5},
+    resources={("Export", "accepted"): 2, ("Import", "refused"): 1},
+    agents={"current": 2, "away": 1},
+    hints_sent=5,
+    hints_lost=1,
+    sweeps=4,
+    sweep_differences={("Export", "ghost"): 2},
+    relists={"Import": 2},
+    feeder_restarts=1,
+    writes={("status", "done"): 11},
+    reviews={("token", "failed"): 1},
+)
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    """Return each sample as it is written: name{labels}."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.text().decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def test_what_is_read_is_told_under_its_name() -> None:
+    found = values(Metrics(lambda: FULL))
+
+    assert found["streambroker_build_info{version=0.1.0}"] == 1
+    assert found["streambroker_board_version{kind=imports}"] == 9
+    assert found["streambroker_watch_age_seconds{kind=exports}"] == 0.5
+    assert found["streambroker_resources{kind=imports,state=refused}"] == 1
+    assert found["streambroker_agents{state=away}"] == 1
+    assert found["streambroker_api_writes_total{object=status,result=done}"] == 11
+    assert found["streambroker_sweep_differences_total{difference=ghost,kind=exports}"] == 2
+    assert found["streambroker_leader{}"] == 1
+    assert found["process_resident_memory_bytes{}"] > 0
+
+
+def test_what_is_counted_here_is_told_as_histograms() -> None:
+    metrics = Metrics(lambda: FULL)
+    metrics.matched(0.002)
+    metrics.applied(0.04)
+    metrics.answered("GET", 200, 0.002)
+    metrics.answered("GET", 200, None)
+
+    found = values(metrics)
+    assert found["streambroker_match_seconds_count{}"] == 1
+    assert found["streambroker_change_applied_seconds_bucket{le=0.03}"] == 0
+    assert found["streambroker_change_applied_seconds_bucket{le=0.05}"] == 1
+    assert found["streambroker_rest_request_seconds_count{method=GET}"] == 1
+    assert found["streambroker_rest_requests_total{code=200,method=GET}"] == 2
+
+
+def test_all_that_is_written_in_the_cluster_is_counted() -> None:
+    api = FakeApi(lambda call: Answer(status=200))
+    events = EventWriter(api, "broker-0")
+    lease = Lease(api, namespace="streams", name="streambroker", identity="a")
+    events.failed = 2
+    lease.writes["done"] = 5
+
+    found = writes_of(StatusFigures(written=3, refused=1), events, lease)
+
+    assert found["status", "done"] == 3
+    assert found["status", "refused"] == 1
+    assert found["event", "failed"] == 2
+    assert found["lease", "done"] == 5
+
+
+def test_two_brokers_in_one_process_have_figures_of_their_own() -> None:
+    first, second = Metrics(lambda: FULL), Metrics(lambda: FULL)
+    first.matched(1.0)
+
+    assert values(second)["streambroker_match_seconds_count{}"] == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "alive", "takes"),
+    [
+        (State(beat_age_s=0.5, synced=True), True, True),
+        (State(beat_age_s=0.5, synced=False), True, False),
+        (State(beat_age_s=0.5, synced=True, stale=True, reason="CrdMissing"), True, True),
+        (State(beat_age_s=0.5, synced=True, closing=True), True, False),
+        (State(beat_age_s=STUCK_S + 1, synced=True), False, True),
+    ],
+)
+def test_probes_tell_a_stuck_process_from_one_that_is_not_ready(
+    state: State, alive: bool, takes: bool
+) -> None:
+    assert (live(state).well, ready(state).well) == (alive, takes)
+    assert ready(state).status == (200 if takes else 503)
+
+
+def test_a_probe_names_what_is_wrong() -> None:
+    text = ready(State(beat_age_s=0.0, synced=False, stale=True, reason="CrdMissing")).text
+
+    assert "[-]synced failed: resources have not been read yet" in text
+    assert "[+]feed lost CrdMissing" in text
