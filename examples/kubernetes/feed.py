@@ -1,0 +1,29 @@
+"""Export a stream of made-up trades, as a Spark job on Kubernetes."""
+
+import os
+
+from pyspark.sql import SparkSession
+
+import pe_agent
+
+HOME = "/var/lib/streambroker"
+SYMBOL = "element_at(array('IBM', 'GOOG', 'AAPL'), int(value % 3) + 1)"
+
+spark = SparkSession.builder.getOrCreate()
+pe = pe_agent.start(
+    spark,
+    job="feed",
+    namespace=os.environ["POD_NAMESPACE"],
+    broker=os.environ["STREAMBROKER_URL"],
+    token_file="/var/run/secrets/streambroker/token",
+    data_dir=f"{HOME}/agent",
+    host=os.environ["POD_IP"],
+    port=8472,
+)
+
+ticks = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
+trades = ticks.selectExpr("value AS number", f"{SYMBOL} AS symbol", "value * 37 % 100 AS price")
+
+# No settings: the Export is declared by streams.yaml.
+query = pe.publish(trades, "trades", checkpoint=f"{HOME}/checkpoint")
+query.awaitTermination()

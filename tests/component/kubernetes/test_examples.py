@@ -1,0 +1,187 @@
+"""The manifests and programs of examples/kubernetes fit each other, the chart and the agent."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from pe_agent.agent.process import settings
+from streambroker_core.wire.manifest import API_VERSION, read_manifest
+from support import charts
+
+HOME = charts.ROOT / "examples/kubernetes"
+MANIFESTS = sorted(HOME.glob("*.yaml"))
+TOKEN = {
+    "serviceAccountToken": {"audience": "streambroker", "expirationSeconds": 600, "path": "token"}
+}
+DRIVERS = ("feed-driver.yaml", "feed-driver-sidecar.yaml")
+
+
+def documents(name: str) -> list[charts.Object]:
+    return list(yaml.load_all((HOME / name).read_text(), charts.Strict))
+
+
+def everything() -> list[charts.Object]:
+    return [each for path in MANIFESTS for each in documents(path.name)]
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_a_manifest_is_valid(path: Path) -> None:
+    for each in documents(path.name):
+        if each["apiVersion"] == API_VERSION:
+            read_manifest(each)
+        elif each["kind"] == "Pod":
+            # Spark fills in name, image and volumes of its own.
+            whole = {**each, "metadata": {**each.get("metadata", {}), "name": "a"}}
+            kubernetes_validate.validate(whole, charts.VERSION, strict=True)
+        elif each["kind"] != "SparkApplication":
+            kubernetes_validate.validate(each, charts.VERSION, strict=True)
+
+
+def test_every_pod_fits_the_standard_that_its_namespace_enforces() -> None:
+    namespace = charts.one(documents("jobs.yaml"), "Namespace")
+    label = "pod-security.kubernetes.io/enforce"
+    assert namespace["metadata"]["labels"][label] == "restricted"
+    for name in (*DRIVERS, "executor.yaml"):
+        charts.restricted(documents(name)[0]["spec"])
+    (application,) = documents("alerts-sparkapplication.yaml")
+    for role in ("driver", "executor"):
+        part = application["spec"][role]
+        container = {"securityContext": part["securityContext"]}
+        charts.restricted(
+            {"securityContext": part["podSecurityContext"], "containers": [container]}
+        )
+
+
+def drivers() -> list[Any]:
+    """Return job, volumes, and the containers that talk to the broker, of each driver."""
+    (application,) = documents("alerts-sparkapplication.yaml")
+    spec = application["spec"]
+    found = [("alerts", spec["volumes"], [spec["driver"]])]
+    for name in DRIVERS:
+        pod = documents(name)[0]["spec"]
+        containers = [*pod["containers"], *pod.get("initContainers", [])]
+        found.append(("feed", pod["volumes"], containers))
+    return found
+
+
+@pytest.mark.parametrize(("job", "volumes", "containers"), drivers())
+def test_a_driver_has_a_claim_of_its_own_and_a_token_for_the_broker_alone(
+    job: str, volumes: list[dict[str, Any]], containers: list[dict[str, Any]]
+) -> None:
+    by_name = {each["name"]: each for each in volumes}
+    claims = {x["metadata"]["name"] for x in charts.of_kind(everything(), "PersistentVolumeClaim")}
+    assert by_name["agent"]["persistentVolumeClaim"] == {"claimName": f"{job}-0"}
+    assert f"{job}-0" in claims
+    assert by_name["broker-token"]["projected"]["sources"] == [TOKEN]
+    for container in containers:
+        mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+        assert mounts["agent"] == "/var/lib/streambroker"
+        assert mounts["broker-token"] == "/var/run/secrets/streambroker"
+        names = {each["name"] for each in container["env"]}
+        assert names == {"POD_IP", "POD_NAMESPACE", "STREAMBROKER_URL"}
+
+
+def test_jobs_call_the_service_of_the_chart() -> None:
+    service = charts.one(charts.objects(namespace="streambroker"), "Service", "streambroker")
+    port = service["spec"]["ports"][0]["port"]
+    url = f"http://{service['metadata']['name']}.{service['metadata']['namespace']}.svc:{port}"
+    for _, _, containers in drivers():
+        for container in containers:
+            assert {"name": "STREAMBROKER_URL", "value": url} in container["env"]
+
+
+def test_an_executor_gets_neither_token_nor_volume() -> None:
+    (executor,) = documents("executor.yaml")
+    assert executor["spec"]["automountServiceAccountToken"] is False
+    assert "volumes" not in executor["spec"]
+    (application,) = documents("alerts-sparkapplication.yaml")
+    assert "volumeMounts" not in application["spec"]["executor"]
+
+
+def test_each_job_has_an_account_of_its_own() -> None:
+    accounts = {
+        x["metadata"]["name"] for x in charts.of_kind(documents("jobs.yaml"), "ServiceAccount")
+    }
+    (application,) = documents("alerts-sparkapplication.yaml")
+    submitted = re.search(r"serviceAccountName=(\S+)", (HOME / "submit-feed.sh").read_text())
+    assert submitted is not None
+    assert {submitted[1], application["spec"]["driver"]["serviceAccount"]} == accounts
+    binding = charts.one(documents("jobs.yaml"), "RoleBinding")
+    assert {each["name"] for each in binding["subjects"]} == accounts
+
+
+def test_drivers_have_no_rights_to_streams_but_through_the_broker() -> None:
+    (role,) = charts.of_kind(documents("jobs.yaml"), "Role")
+    assert {group for rule in role["rules"] for group in rule["apiGroups"]} == {""}
+
+
+def test_the_sidecar_starts_the_agent_that_the_program_adopts() -> None:
+    pod = documents("feed-driver-sidecar.yaml")[0]["spec"]
+    (sidecar,) = pod["initContainers"]
+    assert sidecar["restartPolicy"] == "Always"
+    assert sidecar["args"][:3] == ["python3", "-m", "pe_agent.agent"]
+    env = {"POD_NAMESPACE": "jobs", "POD_IP": "10.0.0.5", "STREAMBROKER_URL": "http://b:8470"}
+    given = [re.sub(r"\$\((\w+)\)", lambda m: env[m[1]], each) for each in sidecar["args"][3:]]
+    agent, program = settings(given), started("feed.py")
+    assert agent.pe.job == program["job"]
+    assert str(agent.home) == program["data_dir"]
+    assert agent.port == program["port"]
+    assert agent.linger < 0
+    assert str(agent.token.path) == program["token_file"]
+    assert sidecar["startupProbe"]["tcpSocket"]["port"] == agent.port
+
+
+def started(name: str) -> dict[str, Any]:
+    """Return what a program gives to ``pe_agent.start``, as far as it is written out."""
+    text = (HOME / name).read_text()
+    home = re.search(r'^HOME = "(.+)"$', text, re.MULTILINE)
+    assert home is not None
+    for node in ast.walk(ast.parse(text.replace('f"{HOME}', f'"{home[1]}'))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pe_agent.start":
+            words = {keyword.arg: keyword.value for keyword in node.keywords}
+            return {k: v.value for k, v in words.items() if k and isinstance(v, ast.Constant)}
+    raise AssertionError(f"{name} starts no PE")
+
+
+@pytest.mark.parametrize(("program", "kind"), [("feed.py", "Export"), ("alerts.py", "Import")])
+def test_programs_use_the_ports_that_are_declared(program: str, kind: str) -> None:
+    declared = charts.one(documents("streams.yaml"), kind)["spec"]
+    given = started(program)
+    assert given["job"] == declared["job"]
+    call = "publish" if kind == "Export" else "subscribe"
+    assert re.search(
+        rf'pe\.{call}\((?:trades, )?"{declared["port"]}"', (HOME / program).read_text()
+    )
+
+
+def test_policies_open_the_port_of_the_agents_and_that_of_the_broker() -> None:
+    agents, jobs = documents("network-policies.yaml")
+    port = started("feed.py")["port"]
+    rows, hints = agents["spec"]["ingress"]
+    assert rows["ports"] == [{"protocol": "TCP", "port": port}]
+    assert hints["ports"] == [{"protocol": "UDP"}]
+    pods = dict(charts.pods(charts.objects(namespace="streambroker")))
+    labels = pods["streambroker"]["metadata"]["labels"].items()
+    for peer in (hints["from"][0], jobs["spec"]["egress"][0]["to"][0]):
+        assert peer["podSelector"]["matchLabels"].items() <= labels
+        selector = peer["namespaceSelector"]["matchLabels"]
+        assert selector == {"kubernetes.io/metadata.name": "streambroker"}
+    assert jobs["spec"]["egress"][0]["ports"] == [{"protocol": "TCP", "port": 8470}]
+
+
+def test_submitting_names_files_that_are_there() -> None:
+    text = (HOME / "submit-feed.sh").read_text()
+    for name in re.findall(r"\b[a-z][\w-]*\.(?:yaml|py)\b", text):
+        assert (HOME / name).exists(), name
+    (pod,) = documents("feed-driver.yaml")
+    container = pod["spec"]["containers"][0]
+    assert f"podTemplateContainerName={container['name']}" in text
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert f"local://{mounts['program']}/feed.py" in text
