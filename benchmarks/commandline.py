@@ -27,6 +27,7 @@ NAMES = (
     "explain",
     "matching",
     "cold_start",
+    "feed",
 )
 RESULTS = Path(__file__).parent / "results"
 
