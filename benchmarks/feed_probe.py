@@ -58,8 +58,8 @@ class Probe:
 
     def _deliver(self, event: Event) -> None:
         if isinstance(event, Synced):
-            if len(event.listed) != self._count:
-                raise RuntimeError(f"{len(event.listed)} {event.kind}s")
+            if len(tuple(event.listed)) != self._count:
+                raise RuntimeError(f"{len(tuple(event.listed))} {event.kind}s")
             self._synced.append(time.perf_counter())
             if len(self._synced) == 2:
                 self._all.set()
