@@ -36,7 +36,7 @@ MIN_TOKEN = 16
 """Characters of a token; 32 random hexadecimal digits are better."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
-_TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{MIN_TOKEN},512}}")
+_TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{MIN_TOKEN},4096}}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ROLES: Mapping[str, Role] = {"admin": "admin", "reader": "reader"}
 
@@ -51,20 +51,23 @@ class Principal:
         name: as the token file has it; what audit and limits know the caller by.
         role: ``admin`` may do everything, ``reader`` changes nothing, ``job`` changes its jobs.
         jobs: of a job's token, (namespace, job).
+        within: the namespaces that an admin's or a reader's rights are for; None for all.
     """
 
     name: str
     role: Role
     jobs: frozenset[Job] = frozenset()
+    within: frozenset[str] | None = None
 
     def owns(self, namespace: str, job: str | None) -> bool:
         """Say whether this caller may change the ports and the agents of a job."""
-        return self.role == "admin" or (namespace, job) in self.jobs
+        everything = self.role == "admin" and (self.within is None or namespace in self.within)
+        return everything or (namespace, job) in self.jobs
 
     @property
     def namespaces(self) -> frozenset[str] | None:
         """The namespaces that this caller may read; None for all."""
-        return frozenset(found for found, _ in self.jobs) if self.role == "job" else None
+        return frozenset(found for found, _ in self.jobs) if self.role == "job" else self.within
 
     def reads(self, namespace: str) -> bool:
         """Say whether this caller may read what is in a namespace; ``*`` stands for all."""

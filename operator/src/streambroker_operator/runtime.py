@@ -11,9 +11,9 @@ import asyncio
 import gc
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from streambroker_core.board import (
     Action,
@@ -94,6 +94,16 @@ class Applied:
     stored: tuple[Stored, ...]
 
 
+class Follower(Protocol):
+    """Is told what becomes of the board, on its event loop."""
+
+    def followed(self, event: Event, actions: Sequence[Action]) -> None:
+        """Take in what an event has done to the board; of several at once, the last has it all."""
+
+    def acknowledged(self, pe: PeKey, version: str) -> None:
+        """Take in which view an agent runs."""
+
+
 class Runtime:
     """Commands in; what they stand on, board and hints follow, in this order.
 
@@ -104,10 +114,21 @@ class Runtime:
         backing: where the resources are.
         sender: sends hints.
         board: an empty one.
+        follower: is told what becomes of the board, and which views agents run.
+
+    Attributes:
+        acknowledged: whether somebody wants to know at once which views agents run.
     """
 
-    def __init__(self, backing: Backing, sender: HintSender, board: Board | None = None) -> None:
+    def __init__(
+        self,
+        backing: Backing,
+        sender: HintSender,
+        board: Board | None = None,
+        follower: Follower | None = None,
+    ) -> None:
         self._backing = backing
+        self._follower = follower
         self.sender = sender
         self.board = Board() if board is None else board
         self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
@@ -115,7 +136,7 @@ class Runtime:
         self._warned = False
         self.heard = Heard()
         self.changes = ChangeLog(
-            secrets.token_hex(8), self.board, backing.get, self._why_cut, self.heard
+            secrets.token_hex(8), self.board, backing.get, self.why_cut, self.heard
         )
 
     def start(self) -> None:
@@ -143,9 +164,12 @@ class Runtime:
 
     def _fill(self, events: Iterable[Event]) -> None:
         # Nobody follows yet and nobody waits: of all that the board orders only hints go out.
-        for action in self.board.orders(events):
-            if isinstance(action, Hint):
-                self._hint(action)
+        for event in events:
+            for action in self.board.orders((event,)):
+                if isinstance(action, Hint):
+                    self._hint(action)
+            if self._follower is not None:
+                self._follower.followed(event, ())
 
     def deliver(self, event: Event) -> None:
         """Take in what the feed tells."""
@@ -390,6 +414,16 @@ class Runtime:
         self.heard.forget(pe)
         self._agent(PeWithdrawn(pe=pe, version=version))
 
+    @property
+    def acknowledged(self) -> bool:
+        """As above."""
+        return self._follower is not None
+
+    def acknowledge(self, pe: PeKey, version: str) -> None:
+        """Take in which view an agent runs, as its own job says."""
+        if self._follower is not None:
+            self._follower.acknowledged(pe, version)
+
     def _warn(self) -> None:
         """Say once that subscriptions have become slow to match."""
         figures = self.board.figures()
@@ -418,13 +452,14 @@ class Runtime:
             kept=tuple(route for pair, route in new.items() if pair in old),
             added=tuple(route for pair, route in new.items() if pair not in old),
             cut=tuple(
-                Cut(route=route, reason=self._why_cut(route))
+                Cut(route=route, reason=self.why_cut(route))
                 for pair, route in old.items()
                 if pair not in new
             ),
         )
 
-    def _why_cut(self, route: Route) -> str:
+    def why_cut(self, route: Route) -> str:
+        """Return the word for why a route is gone."""
         return why_cut(Overlay(self.board), route)
 
     # ---- orders ----------------------------------------------------------
@@ -434,8 +469,13 @@ class Runtime:
 
         That is so after each write where nobody else writes.
         """
-        for action in self.board.orders(events):
+        actions = list(self.board.orders(events))
+        for action in actions:
             self._perform(action)
+        if self._follower is not None:
+            for event in events:
+                last = event is events[-1]
+                self._follower.followed(event, actions if last else ())
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, RoutesChanged):

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from aiohttp import web
 
@@ -115,6 +116,10 @@ class Broker:
         )
         return None
 
+    async def failed(self) -> None:
+        """Return never: it has no part that could fail by itself."""
+        await asyncio.Event().wait()
+
     async def stop(self) -> None:
         """Answer what is under way, then close everything."""
         self.runtime.close()
@@ -128,8 +133,27 @@ def _url(host: str, address: tuple[str, int]) -> str:
     return f"http://{shown}:{address[1]}"
 
 
-async def serve(broker: Broker, ready: Callable[[str], None]) -> None:
-    """Run a broker until SIGTERM or SIGINT.
+class Served(Protocol):
+    """A broker that can be started and stopped.
+
+    Attributes:
+        url: where it is asked, once it is started.
+    """
+
+    url: str
+
+    async def start(self) -> None:
+        """Begin to answer requests."""
+
+    async def stop(self) -> None:
+        """End."""
+
+    async def failed(self) -> None:
+        """Return when it cannot go on."""
+
+
+async def serve(broker: Served, ready: Callable[[str], None]) -> None:
+    """Run a broker until SIGTERM or SIGINT, or until it cannot go on.
 
     Args:
         broker: not started yet.
@@ -138,6 +162,7 @@ async def serve(broker: Broker, ready: Callable[[str], None]) -> None:
     Raises:
         StoreError: the file cannot be used.
         AddressError: the address is taken.
+        RuntimeError: it could not go on; the log says why.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -146,6 +171,11 @@ async def serve(broker: Broker, ready: Callable[[str], None]) -> None:
     await broker.start()
     try:
         ready(broker.url)
-        await stopping.wait()
+        ends = [asyncio.ensure_future(end) for end in (stopping.wait(), broker.failed())]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if not stopping.is_set():
+            raise RuntimeError("a part of the broker failed")
     finally:
         await broker.stop()

@@ -14,7 +14,7 @@ from streambroker_core.errors import StreambrokerError
 
 VARIABLE = "STREAMBROKER_TOKEN"
 
-_FORM = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}")
+_FORM = re.compile(r"[A-Za-z0-9._~+/=-]{1,4096}")
 
 log = logging.getLogger("pe_agent")
 

@@ -64,7 +64,7 @@ def test_what_many_resources_take_is_kept_from_the_collector(
 def test_the_collector_is_given_back_when_the_start_fails(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Runtime, "_load", lambda self: 1 / 0)
+    monkeypatch.setattr(Runtime, "_fill", lambda self, events: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         runtime.start()

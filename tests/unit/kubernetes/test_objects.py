@@ -270,8 +270,8 @@ async def test_a_resource_that_comes_after_its_agent_is_told_of_it() -> None:
     ("answer", "words"),
     [
         (failure(404), "is not there"),
-        (Answer(status=200, body={"metadata": {}, "data": {"secret": "*"}}), "not base64"),
-        (Answer(status=200, body={"metadata": {}, "data": {"secret": "AAAA"}}), "has 3 bytes"),
+        (Answer(status=200, body={"metadata": {}, "data": {"key": "*"}}), "not base64"),
+        (Answer(status=200, body={"metadata": {}, "data": {"key": "AAAA"}}), "has 3 bytes"),
         (Answer(status=200, body={"metadata": {}}), "has 0 bytes"),
     ],
 )
@@ -283,7 +283,7 @@ async def test_a_secret_that_cannot_be_used_is_named(answer: Answer, words: str)
 
 
 async def test_the_secret_is_what_the_kubernetes_secret_holds() -> None:
-    body = {"metadata": {}, "data": {"secret": base64.b64encode(b"k" * 32).decode()}}
+    body = {"metadata": {}, "data": {"key": base64.b64encode(b"k" * 32).decode()}}
     api = Scripted(answers=[Answer(status=200, body=body)])
     assert await read_secret(Objects(api), "streams", "broker") == b"k" * 32
     assert api.asked == [("GET", "/api/v1/namespaces/streams/secrets/broker")]

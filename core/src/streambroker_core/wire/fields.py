@@ -33,17 +33,24 @@ def json_type(value: object) -> str:
 
 
 class Fields:
-    """One object of a document, and where it stands."""
+    """One object of a document, and where it stands.
 
-    __slots__ = ("_data", "path")
+    Args:
+        data: the object.
+        path: where it stands.
+        loose: let keys pass that are not known: whoever wrote them may be a newer release.
+    """
 
-    def __init__(self, data: object, path: str = "") -> None:
+    __slots__ = ("_data", "_loose", "path")
+
+    def __init__(self, data: object, path: str = "", *, loose: bool = False) -> None:
         if not isinstance(data, Mapping):
             raise ManifestError(path=path, reason=f"has to be an object, not {json_type(data)}")
         for key in data:
             if not isinstance(key, str):
                 raise ManifestError(path=path, reason=f"has the key {key!r}, which is not a text")
         self._data: Mapping[str, Any] = data
+        self._loose = loose
         self.path = path
 
     def at(self, key: str) -> str:
@@ -76,7 +83,7 @@ class Fields:
         Raises:
             ManifestError: there is another key.
         """
-        for key in self._data:
+        for key in () if self._loose else self._data:
             if key not in allowed:
                 known = sorted(allowed)
                 near = get_close_matches(key, known, n=1)
@@ -169,7 +176,11 @@ class Fields:
     def child(self, key: str) -> Fields:
         """Return an object; an empty one where it is absent."""
         value = self._data.get(key)
-        return Fields({} if value is None else value, self.at(key))
+        return Fields({} if value is None else value, self.at(key), loose=self._loose)
+
+    def entry(self, key: str, place: int, item: object) -> Fields:
+        """Return an object of a list."""
+        return Fields(item, f"{self.at(key)}[{place}]", loose=self._loose)
 
     def items(self, key: str, *, most: int) -> list[Any]:
         """Return a list of at most ``most`` entries; an empty one where it is absent.

@@ -99,18 +99,21 @@ _METADATA = (
 _LARGEST = (1 << 63) - 1
 
 
-def read_manifest(document: object, *, namespace: str = DEFAULT_NAMESPACE) -> Resource:
+def read_manifest(
+    document: object, *, namespace: str = DEFAULT_NAMESPACE, loose: bool = False
+) -> Resource:
     """Read a whole document with ``apiVersion``, ``kind``, ``metadata`` and ``spec``.
 
     Args:
         document: what a YAML or JSON reader returned.
         namespace: where the resource goes if ``metadata.namespace`` is absent.
+        loose: let fields pass that are not known: whoever wrote them may be a newer release.
 
     Raises:
         ManifestError: a field is missing or wrong; the error names it.
         PropertyError: a property's name or value is not allowed.
     """
-    fields = Fields(document)
+    fields = Fields(document, loose=loose)
     fields.only(("apiVersion", "kind", "metadata", "spec", "status"))
     version = fields.text("apiVersion")
     if version != API_VERSION:
@@ -124,7 +127,7 @@ def read_manifest(document: object, *, namespace: str = DEFAULT_NAMESPACE) -> Re
     metadata = fields.child("metadata")
     metadata.only(_METADATA)
     where = metadata.text("namespace", namespace, check=is_label, wanted="a DNS label")
-    resource = read_spec(kind, fields.get("spec"), namespace=where, path="spec")
+    resource = read_spec(kind, fields.get("spec"), namespace=where, path="spec", loose=loose)
     return replace(
         resource,
         name=metadata.text("name", "", check=is_resource_name, wanted="made of a-z, 0-9, - and ."),
@@ -141,6 +144,7 @@ def read_spec(
     namespace: str = DEFAULT_NAMESPACE,
     key: PortKey | None = None,
     path: str = "",
+    loose: bool = False,
 ) -> Resource:
     """Read a spec alone; uid, generation and creation time are the caller's.
 
@@ -151,12 +155,13 @@ def read_spec(
         key: the port it is for. Then ``job``, ``pe`` and ``port`` may be left out
             of the spec, and if there have to say the same.
         path: where the spec stands in its document.
+        loose: let fields pass that are not known.
 
     Raises:
         ManifestError: a field is missing or wrong; the error names it.
         PropertyError: a property's name or value is not allowed.
     """
-    fields = Fields(spec, path)
+    fields = Fields(spec, path, loose=loose)
     fields.only(_EXPORT if kind == "Export" else _IMPORT)
     port = _port_key(fields, namespace, key)
     return _export(fields, port) if kind == "Export" else _import(fields, port)
@@ -246,7 +251,7 @@ def read_streams(fields: Fields, key: str) -> tuple[StreamName, ...]:
     """
     found: list[StreamName] = []
     for place, item in enumerate(fields.items(key, most=MAX_STREAMS)):
-        entry = Fields(item, f"{fields.at(key)}[{place}]")
+        entry = fields.entry(key, place, item)
         entry.only(("applicationName", "streamId"))
         application = entry.get("applicationName")
         name = StreamName(
@@ -290,7 +295,7 @@ def _schema(fields: Fields, *, empty: Schema | None) -> Schema | None:
         return None
     items = fields.items("schema", most=MAX_COLUMNS)
     for place, item in enumerate(items):
-        entry = Fields(item, f"{fields.at('schema')}[{place}]")
+        entry = fields.entry("schema", place, item)
         entry.only(("name", "type"))
         entry.text("name", longest=255)
         entry.text("type", longest=4096)

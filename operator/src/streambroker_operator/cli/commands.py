@@ -16,6 +16,7 @@ from streambroker_operator.cli import (
     describe,
     explain,
     get,
+    operator,
     release,
     setters,
     top,
@@ -24,7 +25,7 @@ from streambroker_operator.cli import (
 from streambroker_operator.cli.errors import INTERRUPTED, UsageError, exit_code, meant, tell
 from streambroker_operator.cli.options import Parser, add_shared
 
-GROUPS = (up, get, describe, apply, delete, explain, setters, release, top, completion)
+GROUPS = (up, operator, get, describe, apply, delete, explain, setters, release, top, completion)
 INSTEAD = {
     "create": "`apply` creates, too.",
     "diff": "`whatif` shows what a file would do.",

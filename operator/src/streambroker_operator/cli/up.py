@@ -24,25 +24,12 @@ def add(commands: Any) -> None:
     up = commands.add_parser("up", help="run a broker over a SQLite file")
     up.add_argument("--db", type=Path, default=Path("streambroker.db"), metavar="FILE")
     up.add_argument("--host", default="127.0.0.1")
-    up.add_argument("--port", type=_tcp_port, default=8470, help="default 8470; 0 picks a free one")
+    up.add_argument("--port", type=tcp_port, default=8470, help="default 8470; 0 picks a free one")
     up.add_argument("--tokens", type=Path, metavar="FILE", help="who may call; see the documents")
     up.add_argument(
         "--insecure", action="store_true", help="listen for other machines without tokens"
     )
-    up.add_argument(
-        "--limit",
-        action="append",
-        default=[],
-        type=_limit,
-        metavar="NAME=VALUE",
-        help="what the broker lets one caller do, for instance writes-per-s=500; repeatable",
-    )
-    up.add_argument(
-        "--log-level",
-        default="WARNING",
-        type=one_of("DEBUG", "INFO", "WARNING"),
-        metavar="DEBUG|INFO|WARNING",
-    )
+    add_limits(up)
     up.set_defaults(run=_up)
     told = remote(commands, "version", "show the release of this command and of the broker")
     told.add_argument("--client", action="store_true", help="of this command only")
@@ -50,7 +37,26 @@ def add(commands: Any) -> None:
     told.set_defaults(run=_version)
 
 
-def _tcp_port(text: str) -> int:
+def add_limits(command: argparse.ArgumentParser) -> None:
+    """Add what every broker takes: limits, and how much it logs."""
+    command.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        type=_limit,
+        metavar="NAME=VALUE",
+        help="what the broker lets one caller do, for instance writes-per-s=500; repeatable",
+    )
+    command.add_argument(
+        "--log-level",
+        default="WARNING",
+        type=one_of("DEBUG", "INFO", "WARNING"),
+        metavar="DEBUG|INFO|WARNING",
+    )
+
+
+def tcp_port(text: str) -> int:
+    """Read the number of a TCP port; 0 stands for any that is free."""
     if not (text.isascii() and text.isdigit() and int(text[:9]) <= MAX_TCP_PORT):
         raise argparse.ArgumentTypeError(f"{text!r} is no TCP port; write 0 to {MAX_TCP_PORT}")
     return int(text)

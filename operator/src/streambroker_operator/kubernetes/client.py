@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -77,25 +77,42 @@ class GoneError(ApiError):
     """The versions asked for are forgotten, or the watch is not to be trusted: list again."""
 
 
-async def within(seconds: float, awaitable: Awaitable[_T]) -> _T:
+async def within(
+    seconds: float, awaitable: Awaitable[_T], lose: Callable[[_T], None] | None = None
+) -> _T:
     """Return what comes of an awaitable, like `asyncio.wait_for`.
 
     Before Python 3.12 that one loses a cancellation that meets the answer, and who is told to
     end goes on for ever.
 
+    Args:
+        seconds: how long it may take.
+        awaitable: what is waited for.
+        lose: takes what comes of it when nobody wants it any more.
+
     Raises:
         asyncio.TimeoutError: nothing came in time.
     """
     task = asyncio.ensure_future(awaitable)
-    # What comes of it too late is of no interest, not even as an error.
-    task.add_done_callback(lambda late: late.cancelled() or late.exception())
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
-    finally:
-        task.cancel()
+    except BaseException:
+        _abandon(task, lose)
+        raise
     if not done:
+        _abandon(task, lose)
         raise asyncio.TimeoutError
     return task.result()
+
+
+def _abandon(task: asyncio.Future[_T], lose: Callable[[_T], None] | None) -> None:
+    def late(done: asyncio.Future[_T]) -> None:
+        # What comes of it too late is of no interest, not even as an error.
+        if not done.cancelled() and done.exception() is None and lose is not None:
+            lose(done.result())
+
+    task.add_done_callback(late)
+    task.cancel()
 
 
 class Lines:
@@ -227,7 +244,7 @@ class ApiClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
             asked = self._ask(path, params, accept, limit)
-            answer = await within(self.timing.call_s, asked)
+            answer = await within(self.timing.call_s, asked, aiohttp.ClientResponse.close)
             async with answer:
                 if answer.status != 200:
                     raise await _refusal(path, answer)

@@ -149,6 +149,12 @@ class Endpoints:
         """Return the service account that a job is bound to; None while to none."""
         return self._accounts.get((namespace, job))
 
+    def jobs_of(self, namespace: str, account: str) -> list[str]:
+        """Return the jobs of a namespace that are bound to a service account."""
+        return [
+            job for (of, job), name in self._accounts.items() if (of, name) == (namespace, account)
+        ]
+
     def withdraw(self, pe: PeKey) -> int:
         """Forget a PE; return the version of that.
 

@@ -34,7 +34,7 @@ from streambroker_core.board import (
 )
 from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import Export, Import, Kind, PortKey, Resource
-from streambroker_core.wire.manifest import API_VERSION, read_manifest
+from streambroker_core.wire.manifest import API_VERSION, read_manifest, size_problem
 
 Entry: TypeAlias = "Export | Import | Unreadable"
 
@@ -129,9 +129,13 @@ def read(kind: Kind, sighting: Sighting) -> Entry:
     if "spec" in sighting.body:
         document["spec"] = sighting.body["spec"]
     try:
-        return read_manifest(document)
+        # A newer release may have defined fields that are not known here, with defaults in every
+        # object: who refused those would take all routes down.
+        entry = read_manifest(document, loose=True)
     except StreambrokerError as error:
         return _unreadable(kind, sighting, error)
+    problem = size_problem(entry)
+    return entry if problem is None else _unreadable(kind, sighting, problem)
 
 
 def _unreadable(kind: Kind, sighting: Sighting, error: StreambrokerError) -> Unreadable:

@@ -18,14 +18,13 @@ from streambroker_operator.kubernetes.permissions import Caller, judge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """Who came through, and as what.
+    """As what somebody came through.
 
     Attributes:
         own: as the job itself; only then are capabilities to be shown.
         binds: the service account that the job is fixed to by this registration, or None.
     """
 
-    caller: Caller
     own: bool = False
     binds: str | None = None
 
@@ -49,38 +48,56 @@ class Gate:
         self._reviews = reviews
         self._account_of = account_of
 
-    async def admit(
+    async def caller(
         self,
         headers: Sequence[str],
+        *,
+        method: str,
+        target: str,
+        body: Callable[[], Awaitable[bytes]],
+    ) -> Caller:
+        """Return who sends a request.
+
+        Args:
+            headers: all that are called ``Authorization``.
+            method: of the request.
+            target: as in the request line, with its query.
+            body: returns that of the request.
+
+        Raises:
+            RequestError: 401, nobody known; 503, nobody could say.
+        """
+        return await self._identities.caller(headers, method=method, path=target, body=body)
+
+    async def admit(
+        self,
+        caller: Caller,
         *,
         method: str,
         target: str,
         path: str,
         namespace: str,
         pe: PeKey | None = None,
-        body: Callable[[], Awaitable[bytes]],
     ) -> Admitted:
-        """Return who may send a request.
+        """Return as what a caller may send a request.
 
         Args:
-            headers: all that are called ``Authorization``.
+            caller: who.
             method: of the request.
             target: as in the request line, with its query.
             path: as the router has it, with ``{job}`` and the like.
             namespace: that the request chooses; ``*`` for all.
             pe: that the path names, or None.
-            body: returns that of the request.
 
         Raises:
-            RequestError: 401, nobody known; 403, they may not; 503, nobody could say.
+            RequestError: 403, they may not; 503, nobody could say.
         """
-        caller = await self._identities.caller(headers, method=method, path=target, body=body)
         bound = None if pe is None else self._account_of(pe.namespace, pe.job)
         force = "true" in parse_qs(urlsplit(target).query).get("force", ())
         verdict = judge(caller, method=method, path=path, pe=pe, bound=bound, force=force)
         if verdict.allowed:
-            return Admitted(caller=caller, own=verdict.own, binds=verdict.binds)
+            return Admitted(own=verdict.own, binds=verdict.binds)
         if not verdict.asks:
             raise RequestError(403, "NotYours", verdict.why)
         await self._reviews.check(caller, verdict.asks, namespace)
-        return Admitted(caller=caller)
+        return Admitted()

@@ -20,6 +20,8 @@ TIMEOUT_S = 5.0
 RELEASE_S = 2.0
 """For letting go of the Lease when the process ends, in seconds."""
 JITTER = 0.2
+ADDRESS = "streambroker.io/address"
+"""Annotation of the Lease: where its holder is asked."""
 
 _API = "coordination.k8s.io/v1"
 
@@ -40,6 +42,7 @@ class Lease:
         name: of the Lease.
         identity: as `new_identity` returns it.
         timing: how the Lease is kept.
+        address: where this process is asked by the others.
         changed: called with whether this process leads, each time that is another answer.
     """
 
@@ -51,6 +54,7 @@ class Lease:
         name: str,
         identity: str,
         timing: LeaseTiming | None = None,
+        address: str = "",
         changed: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._api = api
@@ -58,6 +62,8 @@ class Lease:
         self._name = name
         self._timing = LeaseTiming() if timing is None else timing
         self._election = Election(identity, self._timing)
+        self._address = address
+        self._leader = ""
         self._changed = changed
         self._told = False
         self._trouble = ""
@@ -75,6 +81,11 @@ class Lease:
     def holder(self) -> str:
         """Who held the Lease when it was seen last; empty for nobody."""
         return self._election.holder
+
+    @property
+    def leader(self) -> str:
+        """Where whoever held the Lease when it was seen last is asked; empty if that is unknown."""
+        return self._leader if self.holder else ""
 
     async def run(self) -> None:
         """Hold the Lease or wait for it, until cancelled; `release` comes after that."""
@@ -153,6 +164,7 @@ class Lease:
             self._election.read(None, None, _now())
         elif answer.status == 200 and (version := _version(answer.body)):
             self._election.read(_record(answer.body), version, _now())
+            self._leader = _address(answer.body)
         else:
             return _refusal(answer)
         return ""
@@ -162,6 +174,8 @@ class Lease:
 
     def _body(self, write: Write) -> dict[str, Any]:
         metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace}
+        if self._address:
+            metadata["annotations"] = {ADDRESS: self._address}
         if write.version is not None:
             metadata["resourceVersion"] = write.version
         record = write.record
@@ -207,6 +221,13 @@ def _now() -> float:
 
 def _refusal(answer: Answer) -> str:
     return f"the API server answers {answer.status}: {answer.body.get('message', '')}"
+
+
+def _address(body: Mapping[str, Any]) -> str:
+    """Return where the holder of a Lease is asked; empty where it does not say."""
+    annotations = body["metadata"].get("annotations")
+    found = annotations.get(ADDRESS) if isinstance(annotations, Mapping) else None
+    return found if isinstance(found, str) else ""
 
 
 def _version(body: Mapping[str, Any]) -> str:

@@ -68,6 +68,10 @@ class Registrations:
         """Return the service account that a job is bound to; None while to none."""
         return self._endpoints.account_of(namespace, job)
 
+    def jobs_of(self, namespace: str, account: str) -> list[str]:
+        """Return the jobs of a namespace that are bound to a service account."""
+        return self._endpoints.jobs_of(namespace, account)
+
     async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None
     ) -> int:

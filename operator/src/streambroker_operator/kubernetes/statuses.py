@@ -217,8 +217,7 @@ class Statuses:
         return status is not None and not status.accepted
 
     def _version(self, pe: PeKey) -> str | None:
-        view = self._board.view(pe)
-        return None if view is None else view.version
+        return self._board.version(pe)
 
     def _registered(self, pe: PeKey) -> bool:
         return self._board.registration(pe) is not None

@@ -63,7 +63,7 @@ from streambroker_operator.terms import FREELY, Terms, Touched
 
 MIN_SECRET = 32
 """Bytes of the broker's secret, at least."""
-ENTRY = "secret"
+ENTRY = "key"
 """Under which name it stands in the Kubernetes Secret."""
 
 

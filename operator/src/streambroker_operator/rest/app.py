@@ -26,8 +26,10 @@ from streambroker_operator.rest import (
     whatif,
 )
 from streambroker_operator.rest.authentication import (
+    GUARD,
     LOCAL,
     TOKENS,
+    Guard,
     audited,
     authorise,
     identify,
@@ -82,6 +84,7 @@ def create_app(
     limits: Limits | None = None,
     *,
     local: bool = False,
+    guard: Guard | None = None,
 ) -> web.Application:
     """Return the application that serves a runtime.
 
@@ -90,6 +93,7 @@ def create_app(
         tokens: who may call; None for anybody.
         limits: how much one caller may ask for; None for the usual.
         local: answer to names of this machine alone, where there are no tokens.
+        guard: says who may do what, in the place of tokens.
     """
     app = web.Application(client_max_size=MAX_BODY, middlewares=_MIDDLEWARES)
     app[RUNTIME] = runtime
@@ -103,6 +107,8 @@ def create_app(
     app[reports.REPORTS] = reports.Reports()
     if tokens is not None:
         app[TOKENS] = tokens
+    if guard is not None:
+        app[GUARD] = guard
     for part in PARTS:
         app.add_routes(part)
     return app

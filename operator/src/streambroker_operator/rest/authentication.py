@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -34,7 +34,50 @@ from streambroker_operator.rest.requests import RUNTIME, path_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+
+class Guard(Protocol):
+    """Says who calls and what they may do, where others than the token file know it."""
+
+    async def identify(self, request: web.Request) -> str:
+        """Return the name of the caller.
+
+        Raises:
+            RequestError: 401, nobody known; 503, nobody could say.
+        """
+        ...
+
+    async def authorise(self, request: web.Request, namespaces: Asked) -> Principal:
+        """Return the caller, and what it may do.
+
+        Args:
+            request: whose caller is identified.
+            namespaces: that the request reads or changes.
+
+        Raises:
+            RequestError: 403, they may not; 503, nobody could say.
+        """
+        ...
+
+    def binding(self, request: web.Request) -> str | None:
+        """Return the name to bind a PE's agent to by its registration; None to change nothing."""
+        ...
+
+
+class Asked(NamedTuple):
+    """Namespaces that a request is about.
+
+    Attributes:
+        all_of: each of them.
+        any_of: one of them, if there are any.
+    """
+
+    all_of: tuple[str, ...]
+    any_of: tuple[str, ...] = ()
+
+
 TOKENS = web.AppKey("tokens", TokenFile)
+GUARD: web.AppKey[Guard] = web.AppKey("guard")
+"""Who guards the broker in the place of a token file; absent where nobody does."""
 CALLER = web.RequestKey("caller", Principal)
 PRINCIPAL = web.RequestKey("principal", str)
 """Name of the caller; ``anonymous`` where the broker has no tokens."""
@@ -60,19 +103,24 @@ _REALM = {"WWW-Authenticate": 'Bearer realm="streambroker"'}
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let a request through whose caller is known."""
     _check_names(request)
-    caller = ANYBODY if path_of(request) in OPEN else _caller(request)
-    request[CALLER] = caller
-    request[PRINCIPAL] = caller.name
+    guard = request.app.get(GUARD)
+    if guard is not None and path_of(request) not in OPEN:
+        request[PRINCIPAL] = await guard.identify(request)
+    else:
+        request[CALLER] = ANYBODY if path_of(request) in OPEN else _caller(request)
+        request[PRINCIPAL] = request[CALLER].name
     return await handler(request)
 
 
 @web.middleware
 async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let a request through whose caller may do that."""
-    caller = request[CALLER]
     # Where there is nothing, or not by this method, the answer for that is the better one.
     if request.match_info.http_exception is None:
-        _check(request, caller)
+        if CALLER in request:
+            _check(request, request[CALLER])
+        else:
+            request[CALLER] = await request.app[GUARD].authorise(request, _asked(request))
     return await handler(request)
 
 
@@ -133,12 +181,17 @@ def _caller(request: web.Request) -> Principal:
     return found
 
 
-def still_known(request: web.Request) -> bool:
+async def still_known(request: web.Request) -> bool:
     """Say whether the caller of a request that goes on is known still, and as the same."""
+    guard = request.app.get(GUARD)
     try:
-        return _caller(request) == request[CALLER]
-    except RequestError:
-        return False
+        if guard is None:
+            return _caller(request) == request[CALLER]
+        same = await guard.identify(request) == request[PRINCIPAL]
+        return same and await guard.authorise(request, _asked(request)) == request[CALLER]
+    except RequestError as error:
+        # That nobody can say it at the moment takes nothing away.
+        return error.status == 503
 
 
 def _check(request: web.Request, caller: Principal) -> None:
@@ -182,17 +235,22 @@ def is_reading(request: web.Request) -> bool:
 
 def _namespaces(request: web.Request, caller: Principal) -> list[str]:
     """Return the namespaces that a caller has to read for what a request asks about."""
+    asked = _asked(request)
+    # Who reads one side is told of the other what its views show; the handler sees to that.
+    return [*asked.all_of, *([] if any(map(caller.reads, asked.any_of)) else asked.any_of)]
+
+
+def _asked(request: web.Request) -> Asked:
+    """Return the namespaces that a request is about."""
     path = path_of(request)
     if not path.startswith("/api/subscriptions"):
-        return []
+        return Asked(())
     chosen = request.query.get("namespace", DEFAULT_NAMESPACE)
     found = [request.query[name] for name in ("import", "export") if name in request.query]
     if path != _NAMING or not found:
-        return [chosen]
-    named = [port.partition("/")[0] for port in found]
-    # Who reads one side is told of the other what its views show; the handler sees to that.
-    needed = [] if any(map(caller.reads, named)) else named
-    return [chosen, *needed] if "namespace" in request.query else needed
+        return Asked((chosen,))
+    named = tuple(port.partition("/")[0] for port in found)
+    return Asked((chosen,) if "namespace" in request.query else (), named)
 
 
 def seen_by(request: web.Request, view: View | None) -> View | None:
@@ -216,12 +274,14 @@ def version_seen_by(request: web.Request, pe: PeKey, version: str | None) -> str
 
 
 def binding(request: web.Request, pe: PeKey, registration: Registration) -> str | None:
-    """Return the name of the token to bind a PE's agent to; None where there are no tokens.
+    """Return the name to bind a PE's agent to: of a token, or of who guards; None for nothing.
 
     Raises:
         RequestError: 403, the PE's agent is another one, and of another token.
     """
-    tokens = request.app.get(TOKENS)
+    guard, tokens = request.app.get(GUARD), request.app.get(TOKENS)
+    if guard is not None:
+        return guard.binding(request)
     if tokens is None:
         return None
     runtime, caller = request.app[RUNTIME], request[CALLER]

@@ -101,7 +101,7 @@ class _Stream:
 
     async def _follow(self, follower: Follower, greeting: bytes, keepalive_s: float) -> None:
         await self._send(follower, greeting)
-        while not follower.lost and still_known(self._request):
+        while not follower.lost and await still_known(self._request):
             found = self._changes.after(follower.place, AT_ONCE)
             if found is None:
                 break
@@ -110,7 +110,7 @@ class _Stream:
                 follower.place = found[-1].number
             elif not await follower.news(keepalive_s):
                 await self._send(follower, b": still here\n\n")
-        known = still_known(self._request)
+        known = await still_known(self._request)
         await self._part("the reader is too slow" if known else "the token has gone")
 
     def _piece(self, found: Sequence[Change]) -> bytes:

@@ -305,7 +305,7 @@ def _address(request: web.Request) -> str:
 
 def _principal(request: web.Request) -> str | None:
     """Return the caller by name; None where nobody was asked who they are."""
-    return None if request[CALLER] is ANYBODY else f"principal {request[PRINCIPAL]}"
+    return None if request.get(CALLER) is ANYBODY else f"principal {request[PRINCIPAL]}"
 
 
 def _callers(request: web.Request) -> list[str]:

@@ -8,6 +8,7 @@ from streambroker_core.model import PeKey
 from streambroker_core.wire import registration, view
 from streambroker_core.wire.hints import point_text
 from streambroker_operator.rest.authentication import (
+    CALLER,
     QUIET,
     binding,
     check_withdrawal,
@@ -50,6 +51,11 @@ async def get_view(request: web.Request) -> web.Response:
     agent = runtime.board.registration(pe)
     if agent is not None:
         headers["Agent"] = registration.tag_of(runtime.key(pe, agent), agent)
+    if request[CALLER].owns(pe.namespace, pe.job):
+        for tag in known:
+            runtime.acknowledge(pe, tag)
+        if runtime.acknowledged:
+            headers["Acknowledge"] = "at-once"
     if version in known or "*" in known:
         return web.Response(status=304, headers=headers)
     found = seen_by(request, runtime.view(pe))

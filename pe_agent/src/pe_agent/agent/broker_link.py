@@ -209,6 +209,9 @@ class BrokerLink:
         taken = decode(answer.body)
         if self._take(taken.version, taken.point):
             self._hosts.routes.apply(taken)
+            if "acknowledge" in answer.headers:
+                # Whoever waits for the change hears of it now, and not with the next poll.
+                self._wake.set()
 
     # -- declarations ------------------------------------------------------------------------
 

@@ -1,0 +1,91 @@
+"""``operator``: run a broker in a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from streambroker_operator.cli.errors import OK, UsageError
+from streambroker_operator.cli.options import one_of
+from streambroker_operator.cli.terminal import say
+from streambroker_operator.cli.up import add_limits, tcp_port
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    run = commands.add_parser("operator", help="run a broker over the resources of a cluster")
+    run.add_argument(
+        "--feeder",
+        default="kopf",
+        type=one_of("kopf", "reflector"),
+        metavar="kopf|reflector",
+        help="who follows the API server",
+    )
+    run.add_argument(
+        "--watch-namespaces", default="own", metavar="own|A,B|*", help="default own; * for all"
+    )
+    run.add_argument("--lease-name", default="streambroker", metavar="NAME")
+    run.add_argument("--secret-name", default="streambroker", metavar="NAME")
+    run.add_argument("--host", default="127.0.0.1")
+    run.add_argument("--port", type=tcp_port, default=8470, help="of REST; default 8470")
+    run.add_argument(
+        "--metrics-port", type=tcp_port, default=8471, help="of probes and metrics; default 8471"
+    )
+    run.add_argument("--tls-cert", type=Path, metavar="FILE")
+    run.add_argument("--tls-key", type=Path, metavar="FILE")
+    add_limits(run)
+    run.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from streambroker_operator import audit
+    from streambroker_operator.kubernetes.access import find, watched
+    from streambroker_operator.kubernetes.broker import ClusterBroker, Settings
+    from streambroker_operator.rest.limits import Limits
+    from streambroker_operator.serving import serve
+
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise UsageError("Give --tls-cert and --tls-key together, or neither.")
+    logging.basicConfig(
+        level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    audit.show()
+    access = find(os.environ)
+    pod_ip = os.environ.get("POD_IP", "")
+    settings = Settings(
+        access=access,
+        release=version("streambroker-operator"),
+        namespaces=watched(options.watch_namespaces, access.namespace),
+        feeder=options.feeder,
+        pod=os.environ.get("POD_NAME") or socket.gethostname(),
+        address=_address(pod_ip, options.metrics_port),
+        lease_name=options.lease_name,
+        secret_name=options.secret_name,
+        host=options.host,
+        port=options.port,
+        metrics_port=options.metrics_port,
+        certificate=None if options.tls_cert is None else (options.tls_cert, options.tls_key),
+        limits=Limits(**dict(options.limit)),
+    )
+    broker = ClusterBroker(settings)
+    asyncio.run(
+        serve(
+            broker,
+            lambda url: say(
+                f"streambroker listening on {url}, probes and metrics on {broker.probes_url}\n"
+            ),
+        )
+    )
+    return OK
+
+
+def _address(ip: str, port: int) -> str:
+    if not ip:
+        return ""
+    return f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}"

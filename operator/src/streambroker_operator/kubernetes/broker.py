@@ -1,0 +1,346 @@
+"""Run a broker in a cluster: feed, REST, hints, statuses, Lease and probes, until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from aiohttp import web
+
+from streambroker_core.board import Board, Event, ExportApplied, ImportApplied
+from streambroker_core.model import Kind, PeKey
+from streambroker_operator.errors import AddressError, RequestError
+from streambroker_operator.hinting import HintSender
+from streambroker_operator.kubernetes import relay
+from streambroker_operator.kubernetes.access import Access
+from streambroker_operator.kubernetes.api import HttpApi
+from streambroker_operator.kubernetes.client import ApiClient, Timing
+from streambroker_operator.kubernetes.desk import Desk
+from streambroker_operator.kubernetes.election import LeaseTiming
+from streambroker_operator.kubernetes.events import EventWriter
+from streambroker_operator.kubernetes.feed import ApiFeeder
+from streambroker_operator.kubernetes.gate import Gate
+from streambroker_operator.kubernetes.guard import ClusterGuard
+from streambroker_operator.kubernetes.health import State
+from streambroker_operator.kubernetes.identity import Identities, Reviews
+from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
+from streambroker_operator.kubernetes.lease import Lease, new_identity
+from streambroker_operator.kubernetes.metrics import Figures, Metrics, writes_of
+from streambroker_operator.kubernetes.objects import Objects
+from streambroker_operator.kubernetes.probes import create_probes
+from streambroker_operator.kubernetes.reflector import ReflectorFeeder
+from streambroker_operator.kubernetes.status_writer import StatusWriter
+from streambroker_operator.kubernetes.statuses import Statuses
+from streambroker_operator.kubernetes.tls import Certificate
+from streambroker_operator.kubernetes.writes import KubernetesStore, read_secret
+from streambroker_operator.rest import create_app
+from streambroker_operator.rest.app import MAX_HEADER
+from streambroker_operator.rest.limits import Limits
+from streambroker_operator.runtime import Runtime
+from streambroker_operator.serving import SHUTDOWN_S
+
+ANNOUNCE_S = 1.0
+"""How often resources that came after their agents are told of them, in seconds."""
+BEAT_S = 1.0
+RETRY_S = 2.0
+"""Pause before the broker's secret is asked for again, in seconds."""
+UNHINTED_S = 5.0
+"""An agent that takes longer to run a change has come by its poll: the hint was lost."""
+
+_log = logging.getLogger("streambroker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a broker in a cluster is run.
+
+    Attributes:
+        access: the API server.
+        namespaces: those that are watched; empty for all.
+        feeder: who follows the API server.
+        pod: name of this pod, or of this machine.
+        address: where other replicas reach the probes of this pod; empty for nowhere.
+        lease_name: of the Lease, in the namespace of ``access``.
+        secret_name: of the Secret, there as well.
+        host: address to listen at.
+        port: of REST; 0 picks a free one.
+        metrics_port: of probes and metrics, likewise.
+        certificate: files of certificate and key; None for no TLS.
+        limits: how much one caller may ask for.
+        release: of this program.
+        lease_timing: how the Lease is kept.
+        timing: how the API server is asked.
+    """
+
+    access: Access
+    release: str
+    namespaces: tuple[str, ...] = ()
+    feeder: Literal["kopf", "reflector"] = "kopf"
+    pod: str = "broker"
+    address: str = ""
+    lease_name: str = "streambroker"
+    secret_name: str = "streambroker"
+    host: str = "127.0.0.1"
+    port: int = 8470
+    metrics_port: int = 8471
+    certificate: tuple[Path, Path] | None = None
+    limits: Limits | None = None
+    lease_timing: LeaseTiming = field(default_factory=LeaseTiming)
+    timing: Timing = field(default_factory=Timing)
+
+
+class ClusterBroker:
+    """A broker in this process.
+
+    Args:
+        settings: how it is run.
+
+    Attributes:
+        url: of REST, once it listens; likewise ``probes_url``.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runners: list[web.AppRunner] = []
+        self._closing = False
+        self._beat = 0.0
+        self._hints_lost = 0
+        self.url = self.probes_url = ""
+
+    # ---- beginning and end -------------------------------------------------
+
+    async def start(self) -> None:
+        """Put everything together and listen; the board is filled by and by.
+
+        Raises:
+            OpenError: the certificate cannot be used.
+            StoreError: there is no secret, or it is too short.
+            AddressError: an address is taken.
+        """
+        settings = self._settings
+        certificate = None if settings.certificate is None else Certificate(*settings.certificate)
+        self._api = HttpApi(settings.access)
+        objects = Objects(self._api)
+        secret = await self._secret(objects)
+        self._put_together(objects, secret)
+        tls = None if certificate is None else certificate.context
+        scheme = "http" if tls is None else "https"
+        app = create_app(self.runtime, limits=settings.limits, guard=self._guard())
+        try:
+            self.url = await self._listen(app, scheme, settings.port, tls)
+            probes = create_probes(self._state, self.metrics)
+            probes.router.add_post(relay.PATH, relay.handler(secret, self.desk.statuses.heard))
+            self.probes_url = await self._listen(probes, "http", settings.metrics_port)
+        except AddressError:
+            await self.stop()
+            raise
+        self._beat = _now()
+        parts: list[Coroutine[Any, Any, None]] = [
+            self.feeder.run(self._deliver),
+            self.lease.run(),
+            self.writer.run(),
+            self._events.run(),
+            self._relay.run(),
+            self._announcing(),
+            self._beating(),
+        ]
+        if certificate is not None:
+            parts.append(certificate.follow())
+        self._tasks = [asyncio.create_task(self._kept(part)) for part in parts]
+
+    async def stop(self) -> None:
+        """Answer what is under way, let others lead, then close everything."""
+        self._closing = True
+        self.runtime.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.lease.release()
+        for runner in self._runners:
+            await runner.cleanup()
+        self._sender.close()
+        self.store.close()
+        await self._api.close()
+
+    async def failed(self) -> None:
+        """Return when a part has failed that the broker cannot be without."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _kept(self, part: Coroutine[Any, Any, None]) -> None:
+        try:
+            await part
+        except Exception:
+            _log.exception("a part of the broker failed, which ends")
+            raise
+
+    async def _secret(self, objects: Objects) -> bytes:
+        """Return the broker's secret; wait for the API server if it has to be."""
+        while True:
+            try:
+                return await read_secret(
+                    objects, self._settings.access.namespace, self._settings.secret_name
+                )
+            except RequestError as error:
+                if error.status != 503:
+                    raise
+                _log.warning("the secret cannot be read yet: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    def _put_together(self, objects: Objects, secret: bytes) -> None:
+        settings, board = self._settings, Board()
+        self.store = KubernetesStore(objects, board, secret=secret)
+        self._sender = HintSender()
+        self._events = EventWriter(self._api, settings.pod)
+        self.lease = Lease(
+            self._api,
+            namespace=settings.access.namespace,
+            name=settings.lease_name,
+            identity=new_identity(settings.pod),
+            timing=settings.lease_timing,
+            address=settings.address,
+            changed=self._lead,
+        )
+        self._relay = relay.Relay(secret, lambda: self.lease.leader)
+        self.metrics = Metrics(self._figures)
+        self.desk = Desk(board, self.store, self._events, leads=self._leads, relay=self._relay.note)
+        self.desk.statuses = Statuses(
+            board,
+            lambda name, urgent: self.writer.offer(name, urgent=urgent),
+            steered=lambda name: self.store.steering.words(name[1]),
+            told=self.desk.told,
+            applied=self._applied,
+        )
+        self.writer = StatusWriter(self._api, self.desk.statuses, leads=self._leads)
+        self.runtime = Runtime(self.store, self._sender, board, self.desk)
+        self.desk.deliver = self.runtime.deliver
+        self.desk.why_cut = self.runtime.why_cut
+        self.feeder = self._feeder()
+
+    def _feeder(self) -> ApiFeeder:
+        settings = self._settings
+        client = ApiClient(settings.access, settings.timing)
+        kind = KopfFeeder if settings.feeder == "kopf" else ReflectorFeeder
+        return kind(client, settings.namespaces, self.desk.look)
+
+    def _guard(self) -> ClusterGuard:
+        known = self.store.registrations
+        reviews = Reviews(self._api)
+        self._reviews = reviews
+        identities = Identities(reviews, key_of=self._key_of, account_of=known.account_of)
+        return ClusterGuard(Gate(identities, reviews, known.account_of), known.jobs_of)
+
+    def _key_of(self, pe: PeKey, instance: str) -> bytes | None:
+        registration = self.runtime.board.registration(pe)
+        if registration is None or registration.instance != instance:
+            return None
+        return self.runtime.key(pe, registration)
+
+    async def _listen(self, app: web.Application, scheme: str, port: int, tls: Any = None) -> str:
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            auto_decompress=False,
+            max_field_size=MAX_HEADER,
+            shutdown_timeout=SHUTDOWN_S,
+        )
+        await runner.setup()
+        self._runners.append(runner)
+        host = self._settings.host
+        try:
+            await web.TCPSite(runner, host, port, ssl_context=tls).start()
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise AddressError(f"Cannot listen at {host}:{port}: {reason}.") from error
+        found = runner.addresses[0]
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{found[1]}"
+
+    def _deliver(self, event: Event) -> None:
+        began = time.perf_counter()
+        self.runtime.deliver(event)
+        if isinstance(event, ExportApplied | ImportApplied):
+            self.metrics.matched(time.perf_counter() - began)
+
+    # ---- what goes on ------------------------------------------------------
+
+    def _leads(self) -> bool:
+        return self.lease.leads
+
+    def _lead(self, leads: bool) -> None:
+        if leads:
+            self.desk.statuses.offer_all()
+        else:
+            self.writer.drop_all()
+
+    def _applied(self, seconds: float) -> None:
+        self.metrics.applied(seconds)
+        self._hints_lost += seconds > UNHINTED_S
+
+    async def _announcing(self) -> None:
+        while True:
+            await asyncio.sleep(ANNOUNCE_S)
+            try:
+                await self.store.announce()
+            except RequestError as error:
+                _log.debug("not all resources know their agents yet: %s", error)
+
+    async def _beating(self) -> None:
+        while True:
+            self._beat = _now()
+            await asyncio.sleep(BEAT_S)
+
+    # ---- what is asked -----------------------------------------------------
+
+    def _state(self) -> State:
+        board, health = self.runtime.board, self.feeder.health()
+        return State(
+            beat_age_s=_now() - self._beat,
+            synced=board.synced,
+            closing=self._closing,
+            stale=board.stale,
+            leads=self._leads(),
+            reason=health.reason,
+        )
+
+    def _figures(self) -> Figures:
+        board = self.runtime.board
+        kinds: Sequence[Kind] = ("Export", "Import")
+        exports, imports = board.point
+        feeds = self.feeder.feeds
+        agents = board.registrations()
+        current = sum(map(self.desk.statuses.programming.runs_current, agents))
+        refused = {kind: len(board.standing_by(kind)) for kind in kinds}
+        count = {"Export": len(list(board.each_export())), "Import": len(list(board.each_import()))}
+        return Figures(
+            release=self._settings.release,
+            synced=self.feeder.health().synced,
+            leads=self._leads(),
+            routes=board.route_count,
+            board={"Export": exports, "Import": imports},
+            watch_age_s={kind: feed.stale_for_s() for kind, feed in feeds.items()},
+            resources={
+                **{(kind, "refused"): refused[kind] for kind in kinds},
+                **{(kind, "accepted"): count[kind] - refused[kind] for kind in kinds},
+            },
+            agents={"current": current, "behind": len(agents) - current},
+            hints_sent=self._sender.sent,
+            hints_lost=self._hints_lost,
+            sweep_differences={(kind, "ghost"): feed.swept for kind, feed in feeds.items()},
+            relists={kind: max(0, feed.relists - 1) for kind, feed in feeds.items()},
+            feeder_restarts=max(0, getattr(self.feeder, "starts", 1) - 1),
+            writes=writes_of(self.writer.figures, self._events, self.lease),
+            reviews=dict(self._reviews.counts),
+        )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+__all__ = ["ClusterBroker", "Settings"]

@@ -1,0 +1,38 @@
+"""What the kubelet and Prometheus ask: ``/livez``, ``/readyz`` and ``/metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from streambroker_operator.kubernetes.health import Probe, State, live, ready
+from streambroker_operator.kubernetes.metrics import CONTENT_TYPE, Metrics
+
+
+def create_probes(state: Callable[[], State], metrics: Metrics) -> web.Application:
+    """Return the application that answers them, to everybody and without secrets.
+
+    Args:
+        state: how the broker is now.
+        metrics: its figures.
+    """
+
+    async def alive(_: web.Request) -> web.Response:
+        return _answer(live(state()))
+
+    async def is_ready(_: web.Request) -> web.Response:
+        return _answer(ready(state()))
+
+    async def figures(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    app = web.Application()
+    app.add_routes(
+        [web.get("/livez", alive), web.get("/readyz", is_ready), web.get("/metrics", figures)]
+    )
+    return app
+
+
+def _answer(probe: Probe) -> web.Response:
+    return web.Response(text=probe.text, status=probe.status)

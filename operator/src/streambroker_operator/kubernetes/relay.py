@@ -1,0 +1,129 @@
+"""Which views agents run, told by the replica that they ask to the one that writes statuses.
+
+Rule 1: what is told is a gain in knowledge and nothing else: it may be lost, come twice, or late.
+Rule 2: only who has the broker's secret is listened to, for a moment, and only by who leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+from aiohttp import web
+
+from streambroker_core.errors import ManifestError
+from streambroker_core.model import PeKey
+from streambroker_operator.errors import RequestError
+
+PATH = "/api/replicas/acknowledged"
+PAUSE_S = 0.02
+"""For what comes together to be sent together, in seconds."""
+AT_ONCE = 1_000
+MOST = 20_000
+FRESH_S = 60.0
+TIMEOUT_S = 2.0
+
+_log = logging.getLogger("streambroker.relay")
+
+
+class Relay:
+    """Sends what this process heard to the process that leads.
+
+    Args:
+        secret: of the broker.
+        leader: address of the one that leads, as ``http://10.0.0.7:8471``; empty for nobody.
+    """
+
+    def __init__(self, secret: bytes, leader: Callable[[], str]) -> None:
+        self._secret = secret
+        self._leader = leader
+        self._waiting: dict[PeKey, str] = {}
+        self._news = asyncio.Event()
+
+    def note(self, pe: PeKey, version: str) -> None:
+        """Have it told which view an agent runs."""
+        if len(self._waiting) < MOST:
+            self._waiting[pe] = version
+            self._news.set()
+
+    async def run(self) -> None:
+        """Tell until cancelled; what cannot be told now is told by the agent's next poll."""
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
+            while True:
+                await self._news.wait()
+                await asyncio.sleep(PAUSE_S)
+                self._news.clear()
+                while self._waiting:
+                    await self._send(session)
+
+    async def _send(self, session: aiohttp.ClientSession) -> None:
+        names = list(self._waiting)[:AT_ONCE]
+        told = {str(pe): self._waiting.pop(pe) for pe in names}
+        leader = self._leader()
+        if not leader:
+            return
+        body = json.dumps({"at": time.time(), "runs": told}).encode()
+        headers = {"Authorization": f"Replica {_mac(self._secret, body)}"}
+        try:
+            async with session.post(leader + PATH, data=body, headers=headers) as answer:
+                await answer.read()
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            _log.debug("%s was not told: %s", leader, error)
+
+
+def handler(
+    secret: bytes, take: Callable[[PeKey, str], None]
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return what answers `PATH`.
+
+    Args:
+        secret: of the broker.
+        take: takes which view an agent runs.
+    """
+
+    async def acknowledged(request: web.Request) -> web.Response:
+        body = await request.read()
+        shown = request.headers.get("Authorization", "")
+        try:
+            told = read(secret, shown, body, time.time())
+        except RequestError as error:
+            return web.Response(status=error.status, text=str(error))
+        for pe, version in told:
+            take(pe, version)
+        return web.Response(status=204)
+
+    return acknowledged
+
+
+def read(secret: bytes, shown: str, body: bytes, now: float) -> list[tuple[PeKey, str]]:
+    """Return what another replica tells.
+
+    Raises:
+        RequestError: 401, it is none, or it told that long ago.
+    """
+    scheme, _, mac = shown.partition(" ")
+    if scheme != "Replica" or not hmac.compare_digest(mac, _mac(secret, body)):
+        raise _refused()
+    try:
+        told = json.loads(body)
+        if abs(now - float(told["at"])) > FRESH_S:
+            raise _refused()
+        return [(PeKey.parse(pe), str(version)) for pe, version in told["runs"].items()]
+    except (ValueError, KeyError, TypeError, AttributeError, ManifestError) as error:
+        raise _refused() from error
+
+
+def _refused() -> RequestError:
+    return RequestError(401, "TokenWrong", "Only replicas of this broker may say that.")
+
+
+def _mac(secret: bytes, body: bytes) -> str:
+    key = hmac.digest(secret, b"replicas", hashlib.sha256)
+    return hmac.new(key, body, hashlib.sha256).hexdigest()

@@ -1,0 +1,171 @@
+"""Brokers of a cluster, each a process of its own, and agents that speak to them by hand."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.cluster import ApiServer
+from support.kube_calls import make_account, make_pod, token_of
+from support.kube_programs import free_port
+from support.waiting import until
+
+_LISTENS = re.compile(r"listening on (\S+), probes and metrics on (\S+)")
+_OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def make_key(server: ApiServer, namespace: str) -> None:
+    """Make the Secret that brokers sign with."""
+    key = base64.b64encode(secrets.token_bytes(32)).decode()
+    body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "streambroker"}}
+    answer = server.request(
+        "POST", f"/api/v1/namespaces/{namespace}/secrets", {**body, "data": {"key": key}}
+    )
+    assert answer.status == 201, answer.message
+
+
+def kubeconfig(server: ApiServer, folder: Path, namespace: str, user: str) -> Path:
+    """Write a kubeconfig whose context is in a namespace."""
+    config = json.loads(server.kubeconfig(user).read_text())
+    config["contexts"][0]["context"]["namespace"] = namespace
+    path = folder / f"{namespace}-{user}.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+class Operator:
+    """One replica.
+
+    Attributes:
+        url: of REST.
+        probes: of probes and metrics.
+    """
+
+    def __init__(self, command: list[str], environ: Mapping[str, str], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(command, env=dict(environ), stdout=out, stderr=out)
+        self.url = self.probes = ""
+
+    def ready(self) -> None:
+        """Wait until it has read everything."""
+        until(self._listens, 30.0, "the broker listens")
+        until(lambda: self.probe("/readyz")[0] == 200, 30.0, "the broker is ready")
+
+    def _listens(self) -> bool:
+        said = self._log.read_text()
+        assert self.process.poll() is None, said
+        found = _LISTENS.search(said)
+        if found is not None:
+            self.url, self.probes = found.groups()
+        return found is not None
+
+    def probe(self, path: str) -> tuple[int, str]:
+        """Ask what the kubelet and Prometheus ask."""
+        try:
+            with _OPEN.open(self.probes + path, timeout=5.0) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                return refusal.code, refusal.read().decode()
+
+    @property
+    def leads(self) -> bool:
+        """Whether it holds the Lease."""
+        return "lease held" in self.probe("/readyz")[1]
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End it in order."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(timeout=20.0)
+
+    def call(
+        self, token: str, method: str, path: str, body: Any = None, **headers: str
+    ) -> tuple[int, Any, Mapping[str, str]]:
+        """Send a request below ``/api/subscriptions``; return status, body and headers."""
+        data = None if body is None else json.dumps(body).encode()
+        sent = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", **headers}
+        request = urllib.request.Request(
+            f"{self.url}/api/subscriptions{path}", data=data, method=method, headers=sent
+        )
+        try:
+            with _OPEN.open(request, timeout=20.0) as answer:
+                text = answer.read()
+                return answer.status, json.loads(text) if text else None, answer.headers
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                text = refusal.read()
+                return refusal.code, json.loads(text) if text else None, refusal.headers
+
+
+@contextmanager
+def operator(
+    server: ApiServer, folder: Path, namespace: str, *options: str, user: str = "admin"
+) -> Iterator[Operator]:
+    """Run a replica that watches one namespace."""
+    own = folder / secrets.token_hex(4)
+    own.mkdir()
+    environ = {
+        **os.environ,
+        "KUBECONFIG": str(kubeconfig(server, own, namespace, user)),
+        "POD_NAME": f"broker-{own.name}",
+        "POD_IP": "127.0.0.1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [sys.executable, "-m", "streambroker_operator.cli", "operator"]
+    # Replicas are told each other's address, so that the port has to be known beforehand.
+    command += ["--port", "0", "--metrics-port", str(free_port()), "--log-level", "INFO", *options]
+    found = Operator(command, environ, own / "broker.log")
+    try:
+        found.ready()
+        yield found
+    finally:
+        if found.process.poll() is None:
+            found.stop()
+
+
+class Agent:
+    """An agent's requests, from a pod of its job."""
+
+    def __init__(self, server: ApiServer, namespace: str, job: str) -> None:
+        make_account(server, namespace, job)
+        self._pod = make_pod(server, namespace, f"{job}-driver", job)
+        self.token = token_of(server, namespace, job, pod=self._pod)
+        self._namespace = namespace
+        self.path = f"/job/{job}/pe/0?namespace={namespace}"
+        self.version = ""
+
+    def register(self, broker: Operator) -> None:
+        """Say where it is."""
+        body = {"instance": secrets.token_hex(8), "location": "grpc+tcp://127.0.0.1:1"}
+        status, answer, _ = broker.call(self.token, "PUT", self.path, body)
+        assert status == 200, answer
+
+    def poll(self, broker: Operator) -> dict[str, Any] | None:
+        """Ask for the view, and run it; None where it is as it was."""
+        known = {"If-None-Match": f'"{self.version}"'} if self.version else {}
+        status, view, headers = broker.call(self.token, "GET", self.path, **known)
+        if status == 304:
+            return None
+        assert status == 200, view
+        self.version = headers["ETag"].strip('"')
+        found: dict[str, Any] = view
+        return found
