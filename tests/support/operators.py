@@ -14,9 +14,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
+from streambroker_core.wire.registration import decode_answer
 from support.cluster import ApiServer
 from support.kube_calls import make_account, make_pod, token_of
 from support.kube_programs import free_port
@@ -99,7 +101,7 @@ class Operator:
 
     def call(
         self, token: str, method: str, path: str, body: Any = None, **headers: str
-    ) -> tuple[int, Any, Mapping[str, str]]:
+    ) -> tuple[int, Any, Message]:
         """Send a request below ``/api/subscriptions``; return status, body and headers."""
         data = None if body is None else json.dumps(body).encode()
         sent = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", **headers}
@@ -143,21 +145,40 @@ def operator(
 
 
 class Agent:
-    """An agent's requests, from a pod of its job."""
+    """An agent's requests, from a pod of its job.
 
-    def __init__(self, server: ApiServer, namespace: str, job: str) -> None:
+    Attributes:
+        token: of the pod.
+        path: of the PE, with its query.
+        version: of the view that it runs.
+        key: of the hints for it.
+    """
+
+    def __init__(
+        self, server: ApiServer, namespace: str, job: str, *, hint: str | None = None
+    ) -> None:
         make_account(server, namespace, job)
         self._pod = make_pod(server, namespace, f"{job}-driver", job)
         self.token = token_of(server, namespace, job, pod=self._pod)
-        self._namespace = namespace
-        self.path = f"/job/{job}/pe/0?namespace={namespace}"
-        self.version = ""
+        self._pe, self._query = f"/job/{job}/pe/0", f"?namespace={namespace}"
+        self.path = self.at("")
+        self.version, self.key = "", b""
+        self._said: dict[str, Any] = {
+            "instance": secrets.token_hex(8),
+            "location": "grpc+tcp://127.0.0.1:1",
+        }
+        if hint is not None:
+            self._said["hint"] = hint
+
+    def at(self, rest: str) -> str:
+        """Return a path below the PE's, with its query."""
+        return f"{self._pe}{rest}{self._query}"
 
     def register(self, broker: Operator) -> None:
         """Say where it is."""
-        body = {"instance": secrets.token_hex(8), "location": "grpc+tcp://127.0.0.1:1"}
-        status, answer, _ = broker.call(self.token, "PUT", self.path, body)
+        status, answer, _ = broker.call(self.token, "PUT", self.path, self._said)
         assert status == 200, answer
+        self.key = decode_answer(answer).key
 
     def poll(self, broker: Operator) -> dict[str, Any] | None:
         """Ask for the view, and run it; None where it is as it was."""

@@ -303,9 +303,9 @@ class ClusterBroker:
             beat_age_s=_now() - self._beat,
             synced=board.synced,
             closing=self._closing,
-            stale=board.stale,
+            stale=board.stale or bool(health.last_error),
             leads=self._leads(),
-            reason=health.reason,
+            reason=health.reason or health.last_error,
         )
 
     def _figures(self) -> Figures:
