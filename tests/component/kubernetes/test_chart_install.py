@@ -259,7 +259,7 @@ def test_the_broker_may_do_its_work_and_nothing_beside_it(
     allowed = [
         ("list", "streambroker.io/exports", ""),
         ("patch", "streambroker.io/imports/status", ""),
-        ("create", "/events", ""),
+        ("create", "events.k8s.io/events", ""),
         ("create", "coordination.k8s.io/leases", ""),
         ("update", "coordination.k8s.io/leases", "streambroker"),
         ("get", "/secrets", "streambroker-key"),
@@ -267,6 +267,7 @@ def test_the_broker_may_do_its_work_and_nothing_beside_it(
         ("get", "apiextensions.k8s.io/customresourcedefinitions", "exports.streambroker.io"),
     ]
     refused = [
+        ("create", "/events", ""),
         ("list", "/secrets", ""),
         ("get", "/secrets", "another"),
         ("update", "/secrets", "streambroker-key"),

@@ -147,6 +147,11 @@ def named(namespaces: list[str]) -> dict[str, Any]:
     return {"matchExpressions": [{"key": key, "operator": "In", "values": namespaces}]}
 
 
+SELECTOR = {
+    "app.kubernetes.io/name": "streambroker",
+    "app.kubernetes.io/instance": "streambroker",
+    "app.kubernetes.io/component": "broker",
+}
 TEST_POD = {
     "podSelector": {
         "matchLabels": {
@@ -178,13 +183,15 @@ def test_nothing_else_comes_in_and_out() -> None:
     _, metrics = spec["ingress"]
     monitoring = {"namespaceSelector": named(["monitoring"])}
     ports = [{"protocol": "TCP", "port": "metrics"}]
-    assert metrics == {"from": [monitoring, TEST_POD], "ports": ports}
-    server, _, names = spec["egress"]
+    replicas = {"podSelector": {"matchLabels": SELECTOR}}
+    assert metrics == {"from": [monitoring, TEST_POD, replicas], "ports": ports}
+    server, _, others, names = spec["egress"]
+    assert others == {"to": [replicas], "ports": ports}
     assert server == {
         "ports": [{"protocol": "TCP", "port": 443}, {"protocol": "TCP", "port": 6443}]
     }
     assert names == {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
-    assert len(spec["egress"]) == 3
+    assert len(spec["egress"]) == 4
 
 
 def test_the_policy_can_be_drawn_closer() -> None:
@@ -192,8 +199,8 @@ def test_the_policy_can_be_drawn_closer() -> None:
     rest, metrics = spec["ingress"]
     assert rest["from"][0]["podSelector"] == {"matchLabels": {"spark-role": "driver"}}
     assert rest["from"][1] == {"namespaceSelector": named(["ops"])}
-    assert [list(each) for each in metrics["from"]] == [["podSelector"]]
-    server, hints, _ = spec["egress"]
+    assert [list(each) for each in metrics["from"]] == [["podSelector"], ["podSelector"]]
+    server, hints, *_ = spec["egress"]
     assert server["to"] == [{"ipBlock": {"cidr": "10.0.0.1/32"}}]
     assert server["ports"] == [{"protocol": "TCP", "port": 6443}]
     assert hints["to"][0]["podSelector"] == {"matchLabels": {"spark-role": "driver"}}
