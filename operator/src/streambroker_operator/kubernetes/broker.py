@@ -85,7 +85,7 @@ class Settings:
     pod: str = "broker"
     address: str = ""
     lease_name: str = "streambroker"
-    secret_name: str = "streambroker"
+    secret_name: str = "streambroker"  # noqa: S105 - a name, and no secret
     host: str = "127.0.0.1"
     port: int = 8470
     metrics_port: int = 8471
