@@ -16,6 +16,7 @@ from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
 from streambroker_operator.kubernetes.statuses import Statuses
 from support.cluster import GROUP, ApiServer
+from support.waiting import until
 
 PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
 
@@ -90,8 +91,13 @@ def allowed(*rules: tuple[str, str, str]) -> list[dict[str, Any]]:
 
 
 def grant(server: ApiServer, name: str, user: str, *rules: tuple[str, str, str]) -> None:
-    """Let a user do something everywhere, and nothing else that this name allowed before."""
+    """Let a user do something everywhere, and nothing else that this name allowed before.
+
+    Returns when the server goes by it, which takes it a moment.
+    """
     rbac = "/apis/rbac.authorization.k8s.io/v1"
+    known = server.request("GET", f"{rbac}/clusterroles/{name}").body.get("rules") or ()
+    before = {(r["apiGroups"][0], r["resources"][0], r["verbs"][0]) for r in known}
     meta = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": name}}
     role = {**meta, "kind": "ClusterRole", "rules": allowed(*rules)}
     binding = {
@@ -108,6 +114,27 @@ def grant(server: ApiServer, name: str, user: str, *rules: tuple[str, str, str])
             content_type="application/apply-patch+yaml",
         )
         assert answer.status in (200, 201), answer.message
+    wanted = {right: right in rules for right in before | set(rules)}
+    until(
+        lambda: all(may(server, user, right) is given for right, given in wanted.items()),
+        10.0,
+        f"{user} has the rights of {name}",
+    )
+
+
+def may(server: ApiServer, user: str, right: tuple[str, str, str]) -> bool:
+    """Say whether the server lets a user do something of (API group, resource, verb)."""
+    group, resource, verb = right
+    plural, _, part = resource.partition("/")
+    what = {"group": group, "resource": plural, "subresource": part, "verb": verb}
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": what},
+    }
+    answer = server.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+    assert answer.status == 201, answer.message
+    return answer.body["status"]["allowed"] is True
 
 
 def token_of(
@@ -147,7 +174,20 @@ def make_pod(server: ApiServer, namespace: str, name: str, account: str) -> dict
         "spec": {
             "serviceAccountName": account,
             "automountServiceAccountToken": False,
-            "containers": [{"name": "main", "image": "none"}],
+            "securityContext": {
+                "runAsNonRoot": True,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "none",
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+            ],
         },
     }
     answer = server.request("POST", f"/api/v1/namespaces/{namespace}/pods", body)

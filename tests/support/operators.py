@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from streambroker_core.wire.registration import decode_answer
-from support.cluster import ApiServer
-from support.kube_calls import make_account, make_pod, token_of
+from support.cluster import GROUP, ApiServer
+from support.kube_calls import make_account, make_pod, manifest, token_of
 from support.kube_programs import free_port
 from support.waiting import until
 
@@ -38,11 +38,13 @@ def make_key(server: ApiServer, namespace: str) -> None:
     assert answer.status == 201, answer.message
 
 
-def kubeconfig(server: ApiServer, folder: Path, namespace: str, user: str) -> Path:
-    """Write a kubeconfig whose context is in a namespace."""
-    config = json.loads(server.kubeconfig(user).read_text())
+def kubeconfig(server: ApiServer, folder: Path, namespace: str, token: str | None) -> Path:
+    """Write a kubeconfig whose context is in a namespace; without a token, the admin's."""
+    config = json.loads(server.kubeconfig().read_text())
     config["contexts"][0]["context"]["namespace"] = namespace
-    path = folder / f"{namespace}-{user}.json"
+    if token is not None:
+        config["users"][0]["user"] = {"token": token}
+    path = folder / "kubeconfig.json"
     path.write_text(json.dumps(config))
     return path
 
@@ -120,14 +122,14 @@ class Operator:
 
 @contextmanager
 def operator(
-    server: ApiServer, folder: Path, namespace: str, *options: str, user: str = "admin"
+    server: ApiServer, folder: Path, namespace: str, *options: str, token: str | None = None
 ) -> Iterator[Operator]:
-    """Run a replica that watches one namespace."""
+    """Run a replica that watches one namespace, by default as one who may do everything."""
     own = folder / secrets.token_hex(4)
     own.mkdir()
     environ = {
         **os.environ,
-        "KUBECONFIG": str(kubeconfig(server, own, namespace, user)),
+        "KUBECONFIG": str(kubeconfig(server, own, namespace, token)),
         "POD_NAME": f"broker-{own.name}",
         "POD_IP": "127.0.0.1",
         "PYTHONUNBUFFERED": "1",
@@ -190,3 +192,48 @@ class Agent:
         self.version = headers["ETag"].strip('"')
         found: dict[str, Any] = view
         return found
+
+
+def declare(api: ApiServer, namespace: str) -> None:
+    """Make an Export and an Import that wants it, by kubectl."""
+    export = manifest("Export", "feed", job="feed", port="trades", properties={"kind": "trade"})
+    wanted = 'kind == "trade"'
+    import_ = manifest("Import", "alerts", job="alerts", port="in", subscription=wanted)
+    for document in (export, import_):
+        done = api.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(document))
+        assert done.returncode == 0, done.stderr
+
+
+def status_of(api: ApiServer, namespace: str, plural: str, name: str) -> dict[str, Any]:
+    """Return what a resource's status says."""
+    answer = api.request("GET", f"{GROUP}/namespaces/{namespace}/{plural}/{name}")
+    assert answer.status == 200, answer.message
+    found: dict[str, Any] = answer.body.get("status") or {}
+    return found
+
+
+def condition(api: ApiServer, namespace: str, plural: str, name: str, type_: str) -> str | None:
+    """Return the status of a condition; None where it is not there."""
+    conditions = status_of(api, namespace, plural, name).get("conditions", [])
+    return next((one["status"] for one in conditions if one["type"] == type_), None)
+
+
+def connected(api: ApiServer, namespace: str, broker: Operator) -> tuple[Agent, Agent]:
+    """Connect two jobs whose agents ask one broker."""
+    agents = Agent(api, namespace, "feed"), Agent(api, namespace, "alerts")
+    for agent in agents:
+        agent.register(broker)
+    declare(api, namespace)
+    until(lambda: ready_over(api, namespace, broker, agents), 20.0, "both are ready")
+    return agents
+
+
+def ready_over(
+    api: ApiServer, namespace: str, broker: Operator, agents: tuple[Agent, Agent]
+) -> bool:
+    """Say whether both ends are ready, after both agents have asked a broker."""
+    # As agents do: who has run a change says so with the next poll.
+    for agent in agents:
+        agent.poll(broker)
+    names = (("exports", "feed"), ("imports", "alerts"))
+    return all(condition(api, namespace, *name, "Ready") == "True" for name in names)

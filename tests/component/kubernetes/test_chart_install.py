@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ import yaml
 
 from support import charts
 from support.cluster import MERGE, ApiServer, running_api_server
+from support.kube_calls import token_of
+from support.operators import connected, operator
 from support.samples import samples
 from support.waiting import until
 
@@ -284,6 +287,28 @@ def test_the_broker_may_do_its_work_and_nothing_beside_it(
     for verb, what, name in refused:
         assert not asked(cluster, broker, place, verb, what, name), (verb, what)
     assert not asked(cluster, broker, "default", "list", "streambroker.io/exports")
+
+
+def test_the_rights_of_the_chart_are_enough_for_all_that_a_broker_does(
+    cluster: ApiServer, place: str, helm: helm_python.Config, tmp_path: Path
+) -> None:
+    helm.install(charts.CHART, charts.RELEASE)
+    cluster.await_kinds()
+    audience = ("https://kubernetes.default.svc",)
+    token = token_of(cluster, place, "streambroker", audiences=audience)
+
+    with operator(
+        cluster, tmp_path, place, "--secret-name", "streambroker-key", token=token
+    ) as broker:
+        _, alerts = connected(cluster, place, broker)
+        change = alerts.at("/import/in/filter"), {"filter": "price > 1.0"}
+        status, answer, _ = broker.call(alerts.token, "PUT", *change)
+        figures = broker.probe("/metrics")[1]
+
+    assert status == 200, answer
+    assert 'result="done"' in figures
+    for missed in ("refused", "failed", "denied"):
+        assert not re.search(rf'="{missed}"}} [1-9]', figures), missed
 
 
 def test_who_may_filter_may_do_nothing_else(

@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 import select
 import socket
+import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from streambroker_core.wire import hints
-from support.cluster import GROUP, ApiServer
-from support.kube_calls import manifest
-from support.operators import Agent, Operator, make_key, operator
+from support.cluster import ApiServer
+from support.kube_calls import make_account, manifest, token_of
+from support.operators import (
+    Agent,
+    Operator,
+    condition,
+    connected,
+    declare,
+    make_key,
+    operator,
+    ready_over,
+)
 from support.waiting import until
 
 
@@ -24,27 +34,6 @@ def broker(api: ApiServer, tmp_path: Path, namespace: str) -> Iterator[Operator]
     make_key(api, namespace)
     with operator(api, tmp_path, namespace, "--feeder", "reflector") as found:
         yield found
-
-
-def declare(api: ApiServer, namespace: str) -> None:
-    export = manifest("Export", "feed", job="feed", port="trades", properties={"kind": "trade"})
-    wanted = 'kind == "trade"'
-    import_ = manifest("Import", "alerts", job="alerts", port="in", subscription=wanted)
-    for document in (export, import_):
-        done = api.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(document))
-        assert done.returncode == 0, done.stderr
-
-
-def status_of(api: ApiServer, namespace: str, plural: str, name: str) -> dict[str, Any]:
-    answer = api.request("GET", f"{GROUP}/namespaces/{namespace}/{plural}/{name}")
-    assert answer.status == 200, answer.message
-    found: dict[str, Any] = answer.body.get("status") or {}
-    return found
-
-
-def condition(api: ApiServer, namespace: str, plural: str, name: str, type_: str) -> str | None:
-    conditions = status_of(api, namespace, plural, name).get("conditions", [])
-    return next((one["status"] for one in conditions if one["type"] == type_), None)
 
 
 def test_what_kubectl_applies_becomes_a_route_and_a_status(
@@ -72,26 +61,6 @@ def replicas(api: ApiServer, tmp_path: Path, namespace: str) -> Iterator[list[Op
         ]
         until(lambda: any(one.leads for one in found), 20.0, "one leads")
         yield sorted(found, key=lambda one: not one.leads)
-
-
-def connected(api: ApiServer, namespace: str, broker: Operator) -> tuple[Agent, Agent]:
-    """Connect two jobs whose agents ask one broker."""
-    agents = Agent(api, namespace, "feed"), Agent(api, namespace, "alerts")
-    for agent in agents:
-        agent.register(broker)
-    declare(api, namespace)
-    until(lambda: ready_over(api, namespace, broker, agents), 20.0, "both are ready")
-    return agents
-
-
-def ready_over(
-    api: ApiServer, namespace: str, broker: Operator, agents: tuple[Agent, Agent]
-) -> bool:
-    # As agents do: who has run a change says so with the next poll.
-    for agent in agents:
-        agent.poll(broker)
-    names = (("exports", "feed"), ("imports", "alerts"))
-    return all(condition(api, namespace, *name, "Ready") == "True" for name in names)
 
 
 def test_the_one_who_leads_hears_what_agents_tell_the_other(
@@ -185,3 +154,75 @@ def test_a_broker_that_starts_anew_takes_no_route_down(
         assert feed.poll(broker) is None
         figures = broker.probe("/metrics")[1]
         assert "streambroker_routes 1.0" in figures
+
+
+def test_a_job_applies_its_own_ports_and_no_others(
+    api: ApiServer, broker: Operator, namespace: str
+) -> None:
+    feed, _ = connected(api, namespace, broker)
+    own = manifest("Export", "more", job="feed", port="more", properties={"kind": "quote"})
+    other = manifest("Import", "alerts", job="alerts", port="in", subscription="level > 1")
+    where = f"/apply?namespace={namespace}"
+
+    for documents, expected in (([own], 200), ([other], 403), ([own, other], 403)):
+        status, answer, _ = broker.call(feed.token, "POST", where, {"resources": documents})
+        assert status == expected, answer
+
+
+def test_who_has_no_right_reads_nothing_and_changes_nothing(
+    api: ApiServer, broker: Operator, namespace: str
+) -> None:
+    _, alerts = connected(api, namespace, broker)
+    make_account(api, namespace, "stranger")
+    stranger = token_of(api, namespace, "stranger")
+    filter_ = alerts.at("/import/in/filter"), {"filter": "price > 1.0"}
+
+    for token, expected in ((stranger, 403), ("nonsense", 401)):
+        for request in (
+            ("GET", f"/imports?namespace={namespace}"),
+            ("GET", alerts.path),
+            ("PUT", *filter_),
+        ):
+            assert broker.call(token, *request)[0] == expected, request
+
+
+def test_people_are_told_by_events_what_happened(
+    api: ApiServer, broker: Operator, namespace: str
+) -> None:
+    connected(api, namespace, broker)
+    api.kubectl("delete", "export", "feed", "-n", namespace)
+
+    def reasons() -> set[str]:
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        items = api.request("GET", path).body["items"]
+        return {one["reason"] for one in items if one["regarding"]["name"] == "alerts"}
+
+    until(lambda: {"RouteCut", "NoMatch"} <= reasons(), 20.0, "the Import has its Events")
+
+
+def test_a_new_certificate_is_shown_without_a_restart(
+    api: ApiServer, tmp_path: Path, namespace: str
+) -> None:
+    make_key(api, namespace)
+    cert, key = certificate(tmp_path, "first")
+    with operator(
+        *(api, tmp_path, namespace, "--feeder", "reflector"),
+        *("--tls-cert", str(cert), "--tls-key", str(key)),
+    ) as broker:
+        place = ("127.0.0.1", int(broker.url.rpartition(":")[2]))
+        shown = ssl.get_server_certificate(place)
+        for made, used in zip(certificate(tmp_path, "second"), (cert, key), strict=True):
+            made.replace(used)
+
+        assert broker.url.startswith("https://")
+        until(lambda: ssl.get_server_certificate(place) != shown, 30.0, "the new one is shown")
+        assert ssl.get_server_certificate(place) == cert.read_text()
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Make a certificate with its key."""
+    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    command += ["-subj", f"/CN={name}", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return cert, key

@@ -7,15 +7,20 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from streambroker_core.board import Event, ExportApplied, ImportApplied
 from streambroker_operator.errors import RequestError
+from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
+from streambroker_operator.kubernetes.client import ApiClient, Timing
 from streambroker_operator.kubernetes.events import EventWriter, Note
 from streambroker_operator.kubernetes.identity import Reviews
 from streambroker_operator.kubernetes.lease import Lease
+from streambroker_operator.kubernetes.objects import Objects, Place
 from streambroker_operator.kubernetes.permissions import Ask, Caller
+from streambroker_operator.kubernetes.reflector import ReflectorFeeder
 from streambroker_operator.kubernetes.status_writer import Name, StatusWrite, StatusWriter
 from support.cluster import ApiServer
-from support.kube_calls import calls_of, create, grant, listed, manifest, true
+from support.kube_calls import calls_of, create, grant, listed, manifest, open_to, true
 
 Right = tuple[str, str, str]
 Use = Callable[[HttpApi, str], Awaitable[bool]]
@@ -88,6 +93,28 @@ async def review(api: HttpApi, namespace: str) -> bool:
     return await refusal_of(reviews.check(caller, ((ask,),), namespace)) == 403
 
 
+async def change_streams(api: HttpApi, namespace: str) -> bool:
+    """Make a resource, change it, and delete it."""
+    objects = Objects(api)
+    place = Place(kind="Import", namespace=namespace, name="alerts")
+    wanted = manifest("Import", "alerts", job="alerts", port="in")
+    wanted["metadata"]["namespace"] = namespace
+    try:
+        await objects.apply(place, wanted, manager="streambroker-api")
+        made = await objects.read(place)
+        await objects.delete(place, uid=(made or wanted)["metadata"]["uid"])
+    except RequestError as error:
+        return error.status != 403
+    return True
+
+
+async def read_key(api: HttpApi, namespace: str) -> bool:
+    try:
+        return await Objects(api).read_secret(namespace, "streambroker-key") is None
+    except RequestError as error:
+        return error.status != 403
+
+
 async def refusal_of(asked: Awaitable[object]) -> int:
     with pytest.raises(RequestError) as raised:
         await asked
@@ -101,6 +128,8 @@ USES: dict[Use, tuple[Right, ...]] = {
         (LEASES, "leases", "create"),
         (LEASES, "leases", "update"),
     ),
+    change_streams: tuple((STREAMS, "imports", v) for v in ("get", "create", "patch", "delete")),
+    read_key: (("", "secrets", "get"),),
     tell_events: ((EVENTS, "events", "create"), (EVENTS, "events", "patch")),
     review: (
         ("authentication.k8s.io", "tokenreviews", "create"),
@@ -108,6 +137,16 @@ USES: dict[Use, tuple[Right, ...]] = {
     ),
 }
 
+
+CALM = Timing(retry_s=(0.02, 0.3))
+"""No sweep within the time of a test: only the watches tell."""
+FOLLOWING: tuple[Right, ...] = (
+    (STREAMS, "exports", "list"),
+    (STREAMS, "imports", "list"),
+    (STREAMS, "exports", "watch"),
+    (STREAMS, "imports", "watch"),
+    ("apiextensions.k8s.io", "customresourcedefinitions", "get"),
+)
 
 CASES = [
     pytest.param(use, missing, id=f"{use.__name__} without {missing}")
@@ -131,3 +170,31 @@ async def test_each_right_is_enough_with_the_others_and_needed(
         (export,) = await listed(admin, namespace, "Export")
         wrote = use is write_status and missing is None
         assert export.get("status", {}).get("matches") == (1 if wrote else None)
+
+
+@pytest.mark.parametrize("missing", [None, *FOLLOWING], ids=str)
+async def test_each_right_to_follow_is_needed(
+    api: ApiServer, namespace: str, missing: Right | None
+) -> None:
+    grant(api, "follower", "stranger", *(right for right in FOLLOWING if right != missing))
+    access = Access(server=api.url, token=api.tokens["stranger"], ca_file=str(api.ca))
+    feeder = ReflectorFeeder(ApiClient(access, CALM), [namespace])
+    told: list[Event] = []
+    running = asyncio.ensure_future(feeder.run(told.append))
+    async with calls_of(api) as admin:
+        try:
+            await true(lambda: feeder.health().synced or bool(feeder.health().last_error), 20.0)
+            documents = [
+                manifest("Export", "feed", job="feed", port="p", properties={}),
+                manifest("Import", "alerts", job="alerts", port="in"),
+            ]
+            await create(admin, namespace, documents)
+            told_all = await true(
+                lambda: {ExportApplied, ImportApplied} <= set(map(type, told)), 2.0
+            )
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    assert told_all is (missing is None)
+    assert await true(lambda: not open_to(api.port), 10.0)
