@@ -140,12 +140,18 @@ class Bench:
             ]
         for order in orders:
             order.result()
-        return _until_seen(sent, seen)
+        return took_of(sent, seen)
 
 
-def _until_seen(
+def took_of(
     sent: list[tuple[str, float, int]], seen: Callable[[], dict[str, list[tuple[int, float]]]]
 ) -> list[float]:
+    """Return the seconds from sending each change until its agent had it, once all have theirs.
+
+    Args:
+        sent: of each its job, when it was sent, and its generation.
+        seen: returns by job what was applied: generation and time.
+    """
     deadline = time.perf_counter() + 2 * POLL_S
     while True:
         found = seen()

@@ -28,6 +28,7 @@ NAMES = (
     "matching",
     "cold_start",
     "feed",
+    "cluster",
 )
 RESULTS = Path(__file__).parent / "results"
 

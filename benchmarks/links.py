@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pe_agent.agent.broker_link import BrokerLink
 from pe_agent.agent.hosts import Hosts
+from pe_agent.tokens import given
 from streambroker_core.model import PeKey
 from streambroker_core.wire.view import View
 
@@ -42,6 +43,7 @@ class Linked:
             location="grpc+tcp://127.0.0.1:1",
             instance=f"{number:016x}",
             host="127.0.0.1",
+            token=given(None, None),
         )
         self._ear = self.link._registration.hint
 

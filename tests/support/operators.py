@@ -12,7 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
@@ -63,10 +63,11 @@ class Operator:
             self.process = subprocess.Popen(command, env=dict(environ), stdout=out, stderr=out)
         self.url = self.probes = ""
 
-    def ready(self) -> None:
+    def await_ready(self, listens: Callable[[str], None]) -> None:
         """Wait until it has read everything."""
         until(self._listens, 30.0, "the broker listens")
-        until(lambda: self.probe("/readyz")[0] == 200, 30.0, "the broker is ready")
+        listens(self.probes)
+        until(lambda: self.probe("/readyz")[0] == 200, 60.0, "the broker is ready")
 
     def _listens(self) -> bool:
         said = self._log.read_text()
@@ -122,9 +123,23 @@ class Operator:
 
 @contextmanager
 def operator(
-    server: ApiServer, folder: Path, namespace: str, *options: str, token: str | None = None
+    server: ApiServer,
+    folder: Path,
+    namespace: str,
+    *options: str,
+    token: str | None = None,
+    listens: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Operator]:
-    """Run a replica that watches one namespace, by default as one who may do everything."""
+    """Run a replica that watches one namespace, by default as one who may do everything.
+
+    Args:
+        server: of the cluster.
+        folder: for what it writes.
+        namespace: that it watches and has its Lease in.
+        options: of the command.
+        token: that it shows; None for an admin's.
+        listens: takes the address of its probes, before it is ready.
+    """
     own = folder / secrets.token_hex(4)
     own.mkdir()
     environ = {
@@ -139,7 +154,7 @@ def operator(
     command += ["--port", "0", "--metrics-port", str(free_port()), "--log-level", "INFO", *options]
     found = Operator(command, environ, own / "broker.log")
     try:
-        found.ready()
+        found.await_ready(listens)
         yield found
     finally:
         if found.process.poll() is None:
