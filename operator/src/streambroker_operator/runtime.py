@@ -115,6 +115,7 @@ class Runtime:
         sender: sends hints.
         board: an empty one.
         follower: is told what becomes of the board, and which views agents run.
+        hints: whether hints are to be sent from here now.
 
     Attributes:
         acknowledged: whether somebody wants to know at once which views agents run.
@@ -126,9 +127,11 @@ class Runtime:
         sender: HintSender,
         board: Board | None = None,
         follower: Follower | None = None,
+        hints: Callable[[], bool] = lambda: True,
     ) -> None:
         self._backing = backing
         self._follower = follower
+        self._hints = hints
         self.sender = sender
         self.board = Board() if board is None else board
         self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
@@ -491,9 +494,16 @@ class Runtime:
             if not future.done():
                 future.set_result(None)
 
+    def hint(self, pes: Iterable[PeKey]) -> None:
+        """Send agents a hint of their views as they are now."""
+        for pe in pes:
+            version = self.board.version(pe)
+            if version is not None:
+                self._hint(Hint(pe=pe, version=version, point=self.board.point))
+
     def _hint(self, order: Hint) -> None:
         registration = self.board.registration(order.pe)
-        if registration is None or registration.hint is None:
+        if registration is None or registration.hint is None or not self._hints():
             return
         key = self.key(order.pe, registration)
         datagram = hints.encode(key, str(order.pe), order.version, order.point)

@@ -94,11 +94,11 @@ def test_after_a_kill_the_other_leads_and_the_first_hint_is_taken(
             alerts.token, "PUT", alerts.at("/import/in/filter"), {"filter": "price > 1.0"}
         )
         assert status == 200, answer
+        until(lambda: other.leads, 40.0, "the other leads")
         hint = hints.decode(alerts.key, heard.recv(4096), f"{namespace}/alerts/0")
 
     assert alerts.poll(other) is not None
     assert hint.version == alerts.version
-    until(lambda: other.leads, 40.0, "the other leads")
     until(lambda: ready_over(api, namespace, other, (feed, alerts)), 20.0, "ready again")
 
 
@@ -154,6 +154,7 @@ def test_a_broker_that_starts_anew_takes_no_route_down(
         assert feed.poll(broker) is None
         figures = broker.probe("/metrics")[1]
         assert "streambroker_routes 1.0" in figures
+        assert 'streambroker_rest_requests_total{code="304",method="GET"} 2.0' in figures
 
 
 def test_a_job_applies_its_own_ports_and_no_others(

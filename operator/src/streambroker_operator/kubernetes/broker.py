@@ -33,7 +33,7 @@ from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
 from streambroker_operator.kubernetes.lease import Lease, new_identity
 from streambroker_operator.kubernetes.metrics import Figures, Metrics, writes_of
 from streambroker_operator.kubernetes.objects import Objects
-from streambroker_operator.kubernetes.probes import create_probes
+from streambroker_operator.kubernetes.probes import counting, create_probes
 from streambroker_operator.kubernetes.reflector import ReflectorFeeder
 from streambroker_operator.kubernetes.status_writer import StatusWriter
 from streambroker_operator.kubernetes.statuses import Statuses
@@ -133,6 +133,7 @@ class ClusterBroker:
         tls = None if certificate is None else certificate.context
         scheme = "http" if tls is None else "https"
         app = create_app(self.runtime, limits=settings.limits, guard=self._guard())
+        app.middlewares.insert(0, counting(self.metrics))
         try:
             self.url = await self._listen(app, scheme, settings.port, tls)
             probes = create_probes(self._state, self.metrics)
@@ -218,7 +219,7 @@ class ClusterBroker:
             applied=self._applied,
         )
         self.writer = StatusWriter(self._api, self.desk.statuses, leads=self._leads)
-        self.runtime = Runtime(self.store, self._sender, board, self.desk)
+        self.runtime = Runtime(self.store, self._sender, board, self.desk, self._leads)
         self.desk.deliver = self.runtime.deliver
         self.desk.why_cut = self.runtime.why_cut
         self.feeder = self._feeder()
@@ -275,6 +276,10 @@ class ClusterBroker:
     def _lead(self, leads: bool) -> None:
         if leads:
             self.desk.statuses.offer_all()
+            current = self.desk.statuses.programming.runs_current
+            agents = self.runtime.board.registrations()
+            # Whoever led before may have ended before it told them.
+            self.runtime.hint(pe for pe in agents if not current(pe))
         else:
             self.writer.drop_all()
 

@@ -81,6 +81,7 @@ class Endpoints:
 
     def __init__(self) -> None:
         self._shown: dict[str, Shown] = {}
+        self._of_pe: dict[PeKey, set[str]] = {}
         self._known: dict[PeKey, _Known] = {}
         self._accounts: dict[tuple[str, str], str] = {}
         self._floor = 0  # what comes after a withdrawal may not look older than it
@@ -94,7 +95,10 @@ class Endpoints:
             version: of the resource.
         """
         before = self._shown.get(uid)
+        if before is not None and before.pe != shown.pe:
+            self.gone(uid)
         self._shown[uid] = shown
+        self._of_pe.setdefault(shown.pe, set()).add(uid)
         if shown.account is not None:
             self._accounts.setdefault((shown.pe.namespace, shown.pe.job), shown.account)
         news = before is None or before.registration != shown.registration
@@ -107,7 +111,12 @@ class Endpoints:
 
     def gone(self, uid: str) -> None:
         """Take in that a resource is gone; its agent stays known."""
-        self._shown.pop(uid, None)
+        shown = self._shown.pop(uid, None)
+        if shown is not None:
+            uids = self._of_pe[shown.pe]
+            uids.discard(uid)
+            if not uids:
+                del self._of_pe[shown.pe]
 
     def registered(
         self, pe: PeKey, found: Registration, account: str | None, version: int
@@ -122,7 +131,7 @@ class Endpoints:
         """
         if account is not None:
             self._accounts.setdefault((pe.namespace, pe.job), account)
-        written = [shown.at for shown in self._shown.values() if shown.pe == pe]
+        written = (self._shown[uid].at for uid in self._of_pe.get(pe, ()))
         return self._know(pe, found, version, max(written, default=_NEVER))
 
     def _know(self, pe: PeKey, found: Registration, version: int, at: datetime) -> AgentRegistered:
@@ -168,7 +177,7 @@ class Endpoints:
         return self._floor
 
     def _left(self) -> set[PeKey]:
-        return {*self._known, *(shown.pe for shown in self._shown.values())}
+        return {*self._known, *self._of_pe}
 
     def pes(self) -> list[PeKey]:
         """Return the PEs whose agents are known, in order."""

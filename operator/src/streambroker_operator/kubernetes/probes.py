@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from streambroker_operator.kubernetes.health import Probe, State, live, ready
 from streambroker_operator.kubernetes.metrics import CONTENT_TYPE, Metrics
+
+
+def counting(metrics: Metrics) -> Middleware:
+    """Return what counts the answers of REST, to stand before all else."""
+
+    @web.middleware
+    async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        began = time.perf_counter()
+        answer = await handler(request)
+        waits = "wait" in request.query or answer.content_type == "text/event-stream"
+        seconds = None if waits else time.perf_counter() - began
+        metrics.answered(request.method, answer.status, seconds)
+        return answer
+
+    return counted
 
 
 def create_probes(state: Callable[[], State], metrics: Metrics) -> web.Application:
