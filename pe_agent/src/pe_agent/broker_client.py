@@ -5,16 +5,21 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 import threading
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from pe_agent import tls
+from pe_agent.tls import Trust, TrustError
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
 
 MAX_ANSWER = 64 << 20
 """Bytes of an answer that are read."""
+
+_PORTS = {"http": 80, "https": 443}
 
 
 class BrokerUnavailableError(StreambrokerError):
@@ -85,25 +90,30 @@ class BrokerClient:
     """Requests about one PE.
 
     Args:
-        url: base address of the broker, ``http://host:port``.
+        url: base address of the broker, ``http://host:port`` or ``https://host:port``.
         namespace: namespace of the PE.
         token: what to show the broker; None for nothing.
+        trust: from whom its certificate has to come; None for those whom the system trusts.
     """
 
-    def __init__(self, url: str, namespace: str, token: Token | None = None) -> None:
+    def __init__(
+        self, url: str, namespace: str, token: Token | None = None, trust: Trust | None = None
+    ) -> None:
         parts = urlsplit(url)
         try:
-            port = parts.port or 80
+            port = parts.port or _PORTS.get(parts.scheme, 0)
         except ValueError:
             port = 0
-        if parts.scheme != "http" or not parts.hostname or not port:
+        if parts.scheme not in _PORTS or not parts.hostname or not port:
             raise BrokerUnavailableError(
-                f"the broker's address {url!r} is not http://host:port; correct `broker=`."
+                f"the broker's address {url!r} is not http://host:port or https://host:port;"
+                " correct `broker=`."
             )
         self.url = url.rstrip("/")
         self.namespace = namespace
         self._host, self._port = parts.hostname, port
         self._token = token or Token()
+        self._trust = (trust or Trust()) if parts.scheme == "https" else None
 
     def request(
         self,
@@ -133,17 +143,24 @@ class BrokerClient:
             {"namespace": self.namespace, **(query or {})}
         )
         data = None if body is None else json.dumps(body).encode()
-        sent = self._headers(data, headers or {})
+        return self._exchange(method, target, data, self._headers(data, headers or {}), timeout)
+
+    def _exchange(
+        self, method: str, target: str, data: bytes | None, sent: dict[str, str], timeout: float
+    ) -> BrokerAnswer:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         late = threading.Event()
         reached = False
         try:
             connection.connect()
-            reached = True
+            connection.sock = self._secured(connection.sock)
             deadline = threading.Timer(timeout, _cut, (connection.sock, late))
             deadline.daemon = True
             deadline.start()
             try:
+                if isinstance(connection.sock, ssl.SSLSocket):
+                    connection.sock.do_handshake()
+                reached = True
                 connection.request(method, target, body=data, headers=sent)
                 with connection.getresponse() as response:
                     text = response.read(MAX_ANSWER)
@@ -153,14 +170,27 @@ class BrokerClient:
             if late.is_set() or not whole:
                 raise TimeoutError("the answer did not end")
         except (OSError, ValueError, http.client.HTTPException) as error:
+            begun = late.is_set() or (reached and self._trust is not None)
+            remedy = "" if begun else tls.remedy(error, self.url)
             raise BrokerUnavailableError(
                 f"the broker at {self.url} does not answer ({type(error).__name__}: {error})."
-                " Routes stay as they are; try again when it is back.",
+                f" Routes stay as they are. {remedy or 'Try again when it is back.'}",
                 sent=reached,
             ) from error
         finally:
             connection.close()
         return self._answer(response, text)
+
+    def _secured(self, plain: socket.socket) -> socket.socket:
+        """Return the connection to use; where TLS is spoken, it has still to be agreed on."""
+        if self._trust is None:
+            return plain
+        try:
+            context = self._trust.context()
+        except TrustError as error:
+            plain.close()
+            raise BrokerUnavailableError(str(error)) from error
+        return context.wrap_socket(plain, server_hostname=self._host, do_handshake_on_connect=False)
 
     def _headers(self, data: bytes | None, more: dict[str, str]) -> dict[str, str]:
         sent = {"Accept": "application/json", **more}
@@ -192,7 +222,8 @@ def _cut(sock: socket.socket, late: threading.Event) -> None:
     """End a connection whose other side takes too long, piece by piece, for a whole answer."""
     late.set()
     with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+        # Not that of TLS: it would take the encryption away from whoever reads just now.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def pe_path(job: str, pe: int) -> str:

@@ -55,10 +55,13 @@ class AgentProcess:
         linger: float,
         host: str,
         port: int,
+        hint_port: int = 0,
         token: Token | None = None,
+        broker_ca: Path | None = None,
     ) -> None:
         self._pe, self.home = pe, home
         self._broker, self._linger, self._host, self._port = broker, linger, host, port
+        self._hint_port, self._broker_ca = hint_port, broker_ca
         self._token = token or Token()
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
@@ -149,11 +152,15 @@ class AgentProcess:
             self._host,
             "--port",
             str(port),
+            "--hint-port",
+            str(self._hint_port),
             "--linger",
             str(self._linger),
         ]
         if self._broker:
             command += ["--broker", self._broker]
+        if self._broker_ca:
+            command += ["--broker-ca", str(self._broker_ca)]
         command += ["--token-file", str(tokens.write(self._token, self.home / SHOWN_FILE))]
         return command
 

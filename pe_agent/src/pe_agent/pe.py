@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_agent import functions, tokens
+from pe_agent import functions, tls, tokens
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import SOURCE_FIELD, ddl_of, schema_of
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.memory import LastKnown
 from pe_agent.ports import ExportPort, ImportPort
+from pe_agent.tls import Trust
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
@@ -52,15 +53,18 @@ def start(
     linger: float = 60.0,
     host: str = "127.0.0.1",
     port: int = 0,
+    hint_port: int = 0,
     token: str | None = None,
     token_file: str | Path | None = None,
+    broker_ca: str | Path | None = None,
 ) -> PE:
     """Start the PE of a job: its agent process, and the data source in this Spark session.
 
     Args:
         spark: the job's session.
         job: name of the job, a DNS label; unique in its namespace.
-        broker: ``http://host:port``; without it the last known routes hold.
+        broker: ``http://host:port`` or ``https://host:port``; without it the last known routes
+            hold.
         application: name other jobs may import by; default the job's name.
         scope: application scope.
         pe: number of the processing element.
@@ -69,18 +73,22 @@ def start(
         linger: seconds the agent serves on when the driver is gone.
         host: address the agent listens on.
         port: port of the agent; 0 for the one it had before, or any.
+        hint_port: UDP port at which the agent listens for hints of the broker; 0 for any.
         token: what to show the broker; default ``$STREAMBROKER_TOKEN``, or nothing.
         token_file: a file with the token, read again when it changes; excludes ``token``.
+        broker_ca: a file with the certificates to trust of a broker at ``https://``, read again
+            when it changes; default ``$STREAMBROKER_CA``, or those that the system trusts.
 
     Raises:
         TokenError: the token cannot be used, or both ways of giving it are used.
+        TrustError: the file of certificates cannot be used.
         AgentFailedError: the agent did not start, for instance because the port or the data
             directory is in use.
     """
     from pe_agent.datasource import StreambrokerDataSource
 
     key = PeKey.parse(f"{namespace}/{job}/{pe}")
-    shown = tokens.given(token, token_file)
+    shown, trust = tokens.given(token, token_file), tls.given(broker_ca)
     spark.dataSource.register(StreambrokerDataSource)
     process = AgentProcess(
         key,
@@ -89,9 +97,12 @@ def start(
         linger=linger,
         host=host,
         port=port,
+        hint_port=hint_port,
         token=shown,
+        broker_ca=trust.path,
     )
-    return PE(spark, key, process, broker, {"name": application or job, "scope": scope}, shown)
+    named = {"name": application or job, "scope": scope}
+    return PE(spark, key, process, broker, named, shown, trust)
 
 
 class PE:
@@ -111,13 +122,14 @@ class PE:
         broker: str | None,
         application: dict[str, str],
         token: Token | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self.key = key
         self.imports: dict[str, ImportPort] = {}
         self.exports: dict[str, ExportPort] = {}
         self._spark = spark
         self._process = process
-        self._broker = BrokerClient(broker, key.namespace, token) if broker else None
+        self._broker = BrokerClient(broker, key.namespace, token, trust) if broker else None
         self._application = application
         self.known = LastKnown(lambda: self.agent.call("view", timeout=2.0)["view"])
         self._queries: list[_Running] = []

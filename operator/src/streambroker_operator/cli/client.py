@@ -11,11 +11,14 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire import problem as problems
+from streambroker_operator.cli.errors import UsageError
 from streambroker_operator.errors import RequestError
+from streambroker_operator.kubernetes.access import Access, Credentials
 
 BASE = "/api/subscriptions"
 TIMEOUT_S = 30.0
@@ -26,6 +29,8 @@ PATIENCE_S = 60.0
 LIST_TRIES = 3
 REQUEST_ID = "Request-Id"
 
+_NOT_THIS_NAME = (62, 64)
+"""What OpenSSL says of a certificate that is good, and for another name or address."""
 _UNSENT = (ConnectionRefusedError, ValueError, http.client.InvalidURL)
 
 
@@ -36,12 +41,21 @@ class Caller:
         url: such as ``http://127.0.0.1:8470``.
         token: sent as bearer, None for none.
         timeout_s: how long the broker may be silent, in seconds.
+        ca: file of the certificates to trust, PEM; None for those of the system.
     """
 
-    def __init__(self, url: str, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        ca: Path | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
+        self._ca = ca
+        self._trust = Credentials(Access(server=self.url, ca_file=None if ca is None else str(ca)))
         if not self.url.startswith(("http://", "https://")):
             raise RequestError(
                 0, "UrlInvalid", f"{url!r} is not an http:// address; write --url http://host:port."
@@ -98,7 +112,7 @@ class Caller:
                 "BrokerUnavailable",
                 f"The broker at {self.url} took the request and gave no answer: "
                 f"{error.facts.get('reason', error)}. It is not known whether the change was "
-                "made; ask with `streambroker get`.",
+                f"made; ask with `streambroker get`. {error.facts.get('tls', '')}".rstrip(),
             ) from error
 
     def _patient(
@@ -142,6 +156,7 @@ class Caller:
 
         Raises:
             RequestError: the broker refuses or cannot be reached (status 0).
+            UsageError: the file of certificates to trust cannot be used.
         """
         sent = {"Content-Type": "application/json", **(headers or {})}
         if last:
@@ -155,13 +170,27 @@ class Caller:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
             address, data=data, method=method, headers=sent
         )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay)
+        opener = urllib.request.build_opener(*self._handlers())
         try:
             return opener.open(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
             raise _refusal(error, self.url) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self.away(error) from error
+
+    def _handlers(self) -> list[urllib.request.BaseHandler]:
+        """Return what a request is made with: no proxy, no redirection, the CA as it is now."""
+        found: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _Stay()]
+        if self.url.startswith("https://"):
+            try:
+                found.append(urllib.request.HTTPSHandler(context=self._trust.tls()))
+            except OSError as error:  # that of ssl is one, too
+                reason = "it is no PEM" if isinstance(error, ssl.SSLError) else error.strerror
+                raise UsageError(
+                    f"The file {self._ca} of certificates to trust cannot be used: {reason}."
+                    " Correct --ca or STREAMBROKER_CA."
+                ) from error
+        return found
 
     def away(self, error: Exception) -> RequestError:
         """Return the error that says what to do when the broker does not answer."""
@@ -172,14 +201,32 @@ class Caller:
         remedy = "Start one with `streambroker up`, or set STREAMBROKER_URL or --url."
         if isinstance(reason, TimeoutError):
             remedy = "Is it busy or stopped? --request-timeout waits longer."
-        elif isinstance(reason, ssl.SSLError):
-            remedy = "Does it speak http:// only?"
+        told = self._of_tls(reason)
         return RequestError(
             0,
             "BrokerUnavailable",
-            f"No broker answers at {self.url}: {what}. {remedy}",
-            facts={"lost": lost, "reason": what},
+            f"No broker answers at {self.url}: {what}. {told or remedy}",
+            facts={"lost": lost, "reason": what, "tls": told},
         )
+
+    def _of_tls(self, reason: object) -> str:
+        """Return what to do where TLS may be the reason; else nothing."""
+        scheme, _, rest = self.url.partition("://")
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            if reason.verify_code in _NOT_THIS_NAME:
+                return "Its certificate is for another name: use one of those that it is for."
+            return (
+                "Its certificate comes from nobody who is trusted here: give the CA's file with"
+                " --ca or STREAMBROKER_CA."
+            )
+        if isinstance(reason, ssl.SSLError):
+            return f"If it speaks no TLS, use http://{rest}."
+        # Closed without a word, or with an alert: so ends HTTP at a port where TLS is spoken.
+        if scheme == "http" and isinstance(
+            reason, ConnectionResetError | http.client.BadStatusLine
+        ):
+            return f"If it speaks TLS, use https://{rest}."
+        return ""
 
     def items(self, path: str, **query: str) -> list[dict[str, Any]]:
         """Return all items of a list, page by page, all of one version.

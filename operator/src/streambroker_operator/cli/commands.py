@@ -35,7 +35,7 @@ INSTEAD = {
     "logs": "Agents write agent.log in their data directory.",
 }
 """What to use in the place of commands that people know from elsewhere."""
-_WITH_VALUE = ("--url", "-n", "--namespace", "--token-file", "--request-timeout")
+_WITH_VALUE = ("--url", "-n", "--namespace", "--token-file", "--ca", "--request-timeout")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -53,6 +53,7 @@ end
 complete -c streambroker -f -a '(__streambroker_complete)'
 complete -c streambroker -s f -l file -r -F
 complete -c streambroker -l token-file -r -F
+complete -c streambroker -l ca -r -F
 """,
 }
 
@@ -64,7 +65,7 @@ _NAMED = {
     "set-properties": "exports",
 }
 _WITH_VALUE = ("--url", "-n", "--namespace", "-o", "--output", "--request-timeout", "--delete")
-_FILES = ("-f", "--file", "--filename", "--token-file", "--db", "--tokens")
+_FILES = ("-f", "--file", "--filename", "--token-file", "--ca", "--db", "--tokens")
 
 
 def add(commands: Any) -> None:

@@ -72,6 +72,13 @@ def add_shared(command: argparse.ArgumentParser, *, root: bool = False) -> None:
         help="holds the bearer token; default $STREAMBROKER_TOKEN",
     )
     command.add_argument(
+        "--ca",
+        type=Path,
+        metavar="FILE",
+        default=os.environ.get("STREAMBROKER_CA") or None if root else missing,
+        help="certificates to trust at https://, PEM; default $STREAMBROKER_CA, or the system's",
+    )
+    command.add_argument(
         "--request-timeout",
         type=_seconds,
         metavar="SECONDS",
@@ -116,7 +123,8 @@ def caller_of(options: argparse.Namespace) -> Caller:
     Raises:
         UsageError: the token cannot be read.
     """
-    return Caller(options.url, _token(options.token_file), options.request_timeout)
+    token = _token(options.token_file)
+    return Caller(options.url, token, options.request_timeout, options.ca)
 
 
 def _token(file: Path | None) -> str | None:

@@ -21,6 +21,7 @@ from pe_agent.broker_client import (
     BrokerUnavailableError,
     pe_path,
 )
+from pe_agent.tls import Trust
 from pe_agent.tokens import Token
 from streambroker_core.errors import HintError, StreambrokerError
 from streambroker_core.wire import hints, registration
@@ -49,14 +50,20 @@ class BrokerLink:
         location: str,
         instance: str,
         host: str,
+        hint_port: int = 0,
         token: Token | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self._hosts = hosts
         self._token = token or Token()
-        self._client = BrokerClient(url, hosts.pe.namespace, self._token)
+        self._client = BrokerClient(url, hosts.pe.namespace, self._token, trust)
         self._path = pe_path(hosts.pe.job, hosts.pe.pe)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind((host, 0))
+        try:
+            self._socket.bind((host, hint_port))
+        except (OSError, OverflowError):
+            self._socket.close()
+            raise
         self._socket.settimeout(0.5)
         self._registration = registration.Registration(
             instance=instance,

@@ -19,10 +19,11 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from pe_agent import tokens
+from pe_agent import tls, tokens
 from pe_agent.agent.broker_link import BrokerLink
 from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.service import AgentService
+from pe_agent.tls import Trust
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
@@ -48,15 +49,17 @@ class AddressInUseError(StreambrokerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How one agent runs; ``port`` 0 is the port it had before, or any."""
+    """How one agent runs; ``port`` 0 is the port it had before, or any; ``hint_port`` 0 any."""
 
     home: Path
     pe: PeKey
     broker: str | None
     host: str
     port: int
+    hint_port: int
     linger: float
     token: Token
+    trust: Trust
 
 
 def settings(arguments: Sequence[str] | None = None) -> Settings:
@@ -66,7 +69,14 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
     parser.add_argument("--job", required=True)
     parser.add_argument("--pe", type=int, default=0)
     parser.add_argument("--namespace", default=DEFAULT_NAMESPACE)
-    parser.add_argument("--broker", help="http://host:port; without it the last routes hold")
+    parser.add_argument("--broker", help="http[s]://host:port; without it the last routes hold")
+    parser.add_argument(
+        "--broker-ca",
+        type=Path,
+        default=os.environ.get(tls.VARIABLE) or None,
+        help="certificates to trust of a broker at https://, PEM; default $STREAMBROKER_CA, or the"
+        " system's",
+    )
     parser.add_argument(
         "--token-file",
         type=Path,
@@ -74,6 +84,7 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
     )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--hint-port", type=int, default=0, help="for UDP; 0 for any")
     parser.add_argument(
         "--linger",
         type=float,
@@ -88,10 +99,12 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         broker=got.broker,
         host=got.host,
         port=got.port,
+        hint_port=got.hint_port,
         linger=got.linger,
         pe=PeKey.parse(f"{got.namespace}/{got.job}/{got.pe}"),
         # A file that is not there yet is no reason not to serve: the last routes hold.
         token=Token(path=got.token_file) if got.token_file else tokens.given(None, None),
+        trust=Trust(got.broker_ca),
     )
 
 
@@ -113,14 +126,7 @@ class Agent:
         self.location = f"grpc+tcp://{chosen.host}:{self.service.port}"
         self.link = None
         if chosen.broker:
-            self.link = BrokerLink(
-                self.hosts,
-                chosen.broker,
-                location=self.location,
-                instance=self.instance,
-                host=chosen.host,
-                token=chosen.token,
-            )
+            self.link = self._link(chosen.broker)
             self.link.start()
         self._write_address()
         self._stop = threading.Event()
@@ -148,6 +154,26 @@ class Agent:
                         " job with another `port`."
                     ) from error
         raise AssertionError("unreachable")
+
+    def _link(self, broker: str) -> BrokerLink:
+        chosen = self.settings
+        try:
+            return BrokerLink(
+                self.hosts,
+                broker,
+                location=self.location,
+                instance=self.instance,
+                host=chosen.host,
+                hint_port=chosen.hint_port,
+                token=chosen.token,
+                trust=chosen.trust,
+            )
+        except (OSError, OverflowError) as error:
+            raise AddressInUseError(
+                f"the agent of {chosen.pe} cannot listen for hints on"
+                f" {chosen.host}:{chosen.hint_port} ({error}). Stop what uses the port, or start"
+                " the job with another `hint_port`."
+            ) from error
 
     def _write_address(self) -> None:
         path = self.settings.home / ADDRESS_FILE

@@ -1,0 +1,70 @@
+"""Certificates of an authority that is nobody, made anew for each test."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from streambroker_operator.serving import Broker
+
+
+class Authority:
+    """A CA, and one certificate for 127.0.0.1 that comes from it.
+
+    Attributes:
+        ca: file of what to trust.
+        certificate: file of the certificate.
+        key: file of its key.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = {part: folder / f"{name}-{part}" for part in ("ca.crt", "ca.key", "crt", "key")}
+        self.ca, self.certificate, self.key = made["ca.crt"], made["crt"], made["key"]
+        _openssl(
+            made["ca.crt"], made["ca.key"], f"/CN=ca {name}", "basicConstraints=critical,CA:true"
+        )
+        _openssl(
+            self.certificate,
+            self.key,
+            f"/CN={name}",
+            "subjectAltName=IP:127.0.0.1",
+            "-CA",
+            str(made["ca.crt"]),
+            "-CAkey",
+            str(made["ca.key"]),
+        )
+
+    def context(self) -> ssl.SSLContext:
+        """Return what a server shows."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+def _openssl(certificate: Path, key: Path, subject: str, extension: str, *more: str) -> None:
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", subject, "-addext", extension, *more]
+    subprocess.run(
+        [*command, "-out", str(certificate), "-keyout", str(key)],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+
+
+@asynccontextmanager
+async def also_by_tls(broker: Broker, shown: ssl.SSLContext) -> AsyncIterator[int]:
+    """Let a broker answer at one more port, by TLS; yield the port."""
+    site = web.TCPSite(broker._runner, "127.0.0.1", 0, ssl_context=shown)
+    await site.start()
+    try:
+        assert site._server is not None
+        yield int(broker._runner.addresses[-1][1])
+    finally:
+        await site.stop()
