@@ -7,6 +7,7 @@ import json
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -18,6 +19,8 @@ from streambroker_core.errors import StreambrokerError
 
 MAX_ANSWER = 64 << 20
 """Bytes of an answer that are read."""
+
+Sign = Callable[[str, str, bytes], str | None]
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -39,11 +42,18 @@ class BrokerUnavailableError(StreambrokerError):
 
 
 class BrokerRefusedError(StreambrokerError):
-    """The broker answered with a problem. ``status`` is HTTP's, ``problem`` its whole body."""
+    """The broker answered with a problem.
+
+    Attributes:
+        status: of HTTP.
+        problem: the whole body.
+        challenge: the header ``WWW-Authenticate``; empty for none.
+    """
 
     def __init__(self, status: int, problem: dict[str, Any]) -> None:
         self.status = status
         self.problem = problem
+        self.challenge = ""
         self.code = str(problem.get("code") or f"Http{status}")
         super().__init__(str(problem.get("detail") or problem.get("title") or self.code))
 
@@ -94,10 +104,17 @@ class BrokerClient:
         namespace: namespace of the PE.
         token: what to show the broker; None for nothing.
         trust: from whom its certificate has to come; None for those whom the system trusts.
+        sign: returns what to send as ``Authorization`` with a request (method, target, body);
+            None to show the token.
     """
 
     def __init__(
-        self, url: str, namespace: str, token: Token | None = None, trust: Trust | None = None
+        self,
+        url: str,
+        namespace: str,
+        token: Token | None = None,
+        trust: Trust | None = None,
+        sign: Sign = lambda *_: None,
     ) -> None:
         parts = urlsplit(url)
         try:
@@ -113,6 +130,7 @@ class BrokerClient:
         self.namespace = namespace
         self._host, self._port = parts.hostname, port
         self._token = token or Token()
+        self._sign = sign
         self._trust = (trust or Trust()) if parts.scheme == "https" else None
 
     def request(
@@ -143,7 +161,11 @@ class BrokerClient:
             {"namespace": self.namespace, **(query or {})}
         )
         data = None if body is None else json.dumps(body).encode()
-        return self._exchange(method, target, data, self._headers(data, headers or {}), timeout)
+        sent = self._headers(data, headers or {})
+        shown = self._sign(method, target, data or b"") or self._bearer()
+        if shown is not None:
+            sent["Authorization"] = shown
+        return self._exchange(method, target, data, sent, timeout)
 
     def _exchange(
         self, method: str, target: str, data: bytes | None, sent: dict[str, str], timeout: float
@@ -192,11 +214,13 @@ class BrokerClient:
             raise BrokerUnavailableError(str(error)) from error
         return context.wrap_socket(plain, server_hostname=self._host, do_handshake_on_connect=False)
 
-    def _headers(self, data: bytes | None, more: dict[str, str]) -> dict[str, str]:
-        sent = {"Accept": "application/json", **more}
+    def _bearer(self) -> str | None:
         token = self._token.current()
-        if token is not None:
-            sent["Authorization"] = f"Bearer {token}"
+        return None if token is None else f"Bearer {token}"
+
+    @staticmethod
+    def _headers(data: bytes | None, more: dict[str, str]) -> dict[str, str]:
+        sent = {"Accept": "application/json", **more}
         if data is not None:
             sent["Content-Type"] = "application/json"
         return sent
@@ -213,7 +237,9 @@ class BrokerClient:
                 busy=response.status == 429,
             )
         if response.status >= 400:
-            raise _refusal(response.status, parsed if isinstance(parsed, dict) else {})
+            refusal = _refusal(response.status, parsed if isinstance(parsed, dict) else {})
+            refusal.challenge = response.getheader("WWW-Authenticate", "")
+            raise refusal
         headers = {k.lower(): v for k, v in response.getheaders()}
         return BrokerAnswer(response.status, headers, parsed)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.reports import Reporter
+from pe_agent.agent.signing import Signer
 from pe_agent.broker_client import (
     BrokerClient,
     BrokerRefusedError,
@@ -56,7 +57,10 @@ class BrokerLink:
     ) -> None:
         self._hosts = hosts
         self._token = token or Token()
-        self._client = BrokerClient(url, hosts.pe.namespace, self._token, trust)
+        self._signer = Signer(hosts.pe, instance, lambda: hosts.key)
+        self._client = BrokerClient(
+            url, hosts.pe.namespace, self._token, trust, sign=self._signer.header
+        )
         self._path = pe_path(hosts.pe.job, hosts.pe.pe)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
@@ -157,6 +161,17 @@ class BrokerLink:
         self._refused = refused
 
     def _round(self) -> None:
+        """Tell and ask; where a signature is refused, register with the token and do it again."""
+        try:
+            self._ask()
+        except BrokerRefusedError as error:
+            if error.status != 401 or not self._signer.refused(error.challenge):
+                raise
+            log.info("the broker refuses the agent's signature, its token is shown: %s", error)
+            self._register()
+            self._ask()
+
+    def _ask(self) -> None:
         due = time.monotonic() >= self._register_again
         if due or self._token.current() != self._registered_with:
             self._register()
@@ -208,6 +223,7 @@ class BrokerLink:
         self._polls += 1
         answer = self._client.request("GET", self._path, headers=headers)
         self._known = answer.headers.get("agent")
+        self._signer.answered(answer.headers)
         if answer.status == 304:
             point = hints.read_point(answer.headers.get("point", ""))
             if view is not None and point is not None:

@@ -1,0 +1,114 @@
+"""A broker that knows callers as one of a cluster does, over a file instead of an API server."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from streambroker_core.model import PeKey
+from streambroker_operator.hinting import HintSender
+from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
+from streambroker_operator.kubernetes.gate import Gate
+from streambroker_operator.kubernetes.guard import ClusterGuard
+from streambroker_operator.kubernetes.identity import Identities, Reviews
+from streambroker_operator.rest import create_app
+from streambroker_operator.runtime import Runtime
+from streambroker_operator.store import Store
+
+TOKEN = "token-of-the-pod"
+_POD = "authentication.kubernetes.io/pod-"
+_USER = {
+    "username": "system:serviceaccount:default:feed",
+    "uid": "u1",
+    "extra": {f"{_POD}name": ["feed-driver"], f"{_POD}uid": ["p1"]},
+}
+
+
+class Guarded:
+    """Such a broker, its API server, and what it was shown.
+
+    Attributes:
+        url: where it is asked.
+        away: whether the API server gives no answer.
+        forgets: whether no agent is known, as after a restart.
+        shown: method of each request, with the scheme of its ``Authorization``.
+        runtime: what is served.
+    """
+
+    def __init__(self, db: Path) -> None:
+        self.url = ""
+        self.away = self.forgets = False
+        self.shown: list[tuple[str, str]] = []
+        self._store = Store(db)
+        self._sender = HintSender()
+        self.runtime = Runtime(self._store, self._sender, follower=self)
+        self.runtime.start()
+        # No answer is kept: time leaps whenever it is asked for.
+        reviews = Reviews(self, clock=itertools.count(0.0, 100.0).__next__)
+        identities = Identities(reviews, key_of=self._key_of, account_of=self._account_of)
+        self._guard = ClusterGuard(Gate(identities, reviews, self._account_of), lambda *_: ())
+
+    def app(self) -> web.Application:
+        """Return what serves it."""
+
+        @web.middleware
+        async def seen(request: web.Request, handler: Any) -> web.StreamResponse:
+            scheme = request.headers.get("Authorization", "").partition(" ")[0]
+            self.shown.append((request.method, scheme))
+            answer: web.StreamResponse = await handler(request)
+            return answer
+
+        app = create_app(self.runtime, guard=self._guard)
+        app.middlewares.insert(0, seen)
+        return app
+
+    def close(self) -> None:
+        """End it."""
+        self.runtime.close()
+        self._sender.close()
+        self._store.close()
+
+    async def call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, **more: Any
+    ) -> Answer:
+        """Answer a review."""
+        if self.away:
+            raise ApiUnreachableError
+        assert body is not None
+        good = body["spec"].get("token") == TOKEN
+        status = {"authenticated": good, "audiences": ["streambroker"], "user": _USER}
+        return Answer(status=201, body={"status": status})
+
+    def followed(self, event: object, actions: Sequence[object]) -> None:
+        """Take no interest."""
+
+    def acknowledged(self, pe: PeKey, version: str) -> None:
+        """Take no interest."""
+
+    def _key_of(self, pe: PeKey, instance: str) -> bytes | None:
+        found = self.runtime.board.registration(pe)
+        known = found is not None and found.instance == instance and not self.forgets
+        return self.runtime.key(pe, found) if known and found is not None else None
+
+    def _account_of(self, namespace: str, job: str) -> str | None:
+        return self.runtime.owner(PeKey(namespace=namespace, job=job, pe=0))
+
+
+@asynccontextmanager
+async def guarded_broker(db: Path) -> AsyncIterator[Guarded]:
+    """Run one on a free port of this machine."""
+    broker = Guarded(db)
+    runner = web.AppRunner(broker.app(), access_log=None, auto_decompress=False)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    broker.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield broker
+    finally:
+        await runner.cleanup()
+        broker.close()
