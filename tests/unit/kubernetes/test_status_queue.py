@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -148,3 +150,34 @@ class Turns(RuleBasedStateMachine):
 
 
 TestTurns = Turns.TestCase
+
+
+def test_what_changes_all_the_time_is_written_less_and_less_often() -> None:
+    queue: StatusQueue[str] = StatusQueue(1.0)
+    written, now = [], 0.0
+    while now < 60.0:
+        queue.offer("a", now)
+        if queue.take(now) is not None:
+            queue.done("a", now, wrote=True)
+            written.append(now)
+        now += 0.25
+    pauses = [later - earlier for earlier, later in pairwise(written)]
+
+    assert written[0] == 1.0
+    assert pauses[0] < 2.0
+    assert pauses[1:4] == [2.0, 4.0, 8.0]
+    assert set(pauses[4:]) == {10.0}
+
+
+def test_what_was_quiet_for_a_while_or_is_urgent_waits_no_longer_than_anything_else() -> None:
+    queue: StatusQueue[str] = StatusQueue(1.0)
+    for now in (1.0, 2.0, 4.0, 8.0):
+        queue.offer("a", now - 1.0)
+        queue.take(now)
+        queue.done("a", now, wrote=True)
+    queue.offer("a", 9.0, urgent=True)
+    assert queue.take(9.0) == "a"
+    queue.done("a", 9.0, wrote=True)
+
+    queue.offer("a", 40.0)
+    assert queue.take(41.0) == "a"

@@ -10,14 +10,17 @@ import heapq
 import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
 SETTLE_S = 1.0
 """How long a change may settle before it is written, in seconds: most are programmed by then."""
+LONGEST_PACE_S = 10.0
+"""How long what changes all the time waits between two writes at last, in seconds."""
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
+_FEW = 1024
 
 
 def delay_s(attempt: int, jitter: float) -> float:
@@ -39,8 +42,22 @@ class _Entry:
     """It failed before, so `due` may not come sooner."""
 
 
+class _Pace(NamedTuple):
+    """When something was last written, and for how long it may not be again."""
+
+    at: float
+    pace: float
+
+    def counts(self, now: float) -> bool:
+        """Say whether this was a moment ago, as such things go."""
+        return now - self.at < 2 * LONGEST_PACE_S
+
+
 class StatusQueue(Generic[K]):
     """Names in the order in which they are due, the urgent ones first.
+
+    What is written and changes again soon waits longer each time: a status that nobody has time
+    to read only takes the API server's time from the changes themselves.
 
     All times are those of one monotonic clock, in seconds.
 
@@ -55,6 +72,8 @@ class StatusQueue(Generic[K]):
         self._due: tuple[dict[K, None], dict[K, None]] = ({}, {})
         self._taken: dict[K, bool | None] = {}
         self._failures: dict[K, int] = {}
+        self._paces: dict[K, _Pace] = {}
+        self._most_paces = _FEW
         self._number = itertools.count()
 
     def __len__(self) -> int:
@@ -73,9 +92,8 @@ class StatusQueue(Generic[K]):
         if known is not None and (known.urgent or known.held or not urgent):
             known.urgent = known.urgent or urgent
             return
-        self._wait(
-            key, _Entry(due=now if urgent else now + self._settle_s, urgent=urgent, held=False)
-        )
+        due = now if urgent else self._settled_at(key, now)
+        self._wait(key, _Entry(due=due, urgent=urgent, held=False))
 
     def take(self, now: float) -> K | None:
         """Return the next that is due and hold it until `done` or `failed`; None if none is."""
@@ -97,9 +115,21 @@ class StatusQueue(Generic[K]):
             return float("-inf")
         return self._next_waiting()
 
-    def done(self, key: K, now: float) -> None:
-        """Let go of what was taken; what was offered meanwhile gets another turn."""
+    def done(self, key: K, now: float, *, wrote: bool = False) -> None:
+        """Let go of what was taken; what was offered meanwhile gets another turn.
+
+        Args:
+            key: what was taken.
+            now: the time.
+            wrote: whether something was written.
+        """
         self._failures.pop(key, None)
+        if wrote:
+            known = self._paces.get(key)
+            fast = known is not None and known.counts(now)
+            pace = 2 * known.pace if known is not None and fast else self._settle_s
+            self._paces[key] = _Pace(at=now, pace=min(pace, LONGEST_PACE_S))
+            self._forget_paces(now)
         again = self._taken.pop(key, None)
         if again is not None:
             self.offer(key, now, urgent=again)
@@ -128,6 +158,18 @@ class StatusQueue(Generic[K]):
         self._failures.clear()
         for key in self._taken:
             self._taken[key] = None
+
+    def _settled_at(self, key: K, now: float) -> float:
+        """Return when something that was offered has settled."""
+        known = self._paces.get(key)
+        soonest = now + self._settle_s
+        return soonest if known is None else max(soonest, known.at + known.pace)
+
+    def _forget_paces(self, now: float) -> None:
+        """Forget what has long been quiet, now and then."""
+        if len(self._paces) > self._most_paces:
+            self._paces = {key: pace for key, pace in self._paces.items() if pace.counts(now)}
+            self._most_paces = max(_FEW, 2 * len(self._paces))
 
     def _next_waiting(self) -> float | None:
         """Return when the next that waits is due, and forget what was moved since."""

@@ -241,7 +241,8 @@ class StatusWriter:
         self._answered(name, write, answer)
 
     def _answered(self, name: Name, write: StatusWrite, answer: Answer) -> None:
-        if answer.status in (200, 201):
+        wrote = answer.status in (200, 201)
+        if wrote:
             self._outages = 0
             self.figures.written += 1
             self._told(write, answer)
@@ -264,7 +265,7 @@ class StatusWriter:
                 answer.status,
                 str(answer.body.get("message", ""))[:300],
             )
-        self._queue.done(name, self._now())
+        self._queue.done(name, self._now(), wrote=wrote)
 
     def _told(self, write: StatusWrite, answer: Answer) -> None:
         try:
