@@ -13,6 +13,9 @@ from support.cluster import GROUP, ApiServer
 from support.kube_programs import Program, assets
 from support.waiting import until
 
+# What the tests stand on; the tests themselves show most of it every time.
+pytestmark = pytest.mark.long
+
 EXPORTS = f"{GROUP}/namespaces/default/exports"
 TESTS = Path(__file__).parents[2]
 

@@ -27,6 +27,10 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 FEEDERS: tuple[FeederName, FeederName] = ("reflector", "kopf")
 both = pytest.mark.parametrize("feeder", FEEDERS)
+one_now_and_both_at_length = pytest.mark.parametrize(
+    "feeder", ["kopf", pytest.param("reflector", marks=pytest.mark.long)]
+)
+"""For what takes an API server of its own, and many seconds."""
 
 
 @pytest.fixture
@@ -210,7 +214,7 @@ def test_lists_are_asked_for_in_pages_and_as_they_are_now(objects: ClusterObject
 # ---- what happens to servers -----------------------------------------------------------------
 
 
-@both
+@one_now_and_both_at_length
 def test_deletions_while_the_api_server_was_away_are_found(
     own: ClusterObjects, feeder: FeederName
 ) -> None:
@@ -236,7 +240,7 @@ def test_deletions_while_the_api_server_was_away_are_found(
         followed.await_scan(own.api, ["default"])
 
 
-@both
+@one_now_and_both_at_length
 def test_a_board_stays_while_etcd_is_away(own: ClusterObjects, feeder: FeederName) -> None:
     steady = pair(own, "stays")
     with follow(own, feeder).running() as followed:
@@ -283,7 +287,7 @@ def test_an_updated_definition_loses_nothing(own: ClusterObjects, feeder: Feeder
         followed.await_scan(own.api, ["default"])
 
 
-@both
+@one_now_and_both_at_length
 def test_a_deleted_definition_leaves_the_board_and_the_next_list_decides(
     own: ClusterObjects, feeder: FeederName
 ) -> None:
@@ -313,7 +317,7 @@ def test_a_deleted_definition_leaves_the_board_and_the_next_list_decides(
         assert followed.health().reason == ""
 
 
-@both
+@one_now_and_both_at_length
 def test_after_a_restore_of_etcd_the_list_decides_and_what_persists_is_kept(
     own: ClusterObjects, feeder: FeederName, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ async def test_a_change_and_its_being_programmed_are_one_write_each(
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 async def test_a_thousand_resources_have_their_status_in_thirty_seconds_and_then_there_is_rest(
     api: ApiServer, namespace: str
 ) -> None:
