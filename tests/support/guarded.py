@@ -87,7 +87,7 @@ class Guarded:
     def followed(self, event: object, actions: Sequence[object]) -> None:
         """Take no interest."""
 
-    def acknowledged(self, pe: PeKey, version: str) -> None:
+    def acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
         """Take no interest."""
 
     def _key_of(self, pe: PeKey, instance: str) -> bytes | None:

@@ -100,8 +100,8 @@ class Follower(Protocol):
     def followed(self, event: Event, actions: Sequence[Action]) -> None:
         """Take in what an event has done to the board; of several at once, the last has it all."""
 
-    def acknowledged(self, pe: PeKey, version: str) -> None:
-        """Take in which view an agent runs."""
+    def acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
+        """Take in which view an agent runs, and since how many seconds."""
 
 
 class Runtime:
@@ -422,10 +422,10 @@ class Runtime:
         """As above."""
         return self._follower is not None
 
-    def acknowledge(self, pe: PeKey, version: str) -> None:
-        """Take in which view an agent runs, as its own job says."""
+    def acknowledge(self, pe: PeKey, version: str, ago_s: float = 0.0) -> None:
+        """Take in which view an agent runs, and since how many seconds, as its own job says."""
         if self._follower is not None:
-            self._follower.acknowledged(pe, version)
+            self._follower.acknowledged(pe, version, ago_s)
 
     def _warn(self) -> None:
         """Say once that subscriptions have become slow to match."""

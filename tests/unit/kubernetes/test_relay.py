@@ -17,15 +17,19 @@ FEED = pe("default/feed/0")
 
 
 def told(at: float = NOW, runs: Any = None) -> bytes:
-    return json.dumps({"at": at, "runs": {str(FEED): "v1"} if runs is None else runs}).encode()
+    return json.dumps(
+        {"at": at, "runs": {str(FEED): ["v1", 0.5]} if runs is None else runs}
+    ).encode()
 
 
-def read(body: bytes, secret: bytes = SECRET, scheme: str = "Replica") -> list[tuple[PeKey, str]]:
+def read(
+    body: bytes, secret: bytes = SECRET, scheme: str = "Replica"
+) -> list[tuple[PeKey, str, float]]:
     return relay.read(SECRET, f"{scheme} {relay._mac(secret, body)}", body, NOW)
 
 
 def test_a_replica_is_heard() -> None:
-    assert read(told()) == [(FEED, "v1")]
+    assert read(told()) == [(FEED, "v1", 0.5)]
 
 
 @pytest.mark.parametrize("shown", ["", "Replica", "Replica 00", "Bearer token"])
@@ -49,7 +53,10 @@ def test_what_was_told_long_ago_is_refused(at: float) -> None:
         read(told(at))
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", told(runs=[1]), told(runs={"a/b": "v"})])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{}", told(runs=[1]), told(runs={"a/b": ["v", 0]}), told(runs={str(FEED): "v"})],
+)
 def test_what_cannot_be_read_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError):
         read(body)

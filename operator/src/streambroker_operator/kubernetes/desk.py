@@ -52,7 +52,7 @@ class Desk:
         events: EventWriter,
         *,
         leads: Callable[[], bool],
-        relay: Callable[[PeKey, str], None],
+        relay: Callable[[PeKey, str, float], None],
     ) -> None:
         self._board = board
         self._store = store
@@ -114,11 +114,11 @@ class Desk:
                 if import_ is not None:
                     self._events.tell(route_cut(import_, one.was.export, reason), time.time())
 
-    def acknowledged(self, pe: PeKey, version: str) -> None:
-        """Take in which view an agent runs."""
-        self.statuses.heard(pe, version)
+    def acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
+        """Take in which view an agent runs, and since how many seconds."""
+        self.statuses.heard(pe, version, ago_s)
         if not self._leads():
-            self._relay(pe, version)
+            self._relay(pe, version, ago_s)
 
     def told(self, write: StatusWrite, before: Shown, after: Mapping[str, Any]) -> None:
         """Tell people of what a status that was just written says for the first time."""

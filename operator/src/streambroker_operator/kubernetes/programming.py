@@ -86,12 +86,13 @@ class Programming:
         """Forget a resource that is gone."""
         self._needs.pop(uid, None)
 
-    def heard(self, pe: PeKey, version: str) -> bool:
+    def heard(self, pe: PeKey, version: str, ago_s: float = 0.0) -> bool:
         """Take in which view an agent runs; say whether it runs more than it did.
 
         Args:
             pe: whose agent it is.
-            version: as it told by its poll or its report, by whichever replica that came.
+            version: as it told by its poll, by whichever replica that came.
+            ago_s: since when it runs it, in seconds.
         """
         agent = self._agent(pe)
         before = agent.runs_current, agent.ran
@@ -99,7 +100,7 @@ class Programming:
             agent.runs_current = True
             agent.ran = self._change
             if agent.late_since is not None:
-                self._applied(self._clock() - agent.late_since)
+                self._applied(max(0.0, self._clock() - ago_s - agent.late_since))
                 agent.late_since = None
             return not before[0]
         ran = agent.recent.get(version, -1)

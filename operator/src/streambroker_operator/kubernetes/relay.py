@@ -43,13 +43,13 @@ class Relay:
     def __init__(self, secret: bytes, leader: Callable[[], str]) -> None:
         self._secret = secret
         self._leader = leader
-        self._waiting: dict[PeKey, str] = {}
+        self._waiting: dict[PeKey, tuple[str, float]] = {}
         self._news = asyncio.Event()
 
-    def note(self, pe: PeKey, version: str) -> None:
-        """Have it told which view an agent runs."""
+    def note(self, pe: PeKey, version: str, ago_s: float) -> None:
+        """Have it told which view an agent runs, and since how many seconds."""
         if len(self._waiting) < MOST:
-            self._waiting[pe] = version
+            self._waiting[pe] = version, time.monotonic() - ago_s
             self._news.set()
 
     async def run(self) -> None:
@@ -65,7 +65,8 @@ class Relay:
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
         names = list(self._waiting)[:AT_ONCE]
-        told = {str(pe): self._waiting.pop(pe) for pe in names}
+        now, taken = time.monotonic(), {pe: self._waiting.pop(pe) for pe in names}
+        told = {str(pe): [version, now - since] for pe, (version, since) in taken.items()}
         leader = self._leader()
         if not leader:
             return
@@ -79,13 +80,13 @@ class Relay:
 
 
 def handler(
-    secret: bytes, take: Callable[[PeKey, str], None]
+    secret: bytes, take: Callable[[PeKey, str, float], None]
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     """Return what answers `PATH`.
 
     Args:
         secret: of the broker.
-        take: takes which view an agent runs.
+        take: takes which view an agent runs, and since how many seconds.
     """
 
     async def acknowledged(request: web.Request) -> web.Response:
@@ -95,15 +96,15 @@ def handler(
             told = read(secret, shown, body, time.time())
         except RequestError as error:
             return web.Response(status=error.status, text=str(error))
-        for pe, version in told:
-            take(pe, version)
+        for one in told:
+            take(*one)
         return web.Response(status=204)
 
     return acknowledged
 
 
-def read(secret: bytes, shown: str, body: bytes, now: float) -> list[tuple[PeKey, str]]:
-    """Return what another replica tells.
+def read(secret: bytes, shown: str, body: bytes, now: float) -> list[tuple[PeKey, str, float]]:
+    """Return what another replica tells: whose agent runs which view, since how many seconds.
 
     Raises:
         RequestError: 401, it is none, or it told that long ago.
@@ -115,7 +116,8 @@ def read(secret: bytes, shown: str, body: bytes, now: float) -> list[tuple[PeKey
         told = json.loads(body)
         if abs(now - float(told["at"])) > FRESH_S:
             raise _refused()
-        return [(PeKey.parse(pe), str(version)) for pe, version in told["runs"].items()]
+        runs = told["runs"].items()
+        return [(PeKey.parse(pe), str(version), float(ago)) for pe, (version, ago) in runs]
     except (ValueError, KeyError, TypeError, AttributeError, ManifestError) as error:
         raise _refused() from error
 

@@ -132,9 +132,9 @@ class Statuses:
             self.gone(name)
         return there
 
-    def heard(self, pe: PeKey, version: str) -> None:
+    def heard(self, pe: PeKey, version: str, ago_s: float = 0.0) -> None:
         """Take in which view an agent runs, and have looked at what waited for that."""
-        if self.programming.heard(pe, version):
+        if self.programming.heard(pe, version, ago_s):
             for name in self._touching(pe):
                 self._offer(name, False)
 

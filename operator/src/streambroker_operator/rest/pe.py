@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from aiohttp import web
 
 from streambroker_core.model import PeKey
 from streambroker_core.wire import registration, view
 from streambroker_core.wire.hints import point_text
+from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.authentication import (
     CALLER,
     QUIET,
@@ -31,6 +34,8 @@ __all__ = ["PE", "routes"]
 
 routes = web.RouteTableDef()
 
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
+
 
 @routes.get(PE)
 async def get_view(request: web.Request) -> web.Response:
@@ -53,7 +58,7 @@ async def get_view(request: web.Request) -> web.Response:
         headers["Agent"] = registration.tag_of(runtime.key(pe, agent), agent)
     if request[CALLER].owns(pe.namespace, pe.job):
         for tag in known:
-            runtime.acknowledge(pe, tag)
+            runtime.acknowledge(pe, tag, _running_for(request))
         if runtime.acknowledged:
             headers["Acknowledge"] = "at-once"
     if version in known or "*" in known:
@@ -62,6 +67,20 @@ async def get_view(request: web.Request) -> web.Response:
     if found is None:
         raise LookupError("a known PE has a view")
     return json_answer(view.encode(found), headers=headers)
+
+
+def _running_for(request: web.Request) -> float:
+    """Return for how long an agent says that it has run its view, in seconds.
+
+    Raises:
+        RequestError: 400, that is no number of seconds.
+    """
+    text = request.headers.get("Running-For", "0")
+    if _SECONDS.fullmatch(text) is None:
+        raise RequestError(
+            400, "HeaderInvalid", f"Running-For is no number of seconds: {text[:64]!r}."
+        )
+    return float(text)
 
 
 def _current(request: web.Request, pe: PeKey) -> str | None:

@@ -36,6 +36,8 @@ REFUSED_FACTOR = 5
 MOST_DOUBLED = 4
 """How often the pause is doubled, at most, before a broker is asked again that said "later"."""
 SPACING_SECONDS = hints.POLL_SPACING_S
+ACKNOWLEDGE_SECONDS = 0.25
+"""How soon a broker that wants to know hears that a view is run, unless the next poll tells it."""
 REGISTER_SECONDS = 600.0
 """How often an agent registers though the broker shows that it knows it."""
 
@@ -89,6 +91,8 @@ class BrokerLink:
         self._refused: str | None = None
         self._refused_hints = 0
         self._polls = 0
+        # Whether the broker waits to hear that the view is run, and since when it is.
+        self._owes, self._runs_since = False, 0.0
         hosts.broker_status = self.status
         self._reports = Reporter(
             lambda: hosts.actions["status"]({}),
@@ -129,6 +133,7 @@ class BrokerLink:
             pause = self._poll_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - jitter
             try:
                 self._round()
+                pause = min(pause, ACKNOWLEDGE_SECONDS) if self._owes else pause
                 if self._away:
                     log.info("broker is back", extra={"broker": self._client.url})
                 self._away, self._refused, self._told_later = False, None, 0
@@ -220,10 +225,13 @@ class BrokerLink:
     def _poll(self) -> None:
         view = self._hosts.routes.view
         headers = {"If-None-Match": f'"{view.version}"'} if view and view.version else {}
+        if self._owes:
+            headers["Running-For"] = f"{time.monotonic() - self._runs_since:.3f}"
         self._polls += 1
         answer = self._client.request("GET", self._path, headers=headers)
         self._known = answer.headers.get("agent")
         self._signer.answered(answer.headers)
+        self._owes = False
         if answer.status == 304:
             point = hints.read_point(answer.headers.get("point", ""))
             if view is not None and point is not None:
@@ -233,8 +241,7 @@ class BrokerLink:
         if self._take(taken.version, taken.point):
             self._hosts.routes.apply(taken)
             if "acknowledge" in answer.headers:
-                # Whoever waits for the change hears of it now, and not with the next poll.
-                self._wake.set()
+                self._owes, self._runs_since = True, time.monotonic()
 
     # -- declarations ------------------------------------------------------------------------
 
