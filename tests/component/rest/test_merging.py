@@ -209,7 +209,7 @@ async def test_a_resource_does_not_grow_piece_by_piece_beyond_what_a_request_may
         await rest("PUT", port, {"properties": {}})
         statuses = []
         for number in range(12):
-            value = [f"{number:02d}{item:08d}" for item in range(400)]
+            value = [f"{number:02d}{item:016d}" for item in range(250)]
             answer = await rest("PUT", f"{port}/property/p{number}", value)
             statuses.append(answer.status)
         whole = await rest("GET", port)
