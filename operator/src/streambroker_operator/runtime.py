@@ -11,7 +11,9 @@ import asyncio
 import gc
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -69,6 +71,8 @@ _OfResource: TypeAlias = ExportApplied | ExportRemoved | ImportApplied | ImportR
 
 _MANY = 1000
 """Resources that are worth freezing."""
+_TURN_S = 0.01
+"""So long a first list is taken in before others have their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,24 +141,18 @@ class Runtime:
         self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
         self._closing = False
         self._warned = False
+        self._loading: asyncio.Task[None] | None = None
+        # What the feed tells while a list is being taken in.
+        self._held_back: list[Event] | None = None
         self.heard = Heard()
         self.changes = ChangeLog(
             secrets.token_hex(8), self.board, backing.get, self.why_cut, self.heard
         )
 
     def start(self) -> None:
-        """Fill the board with what is kept; before this, or before the feed, there are no views.
-
-        What was loaded stays: the collector of garbage is kept from looking for
-        rubbish in it, which for 100,000 resources takes most of a second each time.
-        """
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        """Fill the board with what is kept; before this, or before the feed, there are no views."""
+        with _without_collector():
             self._fill(self._backing.load())
-        finally:
-            if collecting:
-                gc.enable()
         if self.board.synced:
             self._begin()
 
@@ -174,9 +172,43 @@ class Runtime:
             if self._follower is not None:
                 self._follower.followed(event, ())
 
+    async def load(self, event: Event) -> None:
+        """Take in a list that the feed tells, and let others have their turn meanwhile.
+
+        Only the first lists are long work. Whoever cancels this does not cut it short: a board
+        that is half told would never learn the rest.
+        """
+        if self.board.synced:
+            self.deliver(event)
+            return
+        self._loading = asyncio.create_task(self._load(event, self._loading))
+        await asyncio.shield(self._loading)
+
+    async def _load(self, event: Event, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        self._held_back = []
+        turn = time.monotonic()
+        with _without_collector():
+            for action in self.board.steps((event,)):
+                if isinstance(action, Hint):
+                    self._hint(action)
+                if time.monotonic() - turn > _TURN_S:
+                    await asyncio.sleep(0)
+                    turn = time.monotonic()
+        held_back, self._held_back = self._held_back, None
+        if self._follower is not None:
+            self._follower.followed(event, ())
+        if self.board.synced:
+            self._begin()
+        for later in held_back:
+            self.deliver(later)
+
     def deliver(self, event: Event) -> None:
         """Take in what the feed tells."""
-        if not self.board.synced:
+        if self._held_back is not None:
+            self._held_back.append(event)
+        elif not self.board.synced:
             self._fill((event,))
             if self.board.synced:
                 self._begin()
@@ -508,6 +540,21 @@ class Runtime:
         key = self.key(order.pe, registration)
         datagram = hints.encode(key, str(order.pe), order.version, order.point)
         self.sender.send(order.pe, registration.hint, datagram)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the collector of garbage from looking for it in what is being loaded, and stays.
+
+    For 100,000 resources that takes most of a second each time.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _applied(stored: Stored) -> ExportApplied | ImportApplied:

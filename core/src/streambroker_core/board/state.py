@@ -138,49 +138,62 @@ class Board:
 
         The first list of a broker calls for one per resource and PE, which are never all there.
         """
+        return (action for action in self.steps(events) if action is not None)
+
+    def steps(self, events: Iterable[Event]) -> Iterator[Action | None]:
+        """Do what `orders` does in small steps; those that call for nothing are None.
+
+        Between two steps other work may have its turn, but none that tells or asks the board:
+        it is only half told.
+        """
         for event in events:
-            self._take(event)
-        if self.synced:
+            yield from self._take(event)
+        if self._exports.shelf.synced and self._imports.shelf.synced:
             yield from self._settle()
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Event) -> Iterator[None]:
         match event:
             case ExportApplied(export=export, version=version, early=early):
-                self._export_changes(self._exports.shelf.apply(export, version, early=early))
+                return self._export_changes(self._exports.shelf.apply(export, version, early=early))
             case ExportRemoved(uid=uid, version=version, early=early):
-                self._export_changes(self._exports.shelf.remove(uid, version, early=early))
+                return self._export_changes(self._exports.shelf.remove(uid, version, early=early))
             case ImportApplied(import_=import_, version=version, early=early):
-                self._import_changes(self._imports.shelf.apply(import_, version, early=early))
+                return self._import_changes(
+                    self._imports.shelf.apply(import_, version, early=early)
+                )
             case ImportRemoved(uid=uid, version=version, early=early):
-                self._import_changes(self._imports.shelf.remove(uid, version, early=early))
+                return self._import_changes(self._imports.shelf.remove(uid, version, early=early))
             case Synced():
-                self._synced(event)
-            case Unreadable() | PointMoved() | FeedLost() | CaughtUp():
+                return self._synced(event)
+            case Unreadable(kind="Export"):
+                return self._export_changes(self._exports.shelf.apply(event, event.version))
+            case Unreadable():
+                return self._import_changes(self._imports.shelf.apply(event, event.version))
+            case PointMoved() | FeedLost() | CaughtUp():
                 self._feed(event)
             case AgentRegistered() | PeDeclared() | PeWithdrawn():
                 self._agent(event)
+        return iter(())
 
-    def _synced(self, event: Synced) -> None:
+    def _synced(self, event: Synced) -> Iterator[None]:
         unread = [(what, what.version) for what in event.unreadable]
         if event.kind == "Export":
             exports = cast("Iterable[tuple[Export, int]]", event.listed)
-            self._export_changes(self._exports.shelf.relist(chain(exports, unread), event.version))
-        else:
-            imports = cast("Iterable[tuple[Import, int]]", event.listed)
-            self._import_changes(self._imports.shelf.relist(chain(imports, unread), event.version))
+            found = self._exports.shelf.relist(chain(exports, unread), event.version)
+            return self._export_changes(found)
+        imports = cast("Iterable[tuple[Import, int]]", event.listed)
+        return self._import_changes(
+            self._imports.shelf.relist(chain(imports, unread), event.version)
+        )
 
-    def _feed(self, event: Unreadable | PointMoved | FeedLost | CaughtUp) -> None:
-        """Take in what is not about a resource that can be read."""
+    def _feed(self, event: PointMoved | FeedLost | CaughtUp) -> None:
+        """Take in what is about no resource, or changes none."""
         if isinstance(event, CaughtUp):
             self._forget(event.version, event.kind)
         elif isinstance(event, FeedLost):
             self._side(event.kind).shelf.lost()
-        elif isinstance(event, PointMoved):
-            self._side(event.kind).shelf.touch(event.uid, event.version)
-        elif event.kind == "Export":
-            self._export_changes(self._exports.shelf.apply(event, event.version))
         else:
-            self._import_changes(self._imports.shelf.apply(event, event.version))
+            self._side(event.kind).shelf.touch(event.uid, event.version)
 
     def _agent(self, event: AgentRegistered | PeDeclared | PeWithdrawn) -> None:
         pe = event.pe
@@ -233,9 +246,10 @@ class Board:
             if peer is not None:
                 self._touch(peer.key.owner)
 
-    def _export_changes(self, changes: Iterable[Change[Export]]) -> None:
+    def _export_changes(self, changes: Iterable[Change[Export]]) -> Iterator[None]:
         concerned: dict[str, Export | None] = {}
         for change in changes:
+            yield None
             if _moves(change) and change.old is not None:
                 for peer, was, _ in self._exports.pair(change.old, {}, self._imports):
                     self._mark("Import", peer)
@@ -251,6 +265,7 @@ class Board:
                     self._matcher.put_export(export)
         self._marks.doubt(concerned)
         for uid, export in concerned.items():
+            yield None
             if export is None:
                 continue
             outcomes = self._matcher.matches_of_export(uid)
@@ -259,9 +274,10 @@ class Board:
                 if was is not now:
                     self._move(export, self._imports.shelf.get(peer), was, now)
 
-    def _import_changes(self, changes: Iterable[Change[Import]]) -> None:
+    def _import_changes(self, changes: Iterable[Change[Import]]) -> Iterator[None]:
         concerned: dict[str, Import | None] = {}
         for change in changes:
+            yield None
             if _moves(change) and change.old is not None:
                 for peer, was, _ in self._imports.pair(change.old, {}, self._exports):
                     self._mark("Export", peer)
@@ -276,10 +292,13 @@ class Board:
                     self._matcher.remove_import(uid)
                 else:
                     self._matcher.put_import(import_)
-        for uid, outcomes in self._matches_of_imports(concerned):
-            import_ = concerned[uid]
+        matches: dict[str, Mapping[str, Outcome]] = {}
+        yield from self._match_imports(concerned, matches)
+        for uid, import_ in concerned.items():
+            yield None
             if import_ is None:
                 continue
+            outcomes = matches.get(uid, {})
             for peer, was, now in self._imports.pair(import_, outcomes, self._exports):
                 self._mark("Export", peer)
                 if was is not now:
@@ -310,22 +329,26 @@ class Board:
             route = None if old is None else route_of(export, import_, old)
             self._moved.setdefault((export.uid, import_.uid), route)
 
-    def _matches_of_imports(
-        self, uids: Collection[str]
-    ) -> Iterable[tuple[str, Mapping[str, Outcome]]]:
-        """Return the outcomes of Imports, asked from the side that is quicker.
+    def _match_imports(
+        self, uids: Collection[str], matches: dict[str, Mapping[str, Outcome]]
+    ) -> Iterator[None]:
+        """Look up the outcomes of Imports, asked from the side that is quicker.
 
         From the Exports' side if most Imports are asked for: then little is found in vain.
         """
         most = 2 * len(uids) > len(self._imports.shelf)
         if not most or len(uids) * _DEARER < len(self._exports.shelf):
-            return ((uid, self._matcher.matches_of_import(uid)) for uid in uids)
+            for uid in uids:
+                matches[uid] = self._matcher.matches_of_import(uid)
+                yield None
+            return
         found: dict[str, dict[str, Outcome]] = {}
         for export in self._exports.shelf:
             for uid, outcome in self._matcher.matches_of_export(export.uid).items():
                 if uid in uids:
                     found.setdefault(uid, {})[export.uid] = outcome
-        return ((uid, found.get(uid, {})) for uid in uids)
+            yield None
+        matches.update(found)
 
     def _mark(
         self, kind: Kind, uid: str, change: Change[Export] | Change[Import] | None = None
@@ -424,8 +447,8 @@ class Board:
 
     @property
     def synced(self) -> bool:
-        """Whether both kinds have been listed once; else there are no views."""
-        return self._exports.shelf.synced and self._imports.shelf.synced
+        """Whether both kinds have been listed once, and looked at; else there are no views."""
+        return self._settled
 
     @property
     def stale(self) -> bool:

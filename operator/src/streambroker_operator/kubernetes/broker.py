@@ -144,7 +144,7 @@ class ClusterBroker:
             raise
         self._beat = _now()
         parts: list[Coroutine[Any, Any, None]] = [
-            self.feeder.run(self._deliver),
+            self.feeder.run(self._deliver, self.runtime.load),
             self.lease.run(),
             self.writer.run(),
             self._events.run(),

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from streambroker_core.board import Event
+from streambroker_core.board import Event, Synced
 from streambroker_core.model import Kind
 from streambroker_core.wire.manifest import API_VERSION, GROUP
 from streambroker_operator.kubernetes.client import (
@@ -50,6 +50,8 @@ _FETCHED_ONE_BY_ONE = 100
 """More than this and a list is cheaper."""
 
 Deliver = Callable[[Event], None]
+Load = Callable[[Event], Awaitable[None]]
+"""Takes a whole list, which may take some turns of the loop."""
 Look = Callable[[Kind, Body, bool], None]
 """Takes each whole object that was seen, and whether by a list."""
 Change = tuple["str | None", Body]
@@ -86,7 +88,7 @@ class FeedHealth:
 class Feeder(Protocol):
     """Follows an API server and tells the board."""
 
-    async def run(self, deliver: Deliver) -> None:
+    async def run(self, deliver: Deliver, load: Load | None = None) -> None:
         """Follow until cancelled; events are delivered in the loop's thread."""
 
     def health(self) -> FeedHealth:
@@ -125,6 +127,7 @@ class KindFeed:
         namespaces: those to watch; empty for all.
         deliver: takes the events for the board.
         look: takes the objects themselves, before the events that come of them.
+        load: takes whole lists; as ``deliver`` by default.
 
     Attributes:
         following: what is known.
@@ -144,6 +147,7 @@ class KindFeed:
         namespaces: Sequence[str],
         deliver: Deliver,
         look: Look = lambda *_: None,
+        load: Load | None = None,
     ) -> None:
         self.kind = kind
         self.following = Following(kind)
@@ -153,6 +157,7 @@ class KindFeed:
         self.last_error = self.reason = ""
         self._deliver = deliver
         self._look = look
+        self._load = load
         self._lock = asyncio.Lock()
         self._crd = f"{_CRDS}/{PLURAL[kind]}.{GROUP}"
         self._crd_uid = ""
@@ -215,7 +220,11 @@ class KindFeed:
                 doubted = version
                 await asyncio.sleep(self.client.timing.confirm_s)
             self._crd_uid = crd
-            self._tell(self.following.listed(found, version, restored=odd))
+            for event in self.following.listed(found, version, restored=odd):
+                if isinstance(event, Synced) and self._load is not None:
+                    await self._load(event)
+                else:
+                    self._deliver(event)
             self.reason = ""
             self.relists += 1
             self.alive()
@@ -407,10 +416,11 @@ class ApiFeeder:
         self.namespaces = tuple(namespaces)
         self.feeds: dict[Kind, KindFeed] = {}
 
-    async def run(self, deliver: Deliver) -> None:
+    async def run(self, deliver: Deliver, load: Load | None = None) -> None:
         """Follow until cancelled; events are delivered in the loop's thread."""
         self.feeds = {
-            kind: KindFeed(self.client, kind, self.namespaces, deliver, self.look) for kind in KINDS
+            kind: KindFeed(self.client, kind, self.namespaces, deliver, self.look, load)
+            for kind in KINDS
         }
         try:
             await together(*self.parts())
