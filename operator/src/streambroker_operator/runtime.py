@@ -11,9 +11,7 @@ import asyncio
 import gc
 import logging
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -62,6 +60,7 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.heard import Heard
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.idempotency import Answered
+from streambroker_operator.long_work import in_turns, without_collector
 from streambroker_operator.store import Stored
 from streambroker_operator.terms import FREELY, Terms, Touched
 
@@ -71,8 +70,6 @@ _OfResource: TypeAlias = ExportApplied | ExportRemoved | ImportApplied | ImportR
 
 _MANY = 1000
 """Resources that are worth freezing."""
-_TURN_S = 0.01
-"""So long a first list is taken in before others have their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +148,7 @@ class Runtime:
 
     def start(self) -> None:
         """Fill the board with what is kept; before this, or before the feed, there are no views."""
-        with _without_collector():
+        with without_collector():
             self._fill(self._backing.load())
         if self.board.synced:
             self._begin()
@@ -188,14 +185,8 @@ class Runtime:
         if before is not None:
             await before
         self._held_back = []
-        turn = time.monotonic()
-        with _without_collector():
-            for action in self.board.steps((event,)):
-                if isinstance(action, Hint):
-                    self._hint(action)
-                if time.monotonic() - turn > _TURN_S:
-                    await asyncio.sleep(0)
-                    turn = time.monotonic()
+        with without_collector():
+            await in_turns(self._steps(event))
         held_back, self._held_back = self._held_back, None
         if self._follower is not None:
             self._follower.followed(event, ())
@@ -203,6 +194,12 @@ class Runtime:
             self._begin()
         for later in held_back:
             self.deliver(later)
+
+    def _steps(self, event: Event) -> Iterator[None]:
+        for action in self.board.steps((event,)):
+            if isinstance(action, Hint):
+                self._hint(action)
+            yield
 
     def deliver(self, event: Event) -> None:
         """Take in what the feed tells."""
@@ -540,21 +537,6 @@ class Runtime:
         key = self.key(order.pe, registration)
         datagram = hints.encode(key, str(order.pe), order.version, order.point)
         self.sender.send(order.pe, registration.hint, datagram)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Keep the collector of garbage from looking for it in what is being loaded, and stays.
-
-    For 100,000 resources that takes most of a second each time.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _applied(stored: Stored) -> ExportApplied | ImportApplied:

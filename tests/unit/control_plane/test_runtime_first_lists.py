@@ -10,7 +10,7 @@ import pytest
 
 from streambroker_core.board import Board, ImportApplied, Synced
 from streambroker_core.model import Resource
-from streambroker_operator import runtime as module
+from streambroker_operator import long_work
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Store
@@ -24,7 +24,7 @@ LATE = import_of("late/p", uid="late")
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
-    monkeypatch.setattr(module, "_TURN_S", 0.0)
+    monkeypatch.setattr(long_work, "TURN_S", -1.0)
     store, sender = Store(tmp_path / "broker.db"), HintSender()
     yield Runtime(store, sender)
     sender.close()

@@ -257,10 +257,21 @@ def test_a_lost_feed_changes_no_status() -> None:
     assert [bench.write(name) for name in (EXPORT, IMPORT, NEWS)] == [None, None, None]
 
 
-def test_before_both_kinds_are_read_nothing_is_written() -> None:
+def test_before_both_kinds_are_read_nothing_is_written_and_then_everything() -> None:
     board = Board()
-    statuses = Statuses(board, lambda name, urgent: None)
-    event = Synced(kind="Export", listed=((FEED, 1),), version=1)
-    statuses.followed(event, board.handle(event))
+    offers: list[Name] = []
+    statuses = Statuses(board, lambda name, urgent: offers.append(name))
+    for name in (EXPORT, IMPORT):
+        metadata = {"uid": name[1], "resourceVersion": "1"}
+        statuses.look(name[0], {"metadata": metadata}, True)
+    first = Synced(kind="Export", listed=((FEED, 1),), version=1)
+    statuses.followed(first, board.handle(first))
 
+    assert offers == []
     assert statuses.draw(EXPORT) is None
+
+    second = Synced(kind="Import", listed=((ALERTS, 1),), version=1)
+    statuses.followed(second, board.handle(second))
+
+    assert set(offers) == {EXPORT, IMPORT}
+    assert statuses.draw(EXPORT) is not None

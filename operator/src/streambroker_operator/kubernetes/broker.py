@@ -39,6 +39,7 @@ from streambroker_operator.kubernetes.status_writer import StatusWriter
 from streambroker_operator.kubernetes.statuses import Statuses
 from streambroker_operator.kubernetes.tls import Certificate
 from streambroker_operator.kubernetes.writes import KubernetesStore, read_secret
+from streambroker_operator.long_work import in_turns
 from streambroker_operator.rest import create_app
 from streambroker_operator.rest.app import MAX_HEADER
 from streambroker_operator.rest.limits import Limits
@@ -110,6 +111,7 @@ class ClusterBroker:
         self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[web.AppRunner] = []
         self._closing = False
+        self._looking: asyncio.Task[None] | None = None
         self._beat = 0.0
         self._hints_lost = 0
         self.url = self.probes_url = ""
@@ -160,9 +162,10 @@ class ClusterBroker:
         """Answer what is under way, let others lead, then close everything."""
         self._closing = True
         self.runtime.close()
-        for task in self._tasks:
+        ending = [*self._tasks, *([] if self._looking is None else [self._looking])]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
         await self.lease.release()
         for runner in self._runners:
             await runner.cleanup()
@@ -217,6 +220,7 @@ class ClusterBroker:
             steered=lambda name: self.store.steering.words(name[1]),
             told=self.desk.told,
             applied=self._applied,
+            all_anew=self._all_anew,
         )
         self.writer = StatusWriter(self._api, self.desk.statuses, leads=self._leads)
         self.runtime = Runtime(self.store, self._sender, board, self.desk, self._leads)
@@ -275,13 +279,19 @@ class ClusterBroker:
 
     def _lead(self, leads: bool) -> None:
         if leads:
-            self.desk.statuses.offer_all()
+            self._all_anew()
             current = self.desk.statuses.programming.runs_current
             agents = self.runtime.board.registrations()
             # Whoever led before may have ended before it told them.
             self.runtime.hint(pe for pe in agents if not current(pe))
         else:
             self.writer.drop_all()
+
+    def _all_anew(self) -> None:
+        """Have all statuses looked at, while everything else has its turn."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = asyncio.create_task(in_turns(self.desk.statuses.offering()))
 
     def _applied(self, seconds: float) -> None:
         self.metrics.applied(seconds)

@@ -32,6 +32,7 @@ from streambroker_operator.kubernetes.following import (
     mark_of,
     sighting_of,
 )
+from streambroker_operator.long_work import without_collector
 
 _log = logging.getLogger("streambroker.kubernetes")
 
@@ -258,7 +259,8 @@ class KindFeed:
             self._look(self.kind, body, True)
             found.append(self.following.read(sighting))
 
-        return found, await self._list(take)
+        with without_collector():
+            return found, await self._list(take)
 
     async def _marks(self) -> tuple[list[Mark], int]:
         found: list[Mark] = []

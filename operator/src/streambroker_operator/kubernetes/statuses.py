@@ -47,6 +47,7 @@ class Statuses:
         told: takes the status before and after a write.
         applied: takes the seconds from a changed view until its agent runs it.
         clock: seconds since 1970.
+        all_anew: has all resources looked at, after a list; at once by default.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class Statuses:
         told: Callable[[StatusWrite, Shown, Mapping[str, Any]], None] = lambda *_: None,
         applied: Callable[[float], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
+        all_anew: Callable[[], None] | None = None,
     ) -> None:
+        self._all_anew = all_anew or self.offer_all
         self._board = board
         self._offer = offer
         self._steered = steered
@@ -118,19 +121,19 @@ class Statuses:
         if changed is not None:
             names.add(changed)
         if isinstance(event, Synced):
-            names.update(self._listed(event))
+            self._forget_unlisted(event)
+            if self._board.synced:
+                self._all_anew()
         if isinstance(event, AgentRegistered | PeWithdrawn):
             names.update(self._touching(event.pe))
         for name in names:
             self._offer(name, self._urgent(name))
 
-    def _listed(self, event: Synced) -> set[Name]:
-        """Forget what a list does not have; return what it has."""
+    def _forget_unlisted(self, event: Synced) -> None:
         there: set[Name] = {(event.kind, resource.uid) for resource, _ in event.listed}
         there.update((event.kind, unread.uid) for unread in event.unreadable)
         for name in [name for name in self._shown if name[0] == event.kind and name not in there]:
             self.gone(name)
-        return there
 
     def heard(self, pe: PeKey, version: str, ago_s: float = 0.0) -> None:
         """Take in which view an agent runs, and have looked at what waited for that."""
@@ -139,9 +142,15 @@ class Statuses:
                 self._offer(name, False)
 
     def offer_all(self) -> None:
-        """Have everything looked at: this process leads from now on."""
+        """Have everything looked at: a list came, or this process leads from now on."""
+        for _ in self.offering():
+            pass
+
+    def offering(self) -> Iterator[None]:
+        """Do what `offer_all` does in small steps, between which anything may happen."""
         for name in list(self._shown):
             self._offer(name, self._urgent(name))
+            yield
 
     # ---- what goes out ---------------------------------------------------
 
