@@ -21,16 +21,26 @@ async def in_turns(steps: Iterable[None]) -> None:
             began = time.monotonic()
 
 
+class _Users:
+    """How many there are that want no collector now, and whether it is to be back after them."""
+
+    count = 0
+    collecting = True
+
+
 @contextmanager
 def without_collector() -> Iterator[None]:
     """Keep the collector of garbage from looking for it in what is being loaded, and stays.
 
     For 100,000 resources that takes most of a second each time.
     """
-    collecting = gc.isenabled()
-    gc.disable()
+    if _Users.count == 0:
+        _Users.collecting = gc.isenabled()
+        gc.disable()
+    _Users.count += 1
     try:
         yield
     finally:
-        if collecting:
+        _Users.count -= 1
+        if _Users.count == 0 and _Users.collecting:
             gc.enable()

@@ -151,14 +151,13 @@ class Runtime:
         with without_collector():
             self._fill(self._backing.load())
         if self.board.synced:
-            self._begin()
+            self._keep_from_collector()
+            self._warn()
 
-    def _begin(self) -> None:
-        """Take the board as it is for known, now that it is filled."""
+    def _keep_from_collector(self) -> None:
         figures = self.board.figures()
         if figures.exports + figures.imports >= _MANY:
             gc.freeze()
-        self._warn()
 
     def _fill(self, events: Iterable[Event]) -> None:
         # Nobody follows yet and nobody waits: of all that the board orders only hints go out.
@@ -190,8 +189,9 @@ class Runtime:
         held_back, self._held_back = self._held_back, None
         if self._follower is not None:
             self._follower.followed(event, ())
+        self._keep_from_collector()
         if self.board.synced:
-            self._begin()
+            self._warn()
         for later in held_back:
             self.deliver(later)
 
@@ -208,7 +208,8 @@ class Runtime:
         elif not self.board.synced:
             self._fill((event,))
             if self.board.synced:
-                self._begin()
+                self._keep_from_collector()
+                self._warn()
         elif isinstance(event, AgentRegistered):
             self._agent(event)
         else:

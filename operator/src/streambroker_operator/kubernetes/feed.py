@@ -207,29 +207,33 @@ class KindFeed:
         """
         async with self._lock:
             self.wanted.clear()
-            doubted: int | None = None
-            while True:
-                asked_at = self.following.high
-                crd = await self._definition()
-                found, version = await self._whole()
-                if await self._definition() != crd:
-                    raise CrdMissingError
-                marks = (listed.mark for listed in found)
-                odd = self.following.contradicts(marks, version, asked_at)
-                if not odd or (doubted is not None and version >= doubted):
-                    break
-                doubted = version
-                await asyncio.sleep(self.client.timing.confirm_s)
-            self._crd_uid = crd
-            for event in self.following.listed(found, version, restored=odd):
-                if isinstance(event, Synced) and self._load is not None:
-                    await self._load(event)
-                else:
-                    self._deliver(event)
-            self.reason = ""
-            self.relists += 1
-            self.alive()
-            return version
+            with without_collector():
+                return await self._relist()
+
+    async def _relist(self) -> int:
+        doubted: int | None = None
+        while True:
+            asked_at = self.following.high
+            crd = await self._definition()
+            found, version = await self._whole()
+            if await self._definition() != crd:
+                raise CrdMissingError
+            marks = (listed.mark for listed in found)
+            odd = self.following.contradicts(marks, version, asked_at)
+            if not odd or (doubted is not None and version >= doubted):
+                break
+            doubted = version
+            await asyncio.sleep(self.client.timing.confirm_s)
+        self._crd_uid = crd
+        for event in self.following.listed(found, version, restored=odd):
+            if isinstance(event, Synced) and self._load is not None:
+                await self._load(event)
+            else:
+                self._deliver(event)
+        self.reason = ""
+        self.relists += 1
+        self.alive()
+        return version
 
     async def _definition(self) -> str:
         """Return the uid of the custom resource definition.
@@ -259,8 +263,7 @@ class KindFeed:
             self._look(self.kind, body, True)
             found.append(self.following.read(sighting))
 
-        with without_collector():
-            return found, await self._list(take)
+        return found, await self._list(take)
 
     async def _marks(self) -> tuple[list[Mark], int]:
         found: list[Mark] = []
