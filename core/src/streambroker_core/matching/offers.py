@@ -19,6 +19,8 @@ from streambroker_core.model import Export, StreamName
 
 _FEW = 32
 """Fewer Exports say nothing about which conditions are rare."""
+_UNFILED = 256
+"""So many wait to be filed at most: nobody who looks something up finds much to do first."""
 _COUNTED = 16
 """So many different numbers are counted one by one; of more the average is taken."""
 _GUESSED = 0.05
@@ -33,7 +35,8 @@ class Offers:
     """Every value of every attribute, and which Exports have it.
 
     Lists are there by their elements, numbers in order, too. All of it follows
-    each change.
+    each change: a new Export is filed when somebody looks it up next, since whom it
+    meets does not wait for that.
     """
 
     def __init__(self) -> None:
@@ -41,6 +44,7 @@ class Offers:
         self._holders: dict[Attribute, dict[Any, _Uids]] = {}
         self._numbers: dict[str, Ordered] = {}
         self._streams: dict[str, set[str]] = {}
+        self._unfiled: dict[str, Facts] = {}
 
     def put(self, export: Export) -> Facts:
         """Add or replace an Export."""
@@ -49,7 +53,9 @@ class Offers:
         if export.stream_id is not None:
             self._streams.setdefault(export.stream_id, set()).add(export.uid)
         facts = facts_of(export.properties or {})
-        self._add(facts, export.uid)
+        self._unfiled[export.uid] = facts
+        if len(self._unfiled) > _UNFILED:
+            self._file()
         return facts
 
     def remove(self, uid: str) -> None:
@@ -62,9 +68,16 @@ class Offers:
             same.discard(uid)
             if not same:
                 del self._streams[export.stream_id]
+        if self._unfiled.pop(uid, None) is not None:
+            return
         for attribute, values in facts_of(export.properties or {}).items():
             for value in values:
                 self._drop(attribute, value, uid)
+
+    def _file(self) -> None:
+        for uid, facts in self._unfiled.items():
+            self._add(facts, uid)
+        self._unfiled.clear()
 
     def _add(self, facts: Facts, uid: str) -> None:
         for attribute, values in facts.items():
@@ -112,6 +125,7 @@ class Offers:
 
     def fitting(self, alternatives: Iterable[Alternative]) -> Collection[str]:
         """Return uids, among which all are for which one of the alternatives holds."""
+        self._file()
         found: Set[str] | None = None
         for alternative in alternatives:
             if not alternative:
@@ -123,6 +137,7 @@ class Offers:
     def share(self, condition: Condition) -> float:
         """Return which share of the Exports a condition holds for, about; a guess for a few."""
         if len(self.exports) >= _FEW:
+            self._file()
             return (1 + self._count(condition)) / (1 + len(self.exports))
         if isinstance(condition, Between):
             return _GUESSED_RANGE
