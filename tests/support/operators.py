@@ -172,17 +172,24 @@ class Agent:
     """
 
     def __init__(
-        self, server: ApiServer, namespace: str, job: str, *, hint: str | None = None
+        self,
+        server: ApiServer,
+        namespace: str,
+        job: str,
+        *,
+        hint: str | None = None,
+        location: str = "grpc+tcp://127.0.0.1:1",
     ) -> None:
+        instance = secrets.token_hex(8)
         make_account(server, namespace, job)
-        self._pod = make_pod(server, namespace, f"{job}-driver", job)
+        self._pod = make_pod(server, namespace, f"{job}-{instance}", job)
         self.token = token_of(server, namespace, job, pod=self._pod)
         self._pe, self._query = f"/job/{job}/pe/0", f"?namespace={namespace}"
         self.path = self.at("")
         self.version, self.key = "", b""
         self._said: dict[str, Any] = {
-            "instance": secrets.token_hex(8),
-            "location": "grpc+tcp://127.0.0.1:1",
+            "instance": instance,
+            "location": location,
         }
         if hint is not None:
             self._said["hint"] = hint

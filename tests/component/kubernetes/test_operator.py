@@ -32,7 +32,7 @@ from support.waiting import until
 @pytest.fixture
 def broker(api: ApiServer, tmp_path: Path, namespace: str) -> Iterator[Operator]:
     make_key(api, namespace)
-    with operator(api, tmp_path, namespace, "--feeder", "reflector") as found:
+    with operator(api, tmp_path, namespace) as found:
         yield found
 
 
@@ -55,10 +55,7 @@ def test_what_kubectl_applies_becomes_a_route_and_a_status(
 def replicas(api: ApiServer, tmp_path: Path, namespace: str) -> Iterator[list[Operator]]:
     make_key(api, namespace)
     with ExitStack() as both:
-        found = [
-            both.enter_context(operator(api, tmp_path, namespace, "--feeder", "reflector"))
-            for _ in range(2)
-        ]
+        found = [both.enter_context(operator(api, tmp_path, namespace)) for _ in range(2)]
         until(lambda: any(one.leads for one in found), 20.0, "one leads")
         yield sorted(found, key=lambda one: not one.leads)
 
@@ -74,6 +71,47 @@ def test_the_one_who_leads_hears_what_agents_tell_the_other(
     assert not other.leads
 
 
+def test_an_agent_that_starts_anew_at_the_other_replica_is_known_to_both(
+    api: ApiServer, replicas: list[Operator], namespace: str
+) -> None:
+    leader, other = replicas
+    _, alerts = connected(api, namespace, leader)
+    new = Agent(api, namespace, "feed", location="grpc+tcp://127.0.0.1:2")
+    new.register(other)
+
+    def location(broker: Operator) -> str:
+        status, view, _ = broker.call(alerts.token, "GET", alerts.path)
+        assert status == 200, view
+        (route,) = view["imports"]["in"]["routes"]
+        return str(route["location"])
+
+    def all_know() -> bool:
+        return all(location(one) == "grpc+tcp://127.0.0.1:2" for one in replicas)
+
+    until(all_know, 20.0, "both know where it is")
+    # What the replicas think of each other's writes comes back to them before this change does.
+    for price in range(5):
+        change = alerts.at("/import/in/filter"), {"filter": f"price > {price}.0"}
+        status, answer, _ = replicas[price % 2].call(alerts.token, "PUT", *change)
+        assert status == 200, answer
+        until(
+            lambda: {seen(one, alerts) for one in replicas} == {answer["generation"]},  # noqa: B023
+            20.0,
+            "both have seen it",
+        )
+    told = [one for one in api.writes() if "fieldManager=streambroker-agent" in one["requestURI"]]
+
+    assert all_know()
+    assert len([one for one in told if namespace in one["requestURI"]]) == 3
+
+
+def seen(broker: Operator, agent: Agent) -> int:
+    """Return the generation of an agent's Import that a replica knows."""
+    status, view, _ = broker.call(agent.token, "GET", agent.path)
+    assert status == 200, view
+    return int(view["imports"]["in"]["generation"])
+
+
 def test_after_a_kill_the_other_leads_and_the_first_hint_is_taken(
     api: ApiServer, replicas: list[Operator], namespace: str
 ) -> None:
@@ -87,6 +125,8 @@ def test_after_a_kill_the_other_leads_and_the_first_hint_is_taken(
             agent.register(leader)
         declare(api, namespace)
         until(lambda: ready_over(api, namespace, leader, (feed, alerts)), 20.0, "ready")
+        known = alerts.token, "GET", alerts.path
+        until(lambda: other.call(*known)[0] == 200, 20.0, "the other knows whose job it is")
         leader.kill()
         while select.select([heard], [], [], 0)[0]:
             heard.recv(4096)
@@ -123,13 +163,33 @@ def test_what_is_changed_by_rest_is_steered_and_kubectl_is_told(
     assert done.returncode != 0
     assert "streambroker-api" in done.stderr
 
+    forced = ("apply", "--server-side", "--force-conflicts", "-n", namespace, "-f", "-")
+    assert api.kubectl(*forced, stdin=json.dumps(document)).returncode == 0
+    until(
+        lambda: "SteeringOverwritten" in reasons(api, namespace, "alerts"),
+        20.0,
+        "there is an Event",
+    )
+    until(
+        lambda: condition(api, namespace, "imports", "alerts", "Steered") != "True",
+        20.0,
+        "the status no longer says that it is steered",
+    )
+
+
+def reasons(api: ApiServer, namespace: str, name: str) -> set[str]:
+    """Return the reasons of the Events about an object."""
+    path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+    items = api.request("GET", path).body["items"]
+    return {one["reason"] for one in items if one["regarding"]["name"] == name}
+
 
 def test_an_api_server_that_is_away_takes_no_route_and_no_answer(
     own_api: ApiServer, tmp_path: Path
 ) -> None:
     api, namespace = own_api, "default"
     make_key(api, namespace)
-    with operator(api, tmp_path, namespace, "--feeder", "reflector") as broker:
+    with operator(api, tmp_path, namespace) as broker:
         feed, alerts = connected(api, namespace, broker)
         before = broker.call(feed.token, "GET", feed.path)[1]
         api.stop()
@@ -193,12 +253,11 @@ def test_people_are_told_by_events_what_happened(
     connected(api, namespace, broker)
     api.kubectl("delete", "export", "feed", "-n", namespace)
 
-    def reasons() -> set[str]:
-        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        items = api.request("GET", path).body["items"]
-        return {one["reason"] for one in items if one["regarding"]["name"] == "alerts"}
-
-    until(lambda: {"RouteCut", "NoMatch"} <= reasons(), 20.0, "the Import has its Events")
+    until(
+        lambda: {"RouteCut", "NoMatch"} <= reasons(api, namespace, "alerts"),
+        20.0,
+        "the Import has its Events",
+    )
 
 
 def test_a_new_certificate_is_shown_without_a_restart(
@@ -207,7 +266,7 @@ def test_a_new_certificate_is_shown_without_a_restart(
     make_key(api, namespace)
     cert, key = certificate(tmp_path, "first")
     with operator(
-        *(api, tmp_path, namespace, "--feeder", "reflector"),
+        *(api, tmp_path, namespace),
         *("--tls-cert", str(cert), "--tls-key", str(key)),
     ) as broker:
         place = ("127.0.0.1", int(broker.url.rpartition(":")[2]))

@@ -259,11 +259,44 @@ async def test_a_resource_that_comes_after_its_agent_is_told_of_it() -> None:
     board.handle(ImportApplied(import_=ALERTS, version=12))
     store.saw("Import", api.live())
     api.answers = [failure(503), api.done()]
-    with pytest.raises(RequestError):
+    for _ in range(3):
         await store.announce()
-    await store.announce()
-    await store.announce()
     assert [method for method, _ in api.asked] == ["GET", "PATCH"] * 2
+
+
+class Refusing(Scripted):
+    """Refuses every write of the Import ``alerts``, and takes those of ``zebra``."""
+
+    def one(self, name: str, status: Any = None) -> dict[str, Any]:
+        live = self.live()
+        live["metadata"] |= {"name": name, "uid": name}
+        live["spec"] |= {"job": name}
+        return live if status is None else {**live, "status": status}
+
+    async def call(self, method: str, path: str, body: Any = None, **_: Any) -> Answer:
+        self.asked.append((method, path))
+        name = "alerts" if "/alerts" in path else "zebra"
+        if method == "GET":
+            return Answer(status=200, body=self.one(name))
+        if name == "alerts":
+            return failure(403)
+        return Answer(status=200, body=self.one(name, body["status"]))
+
+
+async def test_a_resource_that_cannot_be_told_of_its_agent_holds_no_other_up() -> None:
+    api, board = Refusing(), board_of()
+    store = store_of(api, board)
+    for job in ("alerts", "zebra"):
+        await store.register(pe(job), registration())
+        resource = replace(import_of(f"{job}/trades", uid=job), name=job)
+        board.handle(ImportApplied(import_=resource, version=12))
+        store.saw("Import", api.one(job))
+    for _ in range(20):
+        await store.announce()
+
+    written = [path for method, path in api.asked if method == "PATCH"]
+    assert sum("/zebra/" in path for path in written) == 1
+    assert sum("/alerts/" in path for path in written) == 5
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 from streambroker_core.wire.registration import Registration
@@ -82,6 +83,58 @@ def test_a_resource_without_a_status_takes_nothing_away() -> None:
     endpoints.gone("a")
     assert endpoints.registration(FEED) == (OLD, 10)
     assert endpoints.pes() == [FEED]
+
+
+def test_of_one_resource_the_later_version_counts_whatever_the_clocks_say() -> None:
+    """Two API servers whose clocks differ write one after the other."""
+    endpoints = Endpoints()
+    saw(endpoints, "a", OLD, 10, second=30)
+    assert saw(endpoints, "a", NEW, 13, second=20) == (NEW, 13)
+    assert saw(endpoints, "a", OLD, 10, second=30) == (OLD, 13), "a restored store, written later"
+
+
+def test_a_late_sight_of_a_resource_brings_nothing_back() -> None:
+    endpoints = Endpoints()
+    saw(endpoints, "a", OLD, 10, second=1)
+    saw(endpoints, "a", NEW, 13, second=2)
+    assert saw(endpoints, "a", OLD, 11, second=1) is None
+    assert endpoints.registration(FEED) == (NEW, 13)
+
+
+def test_an_agent_that_registers_here_is_not_replaced_by_what_a_resource_said_before() -> None:
+    endpoints = Endpoints()
+    endpoints.registered(FEED, NEW, None, 0)
+    assert saw(endpoints, "a", OLD, 10, second=1) is None
+    assert endpoints.registration(FEED) == (NEW, 0)
+    assert endpoints.is_behind("a")
+
+
+def test_only_what_lacks_its_agent_or_is_older_is_behind() -> None:
+    """Else two replicas that were told of two agents would write over each other for ever."""
+    endpoints = Endpoints()
+    saw(endpoints, "a", NEW, 12, second=5)
+    saw(endpoints, "b", OLD, 90, second=1)
+    saw(endpoints, "c", None, 91)
+    saw(endpoints, "d", NEW, 92, second=1)
+    assert {uid for uid in "abcd" if endpoints.is_behind(uid)} == {"b", "c"}
+    assert not endpoints.is_behind("nobody")
+
+    endpoints = Endpoints(now=lambda: datetime(2026, 11, 21, 11, 29, 3, tzinfo=timezone.utc))
+    endpoints.registered(FEED, OLD, None, 0)
+    assert saw(endpoints, "a", NEW, 12, second=5) == (NEW, 12)
+    assert not endpoints.is_behind("a")
+
+
+def test_what_a_status_says_of_an_account_counts_before_what_was_heard_here() -> None:
+    """Another replica was told first, and wrote it down."""
+    endpoints = Endpoints()
+    endpoints.registered(FEED, OLD, "thief", 0)
+    endpoints.saw("a", read_shown(FEED, document(NEW, "spark", 1)), 10)
+    assert endpoints.account(FEED) == "spark"
+    assert endpoints.jobs_of("default", "thief") == []
+    assert endpoints.jobs_of("default", "spark") == ["feed"]
+    endpoints.registered(FEED, OLD, "thief", 0)
+    assert endpoints.account(FEED) == "spark"
 
 
 def test_what_is_lacking_is_what_says_something_else() -> None:

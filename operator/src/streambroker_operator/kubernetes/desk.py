@@ -68,9 +68,13 @@ class Desk:
 
     def look(self, kind: Kind, body: Body, listed: bool) -> None:
         """Take in an object as the API server has it, before the events that come of it."""
+        uid = str(body["metadata"]["uid"])
+        steered = self._store.steering.words(uid)
         seen = self._store.saw(kind, dict(body))
         self.statuses.look(kind, body, listed)
-        uid = str(body["metadata"]["uid"])
+        # Who holds a field may change while the field does not: no event tells of that.
+        if self._store.steering.words(uid) != steered:
+            self.statuses.offer((kind, uid))
         self._seen[kind].add(uid)
         if seen.agent is not None:
             self.deliver(seen.agent)

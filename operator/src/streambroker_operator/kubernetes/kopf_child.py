@@ -39,6 +39,7 @@ _METADATA = (
     "creationTimestamp",
     "deletionTimestamp",
     "generation",
+    "managedFields",
     "name",
     "namespace",
     "resourceVersion",

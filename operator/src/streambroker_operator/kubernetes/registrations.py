@@ -7,6 +7,9 @@ first registration of any of a job's PEs.
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
+
 from streambroker_core.board import AgentRegistered, Board
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import Kind, PeKey, Resource, kind_of
@@ -17,6 +20,26 @@ from streambroker_operator.kubernetes.endpoints import Endpoints, read_shown, st
 from streambroker_operator.kubernetes.objects import Objects, Place
 from streambroker_operator.kubernetes.ownership import AGENT, Document
 from streambroker_operator.store import KnownPe
+
+_log = logging.getLogger("streambroker.kubernetes")
+
+_MOST_ROUNDS = 60
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A PE whose resources are behind: how often that could not be mended, and what to sit out."""
+
+    failures: int = 0
+    rounds: int = 0
+
+    def is_due(self) -> bool:
+        self.rounds -= 1
+        return self.rounds < 0
+
+    def failed(self) -> None:
+        self.rounds = min(_MOST_ROUNDS, 2**self.failures - 1)
+        self.failures += 1
 
 
 class Registrations:
@@ -31,7 +54,7 @@ class Registrations:
         self._objects = objects
         self._board = board
         self._endpoints = Endpoints()
-        self._unannounced: dict[PeKey, None] = {}
+        self._unannounced: dict[PeKey, _Waiting] = {}
 
     def pes(self) -> list[KnownPe]:
         """Return all PEs whose agent is known."""
@@ -51,9 +74,8 @@ class Registrations:
         shown = read_shown(pe, document)
         uid = metadata["uid"]
         event = self._endpoints.saw(uid, shown, int(metadata["resourceVersion"]))
-        known = self._endpoints.registration(pe)
-        if known is not None and not self._endpoints.says(uid, known[0], self.owner(pe)):
-            self._unannounced[pe] = None
+        if self._endpoints.is_behind(uid):
+            self._unannounced.setdefault(pe, _Waiting())
         return event
 
     def gone(self, uid: str) -> None:
@@ -98,19 +120,33 @@ class Registrations:
     async def announce(self) -> None:
         """Write where agents are into the status of resources that came after them.
 
-        Raises:
-            RequestError: as `register`; what is not written stays to be done.
+        Called again and again: what cannot be written of one PE sits out more and more rounds,
+        and holds no other one up.
         """
-        for pe in list(self._unannounced):
+        for pe, waiting in list(self._unannounced.items()):
             known = self._endpoints.registration(pe)
-            if known is not None:
-                await self._announce(pe, known[0], self._endpoints.account(pe))
+            if known is None or not waiting.is_due():
+                continue
+            try:
+                await self._announce(pe, known[0], self._endpoints.account(pe), only_behind=True)
+            except RequestError as error:
+                waiting.failed()
+                level = logging.WARNING if waiting.failures == 1 else logging.DEBUG
+                _log.log(level, "the resources of %s do not say where its agent is: %s", pe, error)
 
-    async def _announce(self, pe: PeKey, registration: Registration, account: str | None) -> int:
+    async def _announce(
+        self,
+        pe: PeKey,
+        registration: Registration,
+        account: str | None,
+        *,
+        only_behind: bool = False,
+    ) -> int:
         """Tell all of a PE's resources; what is known is another only if all were told."""
         told: list[tuple[Kind, Document]] = []
         for resource in self._board.resources_of(pe):
-            if not self._endpoints.says(resource.uid, registration, account):
+            behind = not only_behind or self._endpoints.is_behind(resource.uid)
+            if behind and not self._endpoints.says(resource.uid, registration, account):
                 document = await self._tell(resource, registration, account)
                 if document is not None:
                     told.append((kind_of(resource), document))

@@ -141,6 +141,10 @@ class Statuses:
             for name in self._touching(pe):
                 self._offer(name, False)
 
+    def offer(self, name: Name) -> None:
+        """Have a resource looked at."""
+        self._offer(name, self._urgent(name))
+
     def offer_all(self) -> None:
         """Have everything looked at: a list came, or this process leads from now on."""
         for _ in self.offering():
