@@ -30,8 +30,16 @@ class Batch:
 
 def committed(checkpoint: Path) -> int:
     """Return the number of the last committed batch, -1 before the first."""
-    numbers = [int(f.name) for f in (checkpoint / "commits").glob("[0-9]*")]
-    return max(numbers, default=-1)
+    return _last(checkpoint / "commits")
+
+
+def planned(checkpoint: Path) -> int:
+    """Return the number of the last planned batch, -1 before the first."""
+    return _last(checkpoint / "offsets")
+
+
+def _last(log: Path) -> int:
+    return max((int(f.name) for f in log.glob("[0-9]*")), default=-1)
 
 
 def offset(checkpoint: Path, batch: int, source: int = 0) -> Offset:

@@ -33,8 +33,9 @@ YAML = "application/yaml"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 
-USERS = {"admin": "system:masters", "gitops": "", "viewer": "", "stranger": ""}
-"""Who has a token, and their group; all but ``admin`` may do what a test lets them."""
+USERS = {"admin": "system:masters", "gitops": "", "viewer": "", "worker": "", "stranger": ""}
+"""Who has a token, and their group; all but ``admin`` may do what a test lets them, and
+``stranger``, whom none lets do anything, nothing."""
 
 _ANSWER_SECONDS = 30.0
 _AUDIT_POLICY = """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_agent import functions, tls, tokens
+from pe_agent import owner as owners
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import SOURCE_FIELD, ddl_of, schema_of
@@ -57,6 +58,7 @@ def start(
     token: str | None = None,
     token_file: str | Path | None = None,
     broker_ca: str | Path | None = None,
+    owner: Mapping[str, str] | None = None,
 ) -> PE:
     """Start the PE of a job: its agent process, and the data source in this Spark session.
 
@@ -78,8 +80,12 @@ def start(
         token_file: a file with the token, read again when it changes; excludes ``token``.
         broker_ca: a file with the certificates to trust of a broker at ``https://``, read again
             when it changes; default ``$STREAMBROKER_CA``, or those that the system trusts.
+        owner: in Kubernetes, what Exports and Imports that are made by the job belong to and go
+            with: ``apiVersion``, ``kind``, ``name`` and ``uid`` of something in its namespace that
+            outlives the driver pod; default ``$STREAMBROKER_OWNER``, as JSON, or nothing.
 
     Raises:
+        OwnerError: the owner is incomplete, or a pod.
         TokenError: the token cannot be used, or both ways of giving it are used.
         TrustError: the file of certificates cannot be used.
         AgentFailedError: the agent did not start, for instance because the port or the data
@@ -89,6 +95,7 @@ def start(
 
     key = PeKey.parse(f"{namespace}/{job}/{pe}")
     shown, trust = tokens.given(token, token_file), tls.given(broker_ca)
+    belongs_to = owners.given(owner)
     spark.dataSource.register(StreambrokerDataSource)
     process = AgentProcess(
         key,
@@ -102,7 +109,7 @@ def start(
         broker_ca=trust.path,
     )
     named = {"name": application or job, "scope": scope}
-    return PE(spark, key, process, broker, named, shown, trust)
+    return PE(spark, key, process, broker, named, shown, trust, belongs_to)
 
 
 class PE:
@@ -123,8 +130,10 @@ class PE:
         application: dict[str, str],
         token: Token | None = None,
         trust: Trust | None = None,
+        owner: Mapping[str, str] | None = None,
     ) -> None:
         self.key = key
+        self._owner = owner
         self.imports: dict[str, ImportPort] = {}
         self.exports: dict[str, ExportPort] = {}
         self._spark = spark
@@ -343,7 +352,13 @@ class PE:
             said = write_spec(resource)
             spec = {name: said.get(name, value) for name, value in spec.items()}
         self.agent.call(
-            "declare", kind=kind, port=port, spec=spec or None, schema=schema, redeclare=redeclare
+            "declare",
+            kind=kind,
+            port=port,
+            spec=spec or None,
+            schema=schema,
+            redeclare=redeclare,
+            owner=self._owner,
         )
 
     def _beat(self) -> None:

@@ -229,7 +229,9 @@ SELECTING = (
     "limit=1",
     "wait=1s",
     "continue=x",
-    "import=prod/feed/0/trades&export=prod/feed/0/trades&limit=1&wait=1s&continue=x&name=x",
+    "force=true",
+    "import=prod/feed/0/trades&export=prod/feed/0/trades&limit=1&wait=1s&continue=x&name=x"
+    "&force=true",
 )
 
 

@@ -162,7 +162,7 @@ def test_programs_use_the_ports_that_are_declared(program: str, kind: str) -> No
 
 
 def test_policies_open_the_port_of_the_agents_and_that_of_the_broker() -> None:
-    agents, jobs = documents("network-policies.yaml")
+    agents, jobs, *_ = documents("network-policies.yaml")
     port = started("feed.py")["port"]
     rows, hints = agents["spec"]["ingress"]
     assert rows["ports"] == [{"protocol": "TCP", "port": port}]
@@ -174,6 +174,16 @@ def test_policies_open_the_port_of_the_agents_and_that_of_the_broker() -> None:
         selector = peer["namespaceSelector"]["matchLabels"]
         assert selector == {"kubernetes.io/metadata.name": "streambroker"}
     assert jobs["spec"]["egress"][0]["ports"] == [{"protocol": "TCP", "port": 8470}]
+
+
+def test_policies_leave_spark_what_it_needs_among_its_own_pods_and_from_the_cluster() -> None:
+    """Who selects a pod closes it for all that no policy names."""
+    *_, spark, cluster = documents("network-policies.yaml")
+    own = [{"podSelector": spark["spec"]["podSelector"]}]
+    assert (spark["spec"]["ingress"], spark["spec"]["egress"]) == ([{"from": own}], [{"to": own}])
+    assert cluster["spec"]["podSelector"] == spark["spec"]["podSelector"]
+    ports = {port["port"] for rule in cluster["spec"]["egress"] for port in rule["ports"]}
+    assert ports == {53, 443, 6443}
 
 
 def test_submitting_names_files_that_are_there() -> None:

@@ -159,8 +159,8 @@ CASES = [
 async def test_each_right_is_enough_with_the_others_and_needed(
     api: ApiServer, namespace: str, use: Use, missing: Right | None
 ) -> None:
-    grant(api, "broker", "stranger", *(right for right in USES[use] if right != missing))
-    async with calls_of(api) as admin, calls_of(api, "stranger") as calls:
+    grant(api, "broker", "worker", *(right for right in USES[use] if right != missing))
+    async with calls_of(api) as admin, calls_of(api, "worker") as calls:
         await create(
             admin, namespace, [manifest("Export", "feed", job="feed", port="p", properties={})]
         )
@@ -176,8 +176,8 @@ async def test_each_right_is_enough_with_the_others_and_needed(
 async def test_each_right_to_follow_is_needed(
     api: ApiServer, namespace: str, missing: Right | None
 ) -> None:
-    grant(api, "follower", "stranger", *(right for right in FOLLOWING if right != missing))
-    access = Access(server=api.url, token=api.tokens["stranger"], ca_file=str(api.ca))
+    grant(api, "follower", "worker", *(right for right in FOLLOWING if right != missing))
+    access = Access(server=api.url, token=api.tokens["worker"], ca_file=str(api.ca))
     feeder = ReflectorFeeder(ApiClient(access, CALM), [namespace])
     told: list[Event] = []
     running = asyncio.ensure_future(feeder.run(told.append))

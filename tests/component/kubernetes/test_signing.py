@@ -1,4 +1,4 @@
-"""An agent and a broker of a real cluster whose API server goes away."""
+"""An agent of a job and a broker of a real cluster, also when its API server is away."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pe_agent.agent.broker_link import BrokerLink
 from pe_agent.agent.hosts import Hosts
 from pe_agent.tokens import Token
 from streambroker_core.model import PeKey
-from support.cluster import ApiServer
+from support.cluster import GROUP, ApiServer
 from support.operators import Agent, make_key, operator
 from support.waiting import until
 
@@ -19,7 +19,7 @@ def test_a_registered_agent_registers_and_polls_without_the_api_server(
     make_key(own_api, "default")
     pod = Agent(own_api, "default", "feed")
     hosts = Hosts(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
-    with operator(own_api, tmp_path, "default", "--feeder", "reflector") as broker:
+    with operator(own_api, tmp_path, "default") as broker:
         link = BrokerLink(
             hosts,
             broker.url,
@@ -38,3 +38,32 @@ def test_a_registered_agent_registers_and_polls_without_the_api_server(
         assert link.status()["polls"] == polls + 1
         link.close()
     hosts.close()
+
+
+def test_what_a_job_declares_belongs_to_what_it_names(
+    api: ApiServer, tmp_path: Path, namespace: str
+) -> None:
+    make_key(api, namespace)
+    pod = Agent(api, namespace, "feed")
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "feed-program", "uid": "0-1"}
+    hosts = Hosts(PeKey.parse(f"{namespace}/feed/0"), tmp_path, progress=lambda *_: None)
+    with operator(api, tmp_path, namespace) as broker:
+        link = BrokerLink(
+            hosts,
+            broker.url,
+            location="grpc+tcp://127.0.0.1:1",
+            instance="ab" * 8,
+            host="127.0.0.1",
+            token=Token(pod.token),
+        )
+        link._round()
+        for port, owned in (("own", owner), ("free", None)):
+            spec = {"properties": {"kind": port}}
+            hosts.actions["declare"]({"kind": "export", "port": port, "spec": spec, "owner": owned})
+        link._round()
+        link.close()
+    hosts.close()
+
+    items = api.request("GET", f"{GROUP}/namespaces/{namespace}/exports").body["items"]
+    found = {one["spec"]["port"]: one["metadata"].get("ownerReferences") for one in items}
+    assert found == {"own": [owner], "free": None}

@@ -47,6 +47,10 @@ async def test_force_is_true_or_false(pair: Rest) -> None:
         (["me"], "metadata.ownerReferences[0]"),
         ([{"kind": "Job"}], "metadata.ownerReferences[0].apiVersion"),
         ([{"of": "it"}], "metadata.ownerReferences[0].of"),
+        (
+            [{"apiVersion": "v1", "kind": "Pod", "name": "feed-driver", "uid": "0-1"}],
+            "metadata.ownerReferences[0].kind",
+        ),
     ],
 )
 async def test_owner_references_have_their_form(pair: Rest, owners: object, path: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from pe_agent.agent.process import read_address
-from support.checkpoints import batches, committed, offset
+from support.checkpoints import batches, committed, offset, planned
 from support.feeds import Feed
 from support.session import SECONDS, Session, Sink, exporter_status
 from support.waiting import until
@@ -51,6 +51,11 @@ def await_epochs(jobs: Session, count: int) -> None:
     )
 
 
+def await_commit(checkpoint: Path) -> None:
+    """Wait until all that was planned is committed: what was only read is read again."""
+    until(lambda: committed(checkpoint) >= planned(checkpoint) >= 0, SECONDS, "a commit")
+
+
 def test_available_now_reads_to_the_head_and_ends_and_goes_on_next_time(
     jobs: Session, feed: Feed
 ) -> None:
@@ -75,7 +80,7 @@ def test_a_stopped_query_goes_on_from_its_checkpoint_without_waiting_for_its_lea
     feed.release(1)
     query, sink = read(jobs)
     sink.await_rows(50)
-    until(lambda: committed(jobs.folder / "ck-in") >= 0, SECONDS, "a commit")
+    await_commit(jobs.folder / "ck-in")
     query.stop()
     feed.release(2)
     _, again = read(jobs)
@@ -104,7 +109,7 @@ def test_a_copied_checkpoint_does_not_run_beside_the_original(
     feed.release(1)
     _, sink = read(jobs)
     sink.await_rows(50)
-    until(lambda: committed(jobs.folder / "ck-in") >= 0, SECONDS, "a commit")
+    await_commit(jobs.folder / "ck-in")
     # Spark refuses a file whose checksum is of another text, where it has left one beside it.
     shutil.copytree(
         jobs.folder / "ck-in", jobs.folder / "ck-copy", ignore=shutil.ignore_patterns("*.crc")

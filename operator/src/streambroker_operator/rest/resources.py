@@ -155,6 +155,12 @@ def _owners(body: Any) -> tuple[Mapping[str, Any], ...]:
         owner.only((*_OWNER, "controller", "blockOwnerDeletion"))
         for name in _OWNER:
             owner.text(name)
+        if owner.text("kind") == "Pod":
+            raise owner.bad(
+                "kind",
+                "is Pod, which a restart of the driver replaces: name what outlives it, for"
+                " instance the SparkApplication",
+            )
     return tuple(found)
 
 

@@ -25,7 +25,9 @@ from pe_agent.broker_client import (
 from pe_agent.tls import Trust
 from pe_agent.tokens import Token
 from streambroker_core.errors import HintError, StreambrokerError
+from streambroker_core.model import PeKey
 from streambroker_core.wire import hints, registration
+from streambroker_core.wire.manifest import API_VERSION
 from streambroker_core.wire.view import decode
 
 log = logging.getLogger("pe_agent")
@@ -271,7 +273,9 @@ class BrokerLink:
         if spec is not None:
             headers = {} if state["redeclare"] else {"If-None-Match": "*"}
             try:
-                self._client.request("PUT", path, spec, headers=headers)
+                self._client.request(
+                    "PUT", path, _declared(self._hosts.pe, name, state), headers=headers
+                )
                 state["differs"] = None
                 return
             except BrokerRefusedError as error:
@@ -311,6 +315,20 @@ class BrokerLink:
                 continue
             if self._gate.offer(hint, time.monotonic()):
                 self._wake.set()
+
+
+def _declared(pe: PeKey, name: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Return what to declare a port by: a manifest if it belongs to something, else the spec."""
+    spec: dict[str, Any] = state["spec"]
+    if state.get("owner") is None:
+        return spec
+    kind, _, port = name.partition("/")
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind.capitalize(),
+        "metadata": {"ownerReferences": [state["owner"]]},
+        "spec": {"job": pe.job, "pe": pe.pe, "port": port, **spec},
+    }
 
 
 def _differences(declared: dict[str, Any], found: dict[str, Any]) -> str:

@@ -278,6 +278,7 @@ class Hosts:
             "spec": body["spec"],
             "schema": body.get("schema"),
             "redeclare": bool(body.get("redeclare")),
+            "owner": body.get("owner"),
             "told": False,
         }
         self._declarations[name] = state
