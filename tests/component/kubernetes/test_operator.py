@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import select
+import signal
 import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,6 +218,29 @@ def test_a_broker_that_starts_anew_takes_no_route_down(
         figures = broker.probe("/metrics")[1]
         assert "streambroker_routes 1.0" in figures
         assert 'streambroker_rest_requests_total{code="304",method="GET"} 2.0' in figures
+
+
+def test_rest_goes_on_while_kopf_is_gone_and_kopf_comes_back(
+    api: ApiServer, broker: Operator, namespace: str
+) -> None:
+    _, alerts = connected(api, namespace, broker)
+    pid = broker.process.pid
+    (kopf,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    os.kill(kopf, signal.SIGKILL)
+    change = alerts.at("/import/in/filter"), {"filter": "price > 1.0"}
+    status, answer, _ = broker.call(alerts.token, "PUT", *change)
+
+    assert status == 200, answer
+    assert seen(broker, alerts) == answer["generation"]
+    api.kubectl("delete", "export", "feed", "-n", namespace)
+    until(lambda: not routes(broker, alerts), 30.0, "kopf tells again")
+    assert "streambroker_feeder_restarts_total 1.0" in broker.probe("/metrics")[1]
+
+
+def routes(broker: Operator, agent: Agent) -> list[Any]:
+    """Return the routes of an agent's Import as a replica knows them."""
+    found: list[Any] = broker.call(agent.token, "GET", agent.path)[1]["imports"]["in"]["routes"]
+    return found
 
 
 def test_a_job_applies_its_own_ports_and_no_others(
