@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from streambroker_operator.kubernetes.permissions import RULES, Ask, Caller, Verdict, judge, told
@@ -36,6 +38,36 @@ def test_each_path_of_the_description_has_a_rule_and_no_other_has() -> None:
         if method in ("get", "put", "post", "patch", "delete") and path not in OPEN
     }
     assert set(RULES) == described
+
+
+def takes_force(method: str, path: str) -> bool:
+    item: Any = description()["paths"][path]
+    parameters = [*item.get("parameters", ()), *item[method.lower()].get("parameters", ())]
+    return any(one.get("$ref", "").endswith("/force") for one in parameters)
+
+
+def test_what_may_be_forced_is_what_the_description_lets_be_forced() -> None:
+    assert {rule for rule, found in RULES.items() if found.steers} == {
+        rule for rule in RULES if takes_force(*rule)
+    }
+
+
+@pytest.mark.parametrize(("method", "path"), RULES)
+def test_force_needs_a_right_more_and_never_one_less(method: str, path: str) -> None:
+    whole = Ask(verb="patch", resource="exports" if "/export/" in path else "imports")
+    usual = judge(PERSON, method=method, path=path, pe=ALERTS, bound="spark")
+    forced = judge(PERSON, method=method, path=path, pe=ALERTS, bound="spark", force=True)
+    own = judge(POD, method=method, path=path, pe=ALERTS, bound="spark", force=True)
+
+    assert not forced.allowed
+    assert not own.allowed
+    if takes_force(method, path):
+        assert set(forced.asks) == {*usual.asks, (whole,)}
+        assert own.asks == ((whole,),)
+    else:
+        assert not forced.asks
+        assert not own.asks
+        assert "force" in forced.why
 
 
 def test_a_path_that_no_rule_names_is_refused_to_everybody() -> None:

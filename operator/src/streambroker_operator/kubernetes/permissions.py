@@ -5,6 +5,7 @@ if it calls from a pod of the service account that first registered an agent of 
 Rule 2: everything else is asked of the cluster's own rules: may this user ``patch imports/filter``?
 Who may change the whole of a resource may change a part of it.
 Rule 3: pod labels prove nothing, since a driver may create pods.
+Rule 4: to take what others declare (``force``) is one right more, and never in the place of another.
 """
 
 from __future__ import annotations
@@ -74,19 +75,21 @@ class Rule:
         own: the job itself may, without being asked.
         registers: the job is fixed to the caller's account by this.
         known: whoever is known may.
+        steers: it changes fields that others may declare, and may be told to take them.
     """
 
     asks: Asks = ()
     own: bool = False
     registers: bool = False
     known: bool = False
+    steers: bool = False
 
 
 def _ask(verb: str, resource: str) -> tuple[Ask, ...]:
     return (Ask(verb=verb, resource=resource),)
 
 
-def _part(resource: str, part: str) -> Rule:
+def _part(resource: str, part: str, *, steers: bool) -> Rule:
     """Return the rule for changing a part of a resource."""
     return Rule(
         asks=(
@@ -96,6 +99,7 @@ def _part(resource: str, part: str) -> Rule:
             ),
         ),
         own=True,
+        steers=steers,
     )
 
 
@@ -111,8 +115,10 @@ _OWN_PE = Rule(asks=(_ask("get", "exports"), _ask("get", "imports")), own=True)
 def _port(path: str, resource: str) -> dict[tuple[str, str], Rule]:
     return {
         ("GET", path): Rule(asks=(_ask("get", resource),), own=True),
-        ("PUT", path): Rule(asks=(_ask("create", resource), _ask("patch", resource)), own=True),
-        ("PATCH", path): Rule(asks=(_ask("patch", resource),), own=True),
+        ("PUT", path): Rule(
+            asks=(_ask("create", resource), _ask("patch", resource)), own=True, steers=True
+        ),
+        ("PATCH", path): Rule(asks=(_ask("patch", resource),), own=True, steers=True),
         ("DELETE", path): Rule(asks=(_ask("delete", resource),), own=True),
         ("POST", f"{path}/release"): Rule(asks=(_ask("patch", resource),), own=True),
     }
@@ -121,7 +127,10 @@ def _port(path: str, resource: str) -> dict[tuple[str, str], Rule]:
 def _parts(path: str, resource: str, part: str, *methods: str) -> dict[tuple[str, str], Rule]:
     return {
         ("GET", path): Rule(asks=(_ask("get", resource),), own=True),
-        **{(method, path): _part(resource, part) for method in methods},
+        # What others declare cannot be taken away, with force neither.
+        **{
+            (method, path): _part(resource, part, steers=method != "DELETE") for method in methods
+        },
     }
 
 
@@ -203,10 +212,24 @@ def judge(
     rule = RULES.get(("GET" if method == "HEAD" else method, path))
     if rule is None:
         return Verdict(why=f"Nobody may {method} {path}: it is not known who might.")
+    if force:
+        return _forcing(rule, path, _usual(rule, caller, pe, bound))
+    return _usual(rule, caller, pe, bound)
+
+
+def _forcing(rule: Rule, path: str, usual: Verdict) -> Verdict:
+    """Return what follows where fields are to be taken, from what would follow otherwise."""
+    if not rule.steers:
+        return Verdict(why="There is nothing here that could be taken from others: leave out force.")
+    if not usual.allowed and not usual.asks:
+        return usual
+    whole = _ask("patch", "exports" if path.startswith(_EXPORT) else "imports")
+    return Verdict(asks=(*(group for group in usual.asks if group != whole), whole))
+
+
+def _usual(rule: Rule, caller: Caller, pe: PeKey | None, bound: str | None) -> Verdict:
     if rule.known:
         return Verdict(allowed=True)
-    if force:
-        return Verdict(asks=(_ask("patch", "exports" if path.startswith(_EXPORT) else "imports"),))
     if rule.own and pe is not None:
         verdict = _registering(caller, pe, bound) if rule.registers else _own(caller, pe, bound)
         if verdict is not None:
