@@ -17,10 +17,12 @@ from streambroker_operator.kubernetes.gate import Gate
 from streambroker_operator.kubernetes.guard import ClusterGuard
 from streambroker_operator.kubernetes.identity import Identities, Reviews
 from streambroker_operator.rest import create_app
+from streambroker_operator.rest.limits import Limits
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Store
+from support.jwts import claims_of, jwt
 
-TOKEN = "token-of-the-pod"
+TOKEN = jwt(sub="pod")
 _POD = "authentication.kubernetes.io/pod-"
 _USER = {
     "username": "system:serviceaccount:default:feed",
@@ -37,11 +39,22 @@ class Guarded:
         away: whether the API server gives no answer.
         forgets: whether no agent is known, as after a restart.
         shown: method of each request, with the scheme of its ``Authorization``.
+        people: users whose token, with their name as ``sub``, is good.
+        granted: what everybody may do, as ``patch imports``; with a name, to that one only.
+        asked: what the API server was asked of rights, each ``patch imports/filter NAME``.
+        reviewed: how many tokens it was shown.
+        jobs: those of the pod's account.
         runtime: what is served.
     """
 
-    def __init__(self, db: Path) -> None:
+    def __init__(self, db: Path, limits: Limits | None = None, *, remembers: bool = False) -> None:
         self.url = ""
+        self._limits = limits
+        self.people: set[str] = set()
+        self.granted: set[str] = set()
+        self.asked: list[str] = []
+        self.reviewed = 0
+        self.jobs: tuple[str, ...] = ()
         self.away = self.forgets = False
         self.shown: list[tuple[str, str]] = []
         self._store = Store(db)
@@ -49,9 +62,12 @@ class Guarded:
         self.runtime = Runtime(self._store, self._sender, follower=self)
         self.runtime.start()
         # No answer is kept: time leaps whenever it is asked for.
-        reviews = Reviews(self, clock=itertools.count(0.0, 100.0).__next__)
+        leaping = itertools.count(0.0, 100.0).__next__
+        reviews = Reviews(self) if remembers else Reviews(self, clock=leaping)
         identities = Identities(reviews, key_of=self._key_of, account_of=self._account_of)
-        self._guard = ClusterGuard(Gate(identities, reviews, self._account_of), lambda *_: ())
+        self._guard = ClusterGuard(
+            Gate(identities, reviews, self._account_of), lambda *_: self.jobs
+        )
 
     def app(self) -> web.Application:
         """Return what serves it."""
@@ -63,7 +79,7 @@ class Guarded:
             answer: web.StreamResponse = await handler(request)
             return answer
 
-        app = create_app(self.runtime, guard=self._guard)
+        app = create_app(self.runtime, limits=self._limits, guard=self._guard)
         app.middlewares.insert(0, seen)
         return app
 
@@ -80,9 +96,23 @@ class Guarded:
         if self.away:
             raise ApiUnreachableError
         assert body is not None
-        good = body["spec"].get("token") == TOKEN
-        status = {"authenticated": good, "audiences": ["streambroker"], "user": _USER}
-        return Answer(status=201, body={"status": status})
+        answer = self._reviewed if "token" in body["spec"] else self._access
+        return Answer(status=201, body={"status": answer(body["spec"])})
+
+    def _reviewed(self, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.reviewed += 1
+        who = claims_of(spec["token"]).get("sub")
+        good = spec["token"] == TOKEN or who in self.people
+        user = _USER if spec["token"] == TOKEN else {"username": who}
+        return {"authenticated": good, "audiences": ["streambroker"], "user": user}
+
+    def _access(self, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        told = spec["resourceAttributes"]
+        part = f"/{told['subresource']}" if "subresource" in told else ""
+        ask = f"{told['verb']} {told['resource']}{part}"
+        named = f"{ask} {told.get('name', '')}".rstrip()
+        self.asked.append(named)
+        return {"allowed": ask in self.granted or named in self.granted}
 
     def followed(self, event: object, actions: Sequence[object]) -> None:
         """Take no interest."""
@@ -100,9 +130,17 @@ class Guarded:
 
 
 @asynccontextmanager
-async def guarded_broker(db: Path) -> AsyncIterator[Guarded]:
-    """Run one on a free port of this machine."""
-    broker = Guarded(db)
+async def guarded_broker(
+    db: Path, limits: Limits | None = None, *, remembers: bool = False
+) -> AsyncIterator[Guarded]:
+    """Run one on a free port of this machine.
+
+    Args:
+        db: its file.
+        limits: how much one caller may ask for; None for the usual.
+        remembers: whether reviews are kept, as they usually are.
+    """
+    broker = Guarded(db, limits, remembers=remembers)
     runner = web.AppRunner(broker.app(), access_log=None, auto_decompress=False)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -12,6 +12,7 @@ from streambroker_operator.kubernetes.api import HttpApi
 from streambroker_operator.kubernetes.identity import Reviews
 from streambroker_operator.kubernetes.permissions import Ask, Asks, Caller, judge
 from support.cluster import ApiServer
+from support.jwts import jwt
 from support.kube_calls import calls_of, grant, make_account, make_pod, token_of
 from support.resources import pe
 
@@ -116,9 +117,9 @@ async def test_the_token_of_a_deleted_pod_is_refused_once_the_api_server_knows(
     assert status == 401
 
 
-async def may(calls: HttpApi, caller: Caller, asks: Asks, namespace: str) -> bool:
+async def may(calls: HttpApi, caller: Caller, asks: Asks, namespace: str, name: str = "") -> bool:
     try:
-        await Reviews(calls).check(caller, asks, namespace)
+        await Reviews(calls).check(caller, asks, namespace, name)
     except RequestError as error:
         if error.status != 403:
             raise
@@ -155,12 +156,11 @@ async def test_the_clusters_rules_say_who_may_set_a_filter(
     assert await may(calls, caller, all_.asks, namespace) is whole
 
 
-async def test_a_right_in_one_namespace_is_none_in_another(
-    api: ApiServer, namespace: str, calls: HttpApi, account: str
-) -> None:
+def bind(api: ApiServer, namespace: str, account: str, **more: list[str]) -> None:
+    """Let an account patch filters in its namespace, within what else its Role says."""
     meta = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "filters"}}
-    rules = [{"apiGroups": [STREAMS], "resources": ["imports/filter"], "verbs": ["patch"]}]
-    role = {**meta, "kind": "Role", "rules": rules}
+    rule = {"apiGroups": [STREAMS], "resources": ["imports/filter"], "verbs": ["patch"]}
+    role = {**meta, "kind": "Role", "rules": [{**rule, **more}]}
     binding = {
         **meta,
         "kind": "RoleBinding",
@@ -169,6 +169,12 @@ async def test_a_right_in_one_namespace_is_none_in_another(
     }
     for plural, body in (("roles", role), ("rolebindings", binding)):
         assert api.request("POST", ROLES.format(namespace) + plural, body).status == 201
+
+
+async def test_a_right_in_one_namespace_is_none_in_another(
+    api: ApiServer, namespace: str, calls: HttpApi, account: str
+) -> None:
+    bind(api, namespace, account)
     caller = await Reviews(calls).caller(token_of(api, namespace, account))
 
     assert await may(calls, caller, ((FILTER,),), namespace)
@@ -176,11 +182,22 @@ async def test_a_right_in_one_namespace_is_none_in_another(
     assert not await may(calls, caller, ((FILTER,),), "*")
 
 
+async def test_a_role_may_name_the_resources_it_is_about(
+    api: ApiServer, namespace: str, calls: HttpApi, account: str
+) -> None:
+    bind(api, namespace, account, resourceNames=["alerts-0-in"])
+    caller = await Reviews(calls).caller(token_of(api, namespace, account))
+
+    assert await may(calls, caller, ((FILTER,),), namespace, "alerts-0-in")
+    assert not await may(calls, caller, ((FILTER,),), namespace, "others-0-in")
+    assert not await may(calls, caller, ((FILTER,),), namespace)
+
+
 async def test_no_api_server_is_503_and_no_refusal(own_api: ApiServer) -> None:
     async with calls_of(own_api) as calls:
         reviews = Reviews(calls)
         own_api.stop()
         with pytest.raises(RequestError) as raised:
-            await reviews.caller("some.token.here")
+            await reviews.caller(jwt())
 
     assert (raised.value.status, raised.value.code) == (503, "ReviewFailed")

@@ -20,6 +20,7 @@ from streambroker_operator.kubernetes.permissions import Ask, Caller
 from streambroker_operator.kubernetes.reflector import ReflectorFeeder
 from streambroker_operator.kubernetes.status_writer import Name, StatusWrite, StatusWriter
 from support.cluster import ApiServer
+from support.jwts import jwt
 from support.kube_calls import calls_of, create, grant, listed, manifest, open_to, true
 
 Right = tuple[str, str, str]
@@ -88,7 +89,7 @@ async def review(api: HttpApi, namespace: str) -> bool:
     reviews = Reviews(api)
     ask = Ask(verb="patch", resource="imports")
     caller = Caller(user="nobody")
-    if await refusal_of(reviews.caller("no.such.token")) == 503:
+    if await refusal_of(reviews.caller(jwt(sub="nobody"))) == 503:
         return False
     return await refusal_of(reviews.check(caller, ((ask,),), namespace)) == 403
 

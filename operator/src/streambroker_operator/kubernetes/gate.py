@@ -78,6 +78,7 @@ class Gate:
         path: str,
         namespace: str,
         pe: PeKey | None = None,
+        name: str = "",
     ) -> Admitted:
         """Return as what a caller may send a request.
 
@@ -88,16 +89,26 @@ class Gate:
             path: as the router has it, with ``{job}`` and the like.
             namespace: that the request chooses; ``*`` for all.
             pe: that the path names, or None.
+            name: of the resource that the path names; empty for none, and for one not yet made.
 
         Raises:
             RequestError: 403, they may not; 503, nobody could say.
         """
         bound = None if pe is None else self._account_of(pe.namespace, pe.job)
-        force = "true" in parse_qs(urlsplit(target).query).get("force", ())
+        force = forces(target)
         verdict = judge(caller, method=method, path=path, pe=pe, bound=bound, force=force)
         if verdict.allowed:
             return Admitted(own=verdict.own, binds=verdict.binds)
         if not verdict.asks:
             raise RequestError(403, "NotYours", verdict.why)
-        await self._reviews.check(caller, verdict.asks, namespace)
+        await self._reviews.check(caller, verdict.asks, namespace, name)
         return Admitted()
+
+
+def forces(target: str) -> bool:
+    """Say whether a request is to take fields that others declare.
+
+    Args:
+        target: as in the request line, with its query.
+    """
+    return "true" in parse_qs(urlsplit(target).query).get("force", ())

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable
 
 from aiohttp import web
 
+from streambroker_core.errors import ManifestError
+from streambroker_core.model import name_of
 from streambroker_operator.auth import Job, Principal
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.gate import Admitted, Gate
+from streambroker_operator.kubernetes.gate import Admitted, Gate, forces
 from streambroker_operator.kubernetes.permissions import Caller
 from streambroker_operator.rest.authentication import Asked, is_reading
-from streambroker_operator.rest.requests import LONG, path_of, pe_of
+from streambroker_operator.rest.requests import LONG, RUNTIME, path_of, pe_of, port_of
+from streambroker_operator.rest.resources import PORTS
 
 ALL = "*"
 _CALLER = web.RequestKey("cluster caller", Caller)
@@ -104,11 +107,13 @@ class ClusterGuard:
                 path=path,
                 namespace=namespace,
                 pe=pe,
+                name=_name(request, path),
             )
         except RequestError as error:
             own = self._own(caller, namespace)
             # What a set changes is looked at port by port.
-            if error.status == 403 and own and path in LONG and not is_reading(request):
+            set_ = path in LONG and not is_reading(request) and not forces(request.raw_path)
+            if error.status == 403 and own and set_:
                 return Principal(name=caller.user, role="job", jobs=own)
             raise
         if admitted.binds is not None:
@@ -125,3 +130,18 @@ class ClusterGuard:
         if not caller.in_pod or caller.namespace != namespace:
             return frozenset()
         return frozenset((namespace, job) for job in self._jobs_of(namespace, caller.account))
+
+
+def _name(request: web.Request, path: str) -> str:
+    """Return the name of the resource that a path names; empty where there is none.
+
+    One that is not there yet has none: its maker may give it any.
+    """
+    kind = next((kind for kind, port in PORTS.items() if path.startswith(port)), None)
+    if kind is None:
+        return ""
+    try:
+        stored = request.app[RUNTIME].stored(kind, port_of(request))
+    except ManifestError:
+        stored = None  # no port can be called so, which the answer will say
+    return "" if stored is None else name_of(stored.resource)

@@ -5,7 +5,7 @@ if it calls from a pod of the service account that first registered an agent of 
 Rule 2: everything else is asked of the cluster's own rules: may this user ``patch imports/filter``?
 Who may change the whole of a resource may change a part of it.
 Rule 3: pod labels prove nothing, since a driver may create pods.
-Rule 4: to take what others declare (``force``) is one right more, and never in the place of another.
+Rule 4: to take what others declare (``force``) needs one right more, and none less.
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ def _parts(path: str, resource: str, part: str, *methods: str) -> dict[tuple[str
     return {
         ("GET", path): Rule(asks=(_ask("get", resource),), own=True),
         # What others declare cannot be taken away, with force neither.
-        **{
-            (method, path): _part(resource, part, steers=method != "DELETE") for method in methods
-        },
+        **{(method, path): _part(resource, part, steers=method != "DELETE") for method in methods},
     }
 
 
@@ -220,7 +218,7 @@ def judge(
 def _forcing(rule: Rule, path: str, usual: Verdict) -> Verdict:
     """Return what follows where fields are to be taken, from what would follow otherwise."""
     if not rule.steers:
-        return Verdict(why="There is nothing here that could be taken from others: leave out force.")
+        return Verdict(why="Nothing here can be taken from others: leave out force.")
     if not usual.allowed and not usual.asks:
         return usual
     whole = _ask("patch", "exports" if path.startswith(_EXPORT) else "imports")

@@ -1,0 +1,128 @@
+"""REST behind the guard of a cluster: what is asked of the rules, what force adds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from support.brokers import EXPORT, Rest
+from support.guarded import TOKEN, Guarded, guarded_broker
+from support.jwts import jwt
+
+ANN: dict[str, Any] = {"Authorization": f"Bearer {jwt(sub='ann')}"}
+POD: dict[str, Any] = {"Authorization": f"Bearer {TOKEN}"}
+AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
+FEED = "/job/feed/pe/0"
+TRADES = f"{FEED}/export/trades"
+NAMED = {
+    "apiVersion": "streambroker.io/v1alpha1",
+    "kind": "Export",
+    "metadata": {"name": "my-trades"},
+    "spec": {**EXPORT, "job": "feed", "port": "trades"},
+}
+
+
+@asynccontextmanager
+async def guarded(tmp_path: Path) -> AsyncIterator[tuple[Guarded, Rest]]:
+    async with (
+        guarded_broker(tmp_path / "broker.db") as broker,
+        aiohttp.ClientSession() as session,
+    ):
+        broker.people.add("ann")
+        yield broker, Rest(broker.url, session)
+
+
+async def declared(client: Rest) -> None:
+    assert (await client("PUT", FEED, AGENT, **POD)).status == 200
+    assert (await client("PUT", TRADES, NAMED, **POD)).status == 201
+
+
+# ---- what is asked of the cluster's rules ------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "ask"),
+    [
+        ("GET", "", None, "get exports"),
+        ("PATCH", "", {"allowFilter": False}, "patch exports"),
+        ("PUT", "/properties", {"kind": "x"}, "patch exports/properties"),
+        ("DELETE", "", None, "delete exports"),
+    ],
+)
+async def test_a_right_to_one_resource_is_enough_for_that_one(
+    tmp_path: Path, method: str, path: str, body: Any, ask: str
+) -> None:
+    async with guarded(tmp_path) as (broker, client):
+        await declared(client)
+        other = f"{FEED}/export/quotes"
+        await client("PUT", other, EXPORT, **POD)
+        broker.granted.add(f"{ask} my-trades")
+        refused = await client(method, other + path, body, **ANN)
+        allowed = await client(method, TRADES + path, body, **ANN)
+
+    assert refused.status == 403
+    assert allowed.status < 300
+    assert broker.asked[0] == f"{ask} feed-0-quotes"
+
+
+async def test_what_is_not_there_yet_has_no_name_to_ask_for(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (broker, client):
+        await client("PUT", FEED, AGENT, **POD)
+        broker.granted |= {"create exports feed-0-trades", "patch exports"}
+        refused = await client("PUT", TRADES, EXPORT, **ANN)
+        broker.granted.add("create exports")
+        made = await client("PUT", TRADES, EXPORT, **ANN)
+
+    assert (refused.status, made.status) == (403, 201)
+    assert broker.asked == ["create exports", "create exports", "patch exports"]
+
+
+async def test_a_list_is_asked_for_as_a_whole(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (broker, client):
+        await declared(client)
+        broker.granted.add("list exports my-trades")
+
+        assert (await client("GET", "/exports", **ANN)).status == 403
+        assert broker.asked == ["list exports"]
+
+
+async def test_what_can_be_no_port_is_not_found_and_no_failure(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (broker, client):
+        await declared(client)
+        broker.granted.add("get exports")
+
+        assert (await client("GET", f"{FEED}/export/.", **ANN)).status == 404
+        assert (await client("GET", f"{FEED}/export/a%20b", **ANN)).status == 404
+
+
+# ---- force ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [ANN, POD])
+async def test_force_is_refused_where_there_is_nothing_to_take(
+    tmp_path: Path, token: dict[str, Any]
+) -> None:
+    async with guarded(tmp_path) as (broker, client):
+        await declared(client)
+        broker.jobs = ("feed",)
+        broker.granted |= {f"{v} {r}" for r in ("exports", "imports") for v in ("patch", "delete")}
+        answers = [
+            await client("PUT", f"{FEED}?force=true", AGENT, **token),
+            await client("DELETE", f"{TRADES}?force=true", **token),
+            await client("POST", "/apply?force=true", {"resources": [NAMED]}, **token),
+        ]
+
+    assert {(answer.status, answer.code) for answer in answers} == {(403, "NotYours")}
+
+
+async def test_force_lets_nobody_make_what_they_could_only_change(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (broker, client):
+        await client("PUT", FEED, AGENT, **POD)
+        broker.granted.add("patch exports")
+
+        assert (await client("PUT", f"{TRADES}?force=true", EXPORT, **ANN)).status == 403
