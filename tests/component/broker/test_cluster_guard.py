@@ -1,15 +1,22 @@
-"""REST behind the guard of a cluster: what is asked of the rules, what force adds."""
+"""REST behind the guard of a cluster: what costs a review, what is asked, what force adds."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
+from streambroker_operator.errors import RequestError
+from streambroker_operator.rest.authentication import GUARD, Guard, still_known
+from streambroker_operator.rest.limits import Limits
 from support.brokers import EXPORT, Rest
 from support.guarded import TOKEN, Guarded, guarded_broker
 from support.jwts import jwt
@@ -28,9 +35,11 @@ NAMED = {
 
 
 @asynccontextmanager
-async def guarded(tmp_path: Path) -> AsyncIterator[tuple[Guarded, Rest]]:
+async def guarded(
+    tmp_path: Path, limits: Limits | None = None, *, remembers: bool = False
+) -> AsyncIterator[tuple[Guarded, Rest]]:
     async with (
-        guarded_broker(tmp_path / "broker.db") as broker,
+        guarded_broker(tmp_path / "broker.db", limits, remembers=remembers) as broker,
         aiohttp.ClientSession() as session,
     ):
         broker.people.add("ann")
@@ -126,3 +135,74 @@ async def test_force_lets_nobody_make_what_they_could_only_change(tmp_path: Path
         broker.granted.add("patch exports")
 
         assert (await client("PUT", f"{TRADES}?force=true", EXPORT, **ANN)).status == 403
+
+
+# ---- tokens that nobody knows ----------------------------------------------------
+
+FEW = Limits(refusals_per_s=5.0, refusal_burst=20)
+
+
+async def statuses(client: Rest, count: int, at_once: int = 50) -> Counter[int]:
+    """Show so many tokens of the right form that nobody made."""
+    found: Counter[int] = Counter()
+    numbers = iter(range(count))
+
+    async def show() -> None:
+        for number in numbers:
+            token: dict[str, Any] = {"Authorization": f"Bearer {jwt(sub=f'nobody-{number}')}"}
+            found[(await client("GET", "/pes", **token)).status] += 1
+
+    await asyncio.gather(*(show() for _ in range(at_once)))
+    return found
+
+
+@pytest.mark.parametrize("at_once", [1, 50])
+async def test_wrong_tokens_cost_no_more_reviews_than_refusals(
+    tmp_path: Path, at_once: int
+) -> None:
+    async with guarded(tmp_path, FEW, remembers=True) as (broker, client):
+        broker.granted |= {"list exports", "list imports"}
+        assert (await client("GET", "/pes", **ANN)).status == 200
+        began = asyncio.get_running_loop().time()
+        found = await statuses(client, 300, at_once)
+        took = asyncio.get_running_loop().time() - began
+
+        assert set(found) == {401, 429}
+        assert broker.reviewed - 1 <= 20 + 5.0 * took
+        assert (await client("GET", "/pes", **ANN)).status == 200
+
+
+async def test_a_token_that_was_good_is_looked_at_again_beside_those_who_guess(
+    tmp_path: Path,
+) -> None:
+    async with guarded(tmp_path, FEW) as (broker, client):
+        broker.granted |= {"list exports", "list imports"}
+        assert (await client("GET", "/pes", **ANN)).status == 200
+        await statuses(client, 40)
+        before = broker.reviewed
+
+        assert (await client("GET", "/pes", **ANN)).status == 200
+        assert broker.reviewed == before + 1
+
+
+async def test_what_is_no_token_of_this_broker_costs_no_review(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (broker, client):
+        for wrong in ("nonsense", "a.b.c", jwt(aud=["another"]), jwt(exp=1)):
+            answer = await client("GET", "/pes", Authorization=f"Bearer {wrong}")
+            assert (answer.status, answer.code) == (401, "TokenWrong")
+
+    assert broker.reviewed == 0
+
+
+async def test_a_stream_outlives_those_who_guess_beside_it() -> None:
+    class Busy:
+        async def identify(self, request: web.Request) -> str:
+            raise RequestError(status, "TooManyRequests", "Later.")
+
+    app = web.Application()
+    app[GUARD] = cast(Guard, Busy())
+    kept = {}
+    for status in (401, 429, 503):
+        kept[status] = await still_known(make_mocked_request("GET", "/", app=app))
+
+    assert kept == {401: False, 429: True, 503: True}

@@ -280,6 +280,22 @@ def test_nobody_gets_more_than_burst_and_rate_together(
     assert got <= burst + now * per_s + 1e-6
 
 
+@given(
+    steps=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=40),
+    per_s=st.floats(0.5, 50.0),
+    burst=st.integers(1, 20),
+)
+def test_to_look_at_a_bucket_tells_what_taking_would(
+    steps: list[float], per_s: float, burst: int
+) -> None:
+    bucket, now = Buckets(per_s, burst), 0.0
+    for step in steps:
+        now += step
+        seen = bucket.wait("a", now, 0)
+        assert bucket.wait("a", now, burst) > 0.0
+        assert seen == pytest.approx(bucket.take("a", now))
+
+
 def test_the_memory_for_callers_is_bounded() -> None:
     buckets = Buckets(1.0, 1)
     for number in range(MAX_BUCKETS + 100):

@@ -13,12 +13,14 @@ from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
 from streambroker_operator.kubernetes.gate import Admitted, Gate
 from streambroker_operator.kubernetes.identity import Identities, Reviews
 from support.api_servers import Call, FakeApi
+from support.jwts import claims_of, jwt
 from support.resources import pe
 from support.virtual_loop import run
 
 PE = "/api/subscriptions/job/{job}/pe/{pe}"
 FILTER = PE + "/import/{port}/filter"
 AGENT, INSTANCE, KEY = pe("jobs/alerts/0"), "0123456789abcdef", b"k" * 32
+POD, ANN = jwt(sub="pod"), jwt(sub="ann")
 TARGET = "/api/subscriptions/job/alerts/pe/0?namespace=jobs"
 
 
@@ -65,7 +67,7 @@ class Bench:
         status = {
             "authenticated": True,
             "audiences": ["streambroker"],
-            "user": users[spec["token"]],
+            "user": users[claims_of(spec["token"])["sub"]],
         }
         return Answer(status=201, body={"status": status})
 
@@ -116,34 +118,34 @@ def signed(method: str) -> str:
 
 def test_a_job_comes_to_its_own_ports_without_a_question_about_its_rights() -> None:
     bench = Bench()
-    admitted = bench.admit("Bearer pod", "PUT", FILTER)
+    admitted = bench.admit(f"Bearer {POD}", "PUT", FILTER)
 
     assert admitted.own
     assert len(bench.api.calls) == 1
 
 
 def test_the_first_registration_says_what_the_job_is_fixed_to() -> None:
-    assert Bench(account=None).admit("Bearer pod", "PUT", PE).binds == "spark"
-    assert Bench().admit("Bearer pod", "PUT", PE).binds is None
+    assert Bench(account=None).admit(f"Bearer {POD}", "PUT", PE).binds == "spark"
+    assert Bench().admit(f"Bearer {POD}", "PUT", PE).binds is None
 
 
 def test_a_person_comes_by_the_clusters_rules_and_not_as_the_job() -> None:
     bench = Bench("patch imports")
-    admitted = bench.admit("Bearer ann", "PUT", FILTER)
+    admitted = bench.admit(f"Bearer {ANN}", "PUT", FILTER)
 
     assert bench.caller.user == "ann"
     assert not admitted.own
 
 
 def test_who_has_no_right_is_refused_and_told_which_would_do() -> None:
-    error = Bench().refusal("Bearer ann", "PUT", FILTER)
+    error = Bench().refusal(f"Bearer {ANN}", "PUT", FILTER)
 
     assert (error.status, error.code) == (403, "NotYours")
     assert "patch imports/filter" in str(error)
 
 
 def test_every_group_of_rights_is_needed() -> None:
-    request = ("Bearer ann", "PUT", PE + "/export/{port}")
+    request = (f"Bearer {ANN}", "PUT", PE + "/export/{port}")
 
     assert Bench("create exports").refusal(*request).status == 403
     assert Bench("create exports", "patch exports").admit(*request) == Admitted()
@@ -152,8 +154,8 @@ def test_every_group_of_rights_is_needed() -> None:
 def test_nobody_takes_a_job_over_by_registering() -> None:
     bench = Bench("patch imports", "patch exports", account="other")
 
-    assert "belongs to the service account other" in str(bench.refusal("Bearer pod", "PUT", PE))
-    assert bench.refusal("Bearer ann", "PUT", PE).status == 403
+    assert "belongs to the service account other" in str(bench.refusal(f"Bearer {POD}", "PUT", PE))
+    assert bench.refusal(f"Bearer {ANN}", "PUT", PE).status == 403
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
@@ -169,7 +171,7 @@ def test_others_have_to_wait_for_the_api_server() -> None:
     bench = Bench()
     bench.away = True
 
-    assert bench.refusal("Bearer pod", "PUT", PE).status == 503
+    assert bench.refusal(f"Bearer {POD}", "PUT", PE).status == 503
 
 
 def test_an_agent_that_signs_is_asked_of_the_cluster_for_what_is_not_its_own() -> None:
@@ -181,18 +183,18 @@ def test_an_agent_that_signs_is_asked_of_the_cluster_for_what_is_not_its_own() -
 
 
 def test_to_ask_which_methods_there_are_makes_nobody_the_job() -> None:
-    assert not Bench().admit("Bearer ann", "OPTIONS", PE).own
+    assert not Bench().admit(f"Bearer {ANN}", "OPTIONS", PE).own
 
 
 def test_a_path_that_nobody_has_thought_of_is_shut() -> None:
-    assert Bench("patch imports").refusal("Bearer ann", "POST", PE + "/new").status == 403
+    assert Bench("patch imports").refusal(f"Bearer {ANN}", "POST", PE + "/new").status == 403
 
 
-@pytest.mark.parametrize(("token", "granted"), [("pod", ()), ("ann", ("patch imports/filter",))])
+@pytest.mark.parametrize(("token", "granted"), [(POD, ()), (ANN, ("patch imports/filter",))])
 def test_what_others_declare_is_taken_only_by_who_may_change_all_of_it(
     token: str, granted: tuple[str, ...]
 ) -> None:
-    bearer, usual = f"Bearer {token}", Admitted(own=token == "pod")
+    bearer, usual = f"Bearer {token}", Admitted(own=token == POD)
     assert Bench(*granted).admit(bearer, "PUT", FILTER) == usual
     assert Bench(*granted).admit(bearer, "PUT", FILTER, more="&force=false") == usual
     refused = Bench(*granted).refusal(bearer, "PUT", FILTER, more="&force=true")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
 from streambroker_operator.kubernetes.identity import (
     KEEP_FAILURE_S,
     KEEP_S,
+    LEEWAY_S,
     MAX_TOKEN,
     Identities,
     Reviews,
@@ -24,6 +24,7 @@ from streambroker_operator.kubernetes.identity import (
 )
 from streambroker_operator.kubernetes.permissions import Ask, Caller
 from support.api_servers import Call, FakeApi
+from support.jwts import jwt
 from support.resources import pe
 from support.virtual_loop import run
 
@@ -41,11 +42,6 @@ BAD = {"status": {"error": "invalid bearer token"}}
 FILTER = Ask(verb="patch", resource="imports", subresource="filter")
 IMPORTS = Ask(verb="patch", resource="imports")
 ANN = Caller(user="ann", groups=("dev",))
-
-
-def jwt(**claims: Any) -> str:
-    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
-    return f"e30.{body}.c2ln"
 
 
 class Bench:
@@ -126,7 +122,7 @@ def test_a_refusal_is_kept_for_two_seconds() -> None:
     async def main() -> list[int]:
         asked = []
         for _ in range(3):
-            error = await bench.refused("some.bad.token")
+            error = await bench.refused(jwt(sub="nobody"))
             assert (error.status, error.code) == (401, "TokenWrong")
             asked.append(len(bench.api.calls))
             await asyncio.sleep(KEEP_FAILURE_S / 2 + 0.1)
@@ -203,7 +199,32 @@ def test_callers_that_are_known_need_no_server_for_a_while() -> None:
     assert run(main()).account == "spark"
 
 
-@pytest.mark.parametrize("token", ["x" * (MAX_TOKEN + 1), "tökén"])
+def coded(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        f"{jwt()}{'x' * MAX_TOKEN}",
+        f"{jwt()}é",
+        "",
+        "nonsense",
+        "a.b",
+        "a.b.c",
+        "..",
+        "a.W10.c",
+        f"{jwt()}.c2ln",
+        jwt().rpartition(".")[0] + ".",
+        f"a.{coded('[' * 5_000)}.c",
+        f"a.{coded('{}')}.c",
+        jwt(aud=["https://kubernetes.default.svc"]),
+        jwt(aud="streambroker2"),
+        jwt(aud=None),
+        jwt(aud={"streambroker": 1}),
+        jwt(exp=1000 - LEEWAY_S - 1),
+    ],
+)
 def test_what_cannot_be_a_token_is_refused_without_a_review(token: str) -> None:
     bench = Bench(good)
 
@@ -211,13 +232,73 @@ def test_what_cannot_be_a_token_is_refused_without_a_review(token: str) -> None:
     assert bench.api.calls == []
 
 
+@pytest.mark.parametrize(
+    "token",
+    [
+        jwt(),
+        jwt(aud="streambroker"),
+        jwt(aud=["another", "streambroker"]),
+        jwt(exp=1000 - LEEWAY_S + 1),
+        jwt(exp="soon"),
+        jwt(exp=10**400),
+    ],
+)
+def test_what_may_be_a_token_is_let_in_by_the_api_server_alone(token: str) -> None:
+    bench = Bench(lambda call: Answer(status=201, body=BAD))
+
+    assert run(bench.refused(token)).status == 401
+    assert len(bench.api.calls) == 1
+
+
+def test_only_a_token_that_was_never_good_is_told_of_before_its_review() -> None:
+    bench = Bench(good)
+    told: list[str] = []
+
+    async def show(token: str) -> None:
+        await bench.reviews.caller(token, lambda: told.append(token))
+        await asyncio.sleep(KEEP_S + 1)
+
+    async def main() -> None:
+        for _ in range(3):
+            await show(jwt(sub="a"))
+        bench.api.handler = lambda call: Answer(status=201, body=BAD)
+        for _ in range(3):
+            with pytest.raises(RequestError):
+                await show(jwt(sub="a"))
+            await asyncio.sleep(KEEP_S + 1)
+
+    run(main())
+
+    assert len(bench.api.calls) == 4 + 2
+    assert told == [jwt(sub="a")] * 3
+
+
+def test_what_stops_a_review_is_no_answer_and_is_not_kept() -> None:
+    bench = Bench(good)
+
+    def stop() -> None:
+        raise RequestError(429, "TooManyRequests", "Later.")
+
+    async def main() -> Caller:
+        with pytest.raises(RequestError, match="Later"):
+            await bench.reviews.caller(jwt(), stop)
+        assert bench.api.calls == []
+        return await bench.reviews.caller(jwt())
+
+    assert run(main()).account == "spark"
+
+
 def test_no_refusal_shows_the_token() -> None:
     bench = Bench(lambda call: Answer(status=201, body=BAD))
 
-    assert "secret" not in str(run(bench.refused("secret.secret.secret")))
+    for token in ("secret.secret.secret", f"{jwt()}secret"):
+        assert "secret" not in str(run(bench.refused(token)))
+    assert len(bench.api.calls) == 1
 
 
-@pytest.mark.parametrize("token", ["", "a.b", "a.b.c", jwt(), jwt(exp="soon"), "a.W10.c"])
+@pytest.mark.parametrize(
+    "token", ["", "a.b", "a.b.c", jwt(), jwt(exp="soon"), jwt(exp=10**400), "a.W10.c"]
+)
 def test_a_token_that_does_not_say_when_it_ends_says_nothing(token: str) -> None:
     assert expiry_of(token) is None
 

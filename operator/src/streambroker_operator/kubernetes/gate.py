@@ -55,6 +55,7 @@ class Gate:
         method: str,
         target: str,
         body: Callable[[], Awaitable[bytes]],
+        unknown: Callable[[], None] | None = None,
     ) -> Caller:
         """Return who sends a request.
 
@@ -63,11 +64,14 @@ class Gate:
             method: of the request.
             target: as in the request line, with its query.
             body: returns that of the request.
+            unknown: called before a token is reviewed that was not good before; may raise.
 
         Raises:
             RequestError: 401, nobody known; 503, nobody could say.
         """
-        return await self._identities.caller(headers, method=method, path=target, body=body)
+        return await self._identities.caller(
+            headers, method=method, path=target, body=body, unknown=unknown
+        )
 
     async def admit(
         self,

@@ -13,6 +13,7 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.gate import Admitted, Gate, forces
 from streambroker_operator.kubernetes.permissions import Caller
 from streambroker_operator.rest.authentication import Asked, is_reading
+from streambroker_operator.rest.limits import GAUGES
 from streambroker_operator.rest.requests import LONG, RUNTIME, path_of, pe_of, port_of
 from streambroker_operator.rest.resources import PORTS
 
@@ -38,14 +39,17 @@ class ClusterGuard:
         """Return the name of the caller; a pod's own, where it shows its token.
 
         Raises:
-            RequestError: 401, nobody known; 503, nobody could say.
+            RequestError: 401, nobody known; 429, too many of this address were not; 503, nobody
+                could say.
         """
-        caller = await self._gate.caller(
-            request.headers.getall("Authorization", []),
-            method=request.method,
-            target=request.raw_path,
-            body=request.read,
-        )
+        with request.app[GAUGES].guessing(request) as unknown:
+            caller = await self._gate.caller(
+                request.headers.getall("Authorization", []),
+                method=request.method,
+                target=request.raw_path,
+                body=request.read,
+                unknown=unknown,
+            )
         request[_CALLER] = caller
         if caller.agent is not None:
             return f"{caller.user}/{caller.agent}"

@@ -2,13 +2,13 @@
 
 Rule 1: a token is kept as its SHA-256 only, and never told.
 Rule 2: no answer is an answer of its own: 503, never 401. Only what the API server said is kept.
+Rule 3: what a token says of itself is a reason to refuse it unasked, and never to let it in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import json
 import time
@@ -33,6 +33,9 @@ MAX_TOKEN = 16 * 1024
 AT_ONCE = 16
 """Reviews under way at the same time."""
 TIMEOUT_S = 5.0
+LEEWAY_S = 120.0
+"""How long after its end a token is reviewed still, in seconds: a minute that the API server grants
+itself, and one by which clocks may differ."""
 
 _ACCOUNT = "system:serviceaccount:"
 _POD = "authentication.kubernetes.io/pod-"
@@ -72,6 +75,11 @@ class Kept(Generic[K, V]):
             task.add_done_callback(lambda done: self._over(key, done))
         # Who does not wait any longer takes nothing away from the others.
         return (await asyncio.shield(task))[1]
+
+    def last(self, key: K) -> V | None:
+        """Return what was answered last, even if it holds no longer; None if nothing is known."""
+        known = self._kept.get(key)
+        return None if known is None else known[1]
 
     async def _fetched(
         self, key: K, fetch: Callable[[], Awaitable[tuple[float, V]]]
@@ -117,16 +125,23 @@ class Reviews:
         self.counts: Counter[tuple[str, str]] = Counter()
         """Questions asked: ``token`` and ``access``, each ``allowed``, ``denied`` or ``failed``."""
 
-    async def caller(self, token: str) -> Caller:
+    async def caller(self, token: str, unknown: Callable[[], None] | None = None) -> Caller:
         """Return whose token it is.
+
+        Args:
+            token: as it was shown.
+            unknown: called before the API server is shown a token that was not good before; what
+                it raises is raised here.
 
         Raises:
             RequestError: 401, nobody's, or not for this broker; 503, nobody could say.
         """
         shown = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         found = None
-        if len(token) <= MAX_TOKEN and token.isascii():
-            found = await self._callers.get(shown, lambda: self._review(token))
+        if may_be_good(token, self._audience, self._wall()):
+            # Who guesses has never shown one that was good, so those who did do not pay for them.
+            first = unknown if self._callers.last(shown) is None else None
+            found = await self._callers.get(shown, lambda: self._review(token, first))
         if found is None:
             raise RequestError(
                 401,
@@ -172,12 +187,15 @@ class Reviews:
                 return True
         return False
 
-    async def _review(self, token: str) -> tuple[float, Caller | None]:
+    async def _review(
+        self, token: str, first: Callable[[], None] | None
+    ) -> tuple[float, Caller | None]:
         body = await self._asked(
             "authentication.k8s.io/v1",
             "TokenReview",
             "tokenreviews",
             {"token": token, "audiences": [self._audience]},
+            first,
         )
         found = read_review(body, self._audience)
         self.counts["token", "denied" if found is None else "allowed"] += 1
@@ -217,10 +235,18 @@ class Reviews:
         return KEEP_S, allowed
 
     async def _asked(
-        self, group: str, kind: str, plural: str, spec: Mapping[str, Any]
+        self,
+        group: str,
+        kind: str,
+        plural: str,
+        spec: Mapping[str, Any],
+        first: Callable[[], None] | None = None,
     ) -> Mapping[str, Any]:
         try:
             async with self._places:
+                # Not before there is a place: much may have been refused while this one waited.
+                if first is not None:
+                    first()
                 answer = await self._api.call(
                     "POST",
                     f"/apis/{group}/{plural}",
@@ -310,15 +336,44 @@ def expiry_of(token: str) -> float | None:
 
     Nothing is checked here: it only shortens how long the API server's answer is kept.
     """
+    claims = _claims(token)
+    found = None if claims is None else claims.get("exp")
+    try:
+        return float(found) if isinstance(found, int | float) else None
+    except OverflowError:
+        return None
+
+
+def may_be_good(token: str, audience: str, now: float) -> bool:
+    """Say whether a token is worth a review: False means that it cannot be good.
+
+    Args:
+        token: as it was shown.
+        audience: for whom it has to be made.
+        now: seconds since 1970.
+    """
+    if len(token) > MAX_TOKEN or not token.isascii():
+        return False
+    claims = _claims(token)
+    if claims is None:
+        return False
+    told = claims.get("aud")
+    if audience not in (told if isinstance(told, list) else [told]):
+        return False
+    expires = expiry_of(token)
+    return expires is None or now <= expires + LEEWAY_S
+
+
+def _claims(token: str) -> Mapping[str, Any] | None:
+    """Return what a token says of itself; None if it has not the form of one."""
     parts = token.split(".")
-    if len(parts) != 3:
+    if len(parts) != 3 or not all(parts):
         return None
     try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (ValueError, binascii.Error):
+        found = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (ValueError, RecursionError):
         return None
-    found = claims.get("exp") if isinstance(claims, dict) else None
-    return float(found) if isinstance(found, int | float) else None
+    return found if isinstance(found, dict) else None
 
 
 class Identities:
@@ -352,6 +407,7 @@ class Identities:
         method: str,
         path: str,
         body: Callable[[], Awaitable[bytes]],
+        unknown: Callable[[], None] | None = None,
     ) -> Caller:
         """Return who sends a request.
 
@@ -360,6 +416,7 @@ class Identities:
             method: of the request.
             path: as in the request line, with its query.
             body: returns that of the request.
+            unknown: called before a token is reviewed that was not good before; may raise.
 
         Raises:
             RequestError: 401, nobody known; 503, nobody could say.
@@ -379,7 +436,7 @@ class Identities:
                 " <token>`. Jobs and the command line take it from STREAMBROKER_TOKEN.",
                 headers=_REALM,
             )
-        return await self._reviews.caller(token.strip())
+        return await self._reviews.caller(token.strip(), unknown)
 
     async def _signed(
         self, header: str, method: str, path: str, body: Callable[[], Awaitable[bytes]]

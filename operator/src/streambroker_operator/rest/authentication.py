@@ -42,7 +42,8 @@ class Guard(Protocol):
         """Return the name of the caller.
 
         Raises:
-            RequestError: 401, nobody known; 503, nobody could say.
+            RequestError: 401, nobody known; 429, too many of its address were not; 503, nobody
+                could say.
         """
         ...
 
@@ -191,7 +192,7 @@ async def still_known(request: web.Request) -> bool:
         return same and await guard.authorise(request, _asked(request)) == request[CALLER]
     except RequestError as error:
         # That nobody can say it at the moment takes nothing away.
-        return error.status == 503
+        return error.status in (429, 503)
 
 
 def _check(request: web.Request, caller: Principal) -> None:

@@ -3,7 +3,8 @@
 What agents repeat by themselves (asking for views, registering, reporting) counts
 with the reads: thousands of agents behind one address are no misuse. A registration
 that is new or another one is written, and counts as a change of its job, too. Wrong tokens
-are counted apart, so that nobody who guesses takes anything from the agents beside them.
+are counted apart, so that nobody who guesses takes anything from the agents beside them; only
+a token that was never good has to wait with them where asking of it costs others something.
 """
 
 from __future__ import annotations
@@ -114,14 +115,27 @@ class Buckets:
             who: the caller.
             now: seconds of a clock that only goes forward.
         """
-        level, at = self._levels.get(who, (self._burst, now))
-        level = min(self._burst, level + (now - at) * self._per_s)
+        level = self._level(who, now)
         wait = 0.0 if level >= 1.0 else (1.0 - level) / self._per_s
         self._levels[who] = (level if wait else level - 1.0, now)
         self._levels.move_to_end(who)
         if len(self._levels) > MAX_BUCKETS:
             self._levels.popitem(last=False)
         return wait
+
+    def wait(self, who: str, now: float, promised: int) -> float:
+        """Return the seconds until there is a token, without taking one.
+
+        Args:
+            who: the caller.
+            now: seconds of a clock that only goes forward.
+            promised: how many tokens others may take before.
+        """
+        return max(0.0, (1.0 + promised - self._level(who, now)) / self._per_s)
+
+    def _level(self, who: str, now: float) -> float:
+        level, at = self._levels.get(who, (self._burst, now))
+        return min(self._burst, level + (now - at) * self._per_s)
 
     def charge(self, who: str, tokens: int) -> None:
         """Take more out for what was let through; it is owed until so many have come in.
@@ -176,6 +190,10 @@ class Gauges:
         self._reads = Buckets(limits.reads_per_s, limits.read_burst)
         self._registrations = Buckets(limits.writes_per_s, limits.write_burst)
         self._refusals = Buckets(limits.refusals_per_s, limits.refusal_burst)
+        self._asked: Counter[str] = Counter()
+        self._refusals_told = (
+            f"{limits.refusals_per_s:g} requests per second without a token that is known"
+        )
         self._followers = Places(limits.followers_each, "streams of events")
         self._polls = Places(limits.polls_each, "requests that wait for views")
 
@@ -215,11 +233,38 @@ class Gauges:
         Raises:
             RequestError: 429, it is one too many.
         """
-        self._take(
-            self._refusals,
-            _address(request),
-            f"{self.limits.refusals_per_s:g} requests per second without a token that is known",
-        )
+        self._take(self._refusals, _address(request), self._refusals_told)
+
+    @contextmanager
+    def guessing(self, request: web.Request) -> Iterator[Callable[[], None]]:
+        """Let a caller be asked for, unless too many of its address were nobody.
+
+        What is asked counts as refused as long as the block lasts: nobody can guess often at
+        the same time, before the first answer has come.
+
+        Yields:
+            What has to be called before; it raises RequestError, 429.
+        """
+        address = _address(request)
+        asked, over = 0, False
+
+        def ask() -> None:
+            nonlocal asked
+            now = asyncio.get_running_loop().time()
+            wait = self._refusals.wait(address, now, self._asked[address])
+            if wait:
+                raise too_many(f"This is more than {self._refusals_told}.", wait)
+            if not over:
+                self._asked[address] += 1
+                asked += 1
+
+        try:
+            yield ask
+        finally:
+            over = True
+            self._asked[address] -= asked
+            if not self._asked[address]:
+                del self._asked[address]
 
     def charge(self, request: web.Request, changes: int) -> None:
         """Count a request that is let through as so many changes in place of one."""
