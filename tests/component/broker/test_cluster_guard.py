@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +16,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
+from streambroker_core.model import PeKey
+from streambroker_core.wire import signature
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.authentication import GUARD, Guard, still_known
 from streambroker_operator.rest.limits import Limits
@@ -135,6 +139,47 @@ async def test_force_lets_nobody_make_what_they_could_only_change(tmp_path: Path
         broker.granted.add("patch exports")
 
         assert (await client("PUT", f"{TRADES}?force=true", EXPORT, **ANN)).status == 403
+
+
+# ---- signatures ----------------------------------------------------------------
+
+
+def signed(broker: Guarded, method: str, path: str, body: Any, time_us: int) -> dict[str, Any]:
+    """Return the header that the agent of `FEED` sends."""
+    feed = PeKey.parse("default/feed/0")
+    agent = broker.runtime.board.registration(feed)
+    assert agent is not None
+    header = signature.sign(
+        broker.runtime.key(feed, agent),
+        agent=feed,
+        instance=agent.instance,
+        method=method,
+        path=f"/api/subscriptions{path}",
+        body=json.dumps(body).encode(),
+        time_us=time_us,
+    )
+    return {"Authorization": header}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "again"),
+    [
+        (f"{FEED}/report", {"exports": {}}, 200),
+        (f"{TRADES}/properties", {"kind": "x"}, 401),
+        (FEED, AGENT, 401),
+    ],
+)
+async def test_only_figures_may_be_sent_twice_under_one_signature(
+    tmp_path: Path, path: str, body: Any, again: int
+) -> None:
+    async with guarded(tmp_path) as (broker, client):
+        await declared(client)
+        header = signed(broker, "PUT", path, body, int(time.time() * 1e6))
+        first = await client("PUT", path, body, **header)
+        second = await client("PUT", path, body, **header)
+
+    assert (first.status, second.status) == (200, again)
+    assert second.code == ("SignatureInvalid" if again == 401 else None)
 
 
 # ---- tokens that nobody knows ----------------------------------------------------

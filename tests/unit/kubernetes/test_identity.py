@@ -372,7 +372,7 @@ def test_everywhere_is_asked_without_a_namespace() -> None:
 # ---- signed requests ---------------------------------------------------------
 
 AGENT, INSTANCE, KEY = pe("jobs/alerts/0"), "0123456789abcdef", b"k" * 32
-PATH = "/api/subscriptions/job/alerts/pe/0/report?namespace=jobs"
+PATH = "/api/subscriptions/job/alerts/pe/0/import/in/filter?namespace=jobs"
 
 
 def signed(

@@ -4,7 +4,9 @@ The header ``Authorization`` carries ``Streambroker-Agent v=1, agent="namespace/
 instance="…", time="…", mac="…"``. The MAC is HMAC-SHA256 over the canonical form of
 ``["request", 1, agent, instance, time, method, path, SHA-256 of the body]``; the path is the one of
 the request line, query included. Time is in microseconds since 1970, and an agent never
-uses one twice. A signature holds for `WINDOW_S` seconds to either side of it, once.
+uses one twice. A signature holds for `WINDOW_S` seconds to either side of it; where it stands for a
+change, each process takes it once. What another process took, or this one before it was started
+again, it does not know.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections import deque
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from streambroker_core.errors import ManifestError, SignatureError
 from streambroker_core.model import PeKey
@@ -24,8 +27,8 @@ SIGNATURE_VERSION = 1
 WINDOW_S = 60.0
 MAX_HEADER = 512
 """Characters; a longer header is refused before it is looked at."""
-MAX_REMEMBERED = 100_000
-"""How many signatures are remembered; beyond that, requests are refused until some run out."""
+MAX_REMEMBERED = 64
+"""How many signatures of one agent are remembered: more than it has requests under way."""
 
 _FORM = re.compile(
     rf'{SCHEME} v=(?P<v>[0-9]{{1,4}}), agent="(?P<agent>[a-z0-9/-]{{5,140}})", '
@@ -126,12 +129,31 @@ def verify(
         )
 
 
+@dataclass(slots=True)
+class _Used:
+    """The last times an agent has used, in order.
+
+    Attributes:
+        times: at most `MAX_REMEMBERED`.
+        floor: no time up to this one is taken any more.
+        until: as long as one of them holds, in seconds since 1970.
+    """
+
+    times: list[int] = field(default_factory=list)
+    floor: int = -1
+    until: float = 0.0
+
+
 class Replays:
-    """Remembers which signatures have been used, as long as they hold."""
+    """Remembers which signatures have been used, as long as they hold, for each agent apart.
+
+    An agent never uses a time twice, and signs no more requests at once than are remembered: what
+    is older than all of these has come before. So it may change as often as it likes, and takes
+    nothing from other agents.
+    """
 
     def __init__(self) -> None:
-        self._used: set[bytes] = set()
-        self._order: deque[tuple[float, bytes]] = deque()
+        self._agents: OrderedDict[tuple[PeKey, str], _Used] = OrderedDict()
 
     def admit(self, signature: Signature, now: float) -> None:
         """Take note of a verified signature.
@@ -141,17 +163,21 @@ class Replays:
             now: seconds since 1970; may go back.
 
         Raises:
-            SignatureError: it was used before, or too many are remembered.
+            SignatureError: it was used before.
         """
-        while self._order and self._order[0][0] < now:
-            self._used.discard(self._order.popleft()[1])
-        if signature.mac in self._used:
+        while self._agents and next(iter(self._agents.values())).until < now:
+            self._agents.popitem(last=False)
+        who = signature.agent, signature.instance
+        used = self._agents.setdefault(who, _Used())
+        place = bisect_left(used.times, signature.time_us)
+        if signature.time_us <= used.floor or signature.time_us in used.times[place : place + 1]:
             raise SignatureError("repeated", "this very request was sent before")
-        if len(self._used) >= MAX_REMEMBERED:
-            raise SignatureError("repeated", "too many requests are remembered; sign again later")
-        self._used.add(signature.mac)
+        used.times.insert(place, signature.time_us)
+        if len(used.times) > MAX_REMEMBERED:
+            used.floor = used.times.pop(0)
         # It was verified within the window, so it holds for at most twice that from now on.
-        self._order.append((now + 2 * WINDOW_S, signature.mac))
+        used.until = max(used.until, now + 2 * WINDOW_S)
+        self._agents.move_to_end(who)
 
 
 def _mac(

@@ -56,6 +56,7 @@ class Gate:
         target: str,
         body: Callable[[], Awaitable[bytes]],
         unknown: Callable[[], None] | None = None,
+        repeatable: bool = False,
     ) -> Caller:
         """Return who sends a request.
 
@@ -65,12 +66,18 @@ class Gate:
             target: as in the request line, with its query.
             body: returns that of the request.
             unknown: called before a token is reviewed that was not good before; may raise.
+            repeatable: whether it may come twice under one signature, as what changes nothing may.
 
         Raises:
             RequestError: 401, nobody known; 503, nobody could say.
         """
         return await self._identities.caller(
-            headers, method=method, path=target, body=body, unknown=unknown
+            headers,
+            method=method,
+            path=target,
+            body=body,
+            unknown=unknown,
+            repeatable=repeatable,
         )
 
     async def admit(

@@ -408,6 +408,7 @@ class Identities:
         path: str,
         body: Callable[[], Awaitable[bytes]],
         unknown: Callable[[], None] | None = None,
+        repeatable: bool = False,
     ) -> Caller:
         """Return who sends a request.
 
@@ -417,6 +418,7 @@ class Identities:
             path: as in the request line, with its query.
             body: returns that of the request.
             unknown: called before a token is reviewed that was not good before; may raise.
+            repeatable: whether it may come twice under one signature, as what changes nothing may.
 
         Raises:
             RequestError: 401, nobody known; 503, nobody could say.
@@ -424,7 +426,7 @@ class Identities:
         shown = headers[0].strip() if len(headers) == 1 else ""
         if signature.is_signed(shown):
             try:
-                return await self._signed(shown, method, path, body)
+                return await self._signed(shown, method, path, body, repeatable)
             except SignatureError as error:
                 raise RequestError(401, error.code, str(error), headers=_REALM) from error
         scheme, _, token = shown.partition(" ")
@@ -439,7 +441,12 @@ class Identities:
         return await self._reviews.caller(token.strip(), unknown)
 
     async def _signed(
-        self, header: str, method: str, path: str, body: Callable[[], Awaitable[bytes]]
+        self,
+        header: str,
+        method: str,
+        path: str,
+        body: Callable[[], Awaitable[bytes]],
+        repeatable: bool,
     ) -> Caller:
         shown = signature.read(header)
         key = self._key_of(shown.agent, shown.instance)
@@ -447,7 +454,7 @@ class Identities:
             raise SignatureError("forged", f"{shown.agent} has no such agent; register again")
         told, now = await body(), self._wall()
         signature.verify(key, shown, method=method, path=path, body=told, now=now)
-        if method not in ("GET", "HEAD", "OPTIONS"):
+        if not repeatable and method not in ("GET", "HEAD", "OPTIONS"):
             self._replays.admit(shown, now)
         account = self._account_of(shown.agent.namespace, shown.agent.job)
         return signed_caller(shown.agent, account)
