@@ -9,6 +9,7 @@ import pytest
 from streambroker_operator.kubernetes.permissions import RULES, Ask, Caller, Verdict, judge, told
 from streambroker_operator.rest.authentication import OPEN
 from streambroker_operator.rest.description import description
+from support.charts import table, words
 from support.resources import pe
 
 PE = "/api/subscriptions/job/{job}/pe/{pe}"
@@ -38,6 +39,24 @@ def test_each_path_of_the_description_has_a_rule_and_no_other_has() -> None:
         if method in ("get", "put", "post", "patch", "delete") and path not in OPEN
     }
     assert set(RULES) == described
+
+
+def test_the_page_on_security_has_each_rule() -> None:
+    head = ("request", "right in RBAC (group `streambroker.io`)")
+    told_of: dict[str, str] = {}
+    for requests, right, *_ in table("docs/security.md", *head):
+        told_of.update(dict.fromkeys(words(requests), right))
+    shown = {"": "none: the agents of the job itself"}
+    rules = {f"{method} {short(path)}": found for (method, path), found in RULES.items()}
+
+    assert told_of == {
+        request: "none" if found.known else shown.get(told(found.asks), told(found.asks))
+        for request, found in rules.items()
+    }
+
+
+def short(path: str) -> str:
+    return path.removeprefix("/api/subscriptions").replace("/job/{job}", "…")
 
 
 def takes_force(method: str, path: str) -> bool:
