@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from streambroker_core.board import AgentRegistered, ExportApplied, ImportApplied
 from streambroker_core.model import PeKey
+from streambroker_operator.kubernetes.presence import AWAY_S
 from streambroker_operator.kubernetes.programming import Programming
 from support.resources import board_of, export_of, import_of, pe, registration
 
@@ -125,6 +126,128 @@ def test_the_time_until_a_change_is_applied_is_told_once() -> None:
     bench.poll(FEED)
 
     assert bench.took == [0.5]
+
+
+def test_an_agent_that_is_silent_for_long_is_away_until_it_asks_again() -> None:
+    bench = Bench()
+    bench.programming.presence.lead(True)
+    for one in (FEED, ALERTS):
+        bench.programming.registered(one, "first")
+        bench.poll(one)
+    bench.now = 60.0
+    bench.poll(FEED)
+    bench.now = AWAY_S
+    away = bench.programming.presence.look()
+    said = [bench.said(bench.import_.uid), bench.programming.state(ALERTS)]
+
+    assert (away, bench.programming.presence.look()) == ([ALERTS], [])
+    assert bench.poll(ALERTS)
+    assert not bench.poll(ALERTS)
+    assert [*said, bench.said(bench.import_.uid)] == ["AgentAway", "away", "Programmed"]
+
+
+def test_a_silent_agent_of_its_own_is_told_from_one_of_its_routes() -> None:
+    bench = Bench()
+    bench.programming.presence.lead(True)
+    bench.poll(FEED)
+    bench.now = AWAY_S
+    bench.programming.presence.look()
+    bench.poll(ALERTS)
+
+    told = [
+        bench.programming.condition(bench.import_.uid, pes)
+        for pes in ((FEED, ALERTS), (ALERTS, FEED))
+    ]
+
+    assert [found.reason for found in told if found is not None] == ["AgentAway"] * 2
+    assert told[0] != told[1]
+
+
+def test_who_begins_to_lead_waits_before_it_calls_anybody_away() -> None:
+    bench = Bench()
+    for one in (FEED, ALERTS):
+        bench.poll(one)
+    bench.now = 1000.0
+    bench.poll(FEED)
+    said = [bench.programming.presence.look(), bench.said(bench.import_.uid)]
+    bench.programming.presence.lead(True)
+    bench.now += AWAY_S - 1
+    bench.poll(FEED)
+    said += [bench.programming.presence.look(), bench.said(bench.import_.uid)]
+    states = [bench.programming.state(one) for one in (FEED, ALERTS)]
+    bench.now += 1
+    said += [bench.programming.presence.look(), bench.said(bench.import_.uid)]
+
+    assert said == [[], None, [], None, [ALERTS], "AgentAway"]
+    assert states == ["current", "unheard"]
+
+
+def test_who_leads_anew_has_to_find_out_anew_who_is_away() -> None:
+    bench = Bench()
+    bench.programming.presence.lead(True)
+    bench.poll(FEED)
+    bench.poll(ALERTS)
+    bench.now = 200.0
+    assert set(bench.programming.presence.look()) == {FEED, ALERTS}
+
+    bench.programming.presence.lead(False)
+    bench.programming.presence.lead(True)
+    assert bench.said(bench.import_.uid) is None
+
+    bench.now = 300.0
+    assert set(bench.programming.presence.look()) == {FEED, ALERTS}
+
+
+def test_another_instance_runs_nothing_until_it_says_so() -> None:
+    bench = Bench()
+    bench.programming.registered(ALERTS, "first")
+    bench.poll(FEED)
+    bench.poll(ALERTS)
+    bench.programming.registered(ALERTS, "first")
+    said = [bench.said(bench.import_.uid)]
+
+    bench.programming.registered(ALERTS, "second")
+    said.append(bench.said(bench.import_.uid))
+    states = [bench.programming.state(ALERTS), bench.programming.runs_current(ALERTS)]
+    bench.poll(ALERTS)
+
+    assert [*said, bench.said(bench.import_.uid)] == ["Programmed", None, "Programmed"]
+    assert states == ["unheard", False]
+
+
+def test_a_change_that_an_instance_has_not_lived_to_run_is_not_timed() -> None:
+    bench = Bench()
+    bench.programming.registered(ALERTS, "first")
+    bench.poll(ALERTS)
+    bench.refilter("price > 1.0", 20)
+    bench.now = 3600.0
+    bench.programming.registered(ALERTS, "second")
+    bench.poll(ALERTS)
+
+    assert bench.took == []
+
+
+def test_what_another_replica_tells_of_an_instance_waits_until_that_is_known_here() -> None:
+    bench = Bench()
+    bench.programming.registered(ALERTS, "first")
+    bench.poll(FEED)
+    version = bench.version(ALERTS)
+    assert version is not None
+
+    assert not bench.programming.heard(ALERTS, version, instance="second")
+    assert bench.said(bench.import_.uid) is None
+    assert bench.programming.registered(ALERTS, "second")
+    assert bench.said(bench.import_.uid) == "Programmed"
+
+
+def test_an_agent_whose_pe_is_withdrawn_is_not_away() -> None:
+    bench = Bench()
+    bench.programming.presence.lead(True)
+    bench.programming.registered(ALERTS, "first")
+    bench.programming.withdrawn(ALERTS)
+    bench.now = AWAY_S
+
+    assert bench.programming.presence.look() == []
 
 
 class Programmed(RuleBasedStateMachine):

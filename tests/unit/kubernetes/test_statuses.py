@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,7 @@ class Bench:
             self.board,
             lambda name, urgent: self.offers.append((name, urgent)),
             clock=lambda: self.now,
+            monotonic=lambda: self.now,
         )
         self.list(FEED, ALERTS, OTHER)
 
@@ -76,6 +78,16 @@ class Bench:
             metadata = {"uid": write.uid, "resourceVersion": str(self.version)}
             self.statuses.wrote(write, {"metadata": metadata, "status": write.status})
         return write
+
+    def poll(self, job: str) -> None:
+        view = self.board.view(pe(job))
+        assert view is not None
+        self.statuses.heard(pe(job), view.version)
+
+    def written(self) -> Mapping[str, str]:
+        """Write what was offered; return whose `Programmed` says what."""
+        writes = [write for name in self.asked() if (write := self.write(name)) is not None]
+        return {write.name: reason(write, "Programmed") for write in writes}
 
     def change(self, import_: Import) -> None:
         self.version += 1
@@ -218,6 +230,74 @@ def test_an_agent_that_registers_and_polls_has_the_ends_of_its_routes_looked_at(
     said.append(reason(bench.write(IMPORT), "Programmed"))
 
     assert said == ["NoAgent", "NotHeard", "Programmed"]
+
+
+def running() -> Bench:
+    """Return a desk that leads, whose agents have asked and whose statuses are written."""
+    bench = Bench()
+    bench.statuses.lead(True)
+    for job in ("feed", "alerts"):
+        bench.tell(AgentRegistered(pe=pe(job), registration=registration(), version=1))
+        bench.poll(job)
+    bench.written()
+    return bench
+
+
+def test_an_agent_that_goes_and_comes_back_costs_each_end_one_write_for_either() -> None:
+    bench = running()
+    bench.now += 60.0
+    bench.poll("feed")
+    bench.statuses.listen()
+    told = [bench.written()]
+    for _ in range(3):
+        bench.now += 30.0
+        bench.poll("feed")
+        bench.statuses.listen()
+        told.append(bench.written())
+    bench.poll("alerts")
+    told.append(bench.written())
+    bench.statuses.offer_all()
+
+    ends = "alerts-trades", "feed-trades"
+    away, back = (dict.fromkeys(ends, word) for word in ("AgentAway", "Programmed"))
+    assert told == [{}, away, {}, {}, back]
+    assert bench.written() == {}
+
+
+def test_another_who_leads_says_nothing_new_of_who_is_away() -> None:
+    bench = running()
+    bench.now += 100.0
+    bench.poll("feed")
+    bench.statuses.listen()
+    assert bench.written()
+
+    told: dict[str, str] = {}
+    bench.statuses.lead(False)
+    bench.now += 5.0
+    bench.statuses.lead(True)
+    for _ in range(5):
+        bench.statuses.offer_all()
+        told.update(bench.written())
+        bench.now += 30.0
+        bench.poll("feed")
+        bench.statuses.listen()
+        told.update(bench.written())
+
+    assert told == {}
+    bench.poll("alerts")
+    assert set(bench.written().values()) == {"Programmed"}
+
+
+def test_another_instance_keeps_what_is_shown_until_it_asks_or_is_away() -> None:
+    bench = running()
+    other = replace(registration(), instance="f" * 16)
+    bench.tell(AgentRegistered(pe=pe("alerts"), registration=other, version=2))
+    assert bench.written() == {}
+
+    bench.now += 95.0
+    bench.poll("feed")
+    bench.statuses.listen()
+    assert set(bench.written().values()) == {"AgentAway"}
 
 
 def test_what_cannot_be_read_has_a_status_too() -> None:

@@ -211,7 +211,7 @@ class ClusterBroker:
             address=settings.address,
             changed=self._lead,
         )
-        self._relay = relay.Relay(secret, lambda: self.lease.leader)
+        self._relay = relay.Relay(secret, lambda: self.lease.leader, self._instance_of)
         self.metrics = Metrics(self._figures)
         self.desk = Desk(board, self.store, self._events, leads=self._leads, relay=self._relay.note)
         self.desk.statuses = Statuses(
@@ -243,6 +243,10 @@ class ClusterBroker:
 
     def _key_of(self, pe: PeKey, instance: str) -> bytes | None:
         registration = self.runtime.board.registration(pe)
+    def _instance_of(self, pe: PeKey) -> str:
+        registration = self.runtime.board.registration(pe)
+        return "" if registration is None else registration.instance
+
         if registration is None or registration.instance != instance:
             return None
         return self.runtime.key(pe, registration)
@@ -280,6 +284,7 @@ class ClusterBroker:
     def _lead(self, leads: bool) -> None:
         if leads:
             self._all_anew()
+        self.desk.statuses.lead(leads)
             current = self.desk.statuses.programming.runs_current
             agents = self.runtime.board.registrations()
             # Whoever led before may have ended before it told them.
@@ -313,6 +318,8 @@ class ClusterBroker:
     # ---- what is asked -----------------------------------------------------
 
     def _state(self) -> State:
+            if self._leads():
+                self.desk.statuses.listen()
         board, health = self.runtime.board, self.feeder.health()
         return State(
             beat_age_s=_now() - self._beat,

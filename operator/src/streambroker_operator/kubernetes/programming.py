@@ -2,7 +2,7 @@
 
 Every change of the board has a number. A PE's agent runs a view; as long as that is the PE's
 current one it runs everything, and once the view has changed it runs what was before that change.
-A resource is programmed when the agents of all its routes run its last change.
+A resource is programmed when the agents of all its routes run its last change, and none is away.
 
 Nothing here is remembered by route: one number for each resource, a few for each PE.
 """
@@ -12,13 +12,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
 
 from streambroker_core.board import Action, RoutesChanged, StatusChanged
 from streambroker_core.model import PeKey
+from streambroker_operator.kubernetes.presence import AWAY_S, Presence
 from streambroker_operator.kubernetes.status import Condition
+
+AgentState: TypeAlias = Literal["current", "behind", "unheard", "away"]
 
 _RECENT = 8
 """How many former views of a PE are known; an agent that runs an older one is behind anyway."""
+_EARLY = 10_000
+
+
+class _Early(NamedTuple):
+    """What another replica told of an instance that is not known here yet."""
+
+    instance: str
+    version: str
+    since: float
 
 
 @dataclass(slots=True)
@@ -48,6 +61,9 @@ class Programming:
         registered: whether a PE has an agent.
         applied: takes the seconds from a changed view until its agent runs it.
         clock: a monotonic clock, in seconds.
+
+    Attributes:
+        presence: when each agent was last heard of, and who is away.
     """
 
     def __init__(
@@ -62,6 +78,9 @@ class Programming:
         self._clock = clock
         self._version_of = version_of
         self._registered = registered
+        self.presence = Presence(clock)
+        self._instances: dict[PeKey, str] = {}
+        self._early: dict[PeKey, _Early] = {}
         self._agents: dict[PeKey, _Agent] = {}
         self._needs: dict[str, int] = {}
         self._change = 0
@@ -86,14 +105,50 @@ class Programming:
         """Forget a resource that is gone."""
         self._needs.pop(uid, None)
 
-    def heard(self, pe: PeKey, version: str, ago_s: float = 0.0) -> bool:
-        """Take in which view an agent runs; say whether it runs more than it did.
+    def registered(self, pe: PeKey, instance: str) -> bool:
+        """Take in who a PE's agent is; say whether it is known already to run something.
+
+        Another instance has run nothing: it is as if the agent had not been heard of.
+        """
+        if self._instances.get(pe) == instance:
+            return False
+        self._instances[pe] = instance
+        self.presence.note(pe)
+        agent = self._agents.get(pe)
+        if agent is not None:
+            agent.ran, agent.runs_current, agent.late_since = None, False, None
+        early = self._early.pop(pe, None)
+        if early is None or early.instance != instance:
+            return False
+        return self.heard(pe, early.version, self._clock() - early.since)
+
+    def withdrawn(self, pe: PeKey) -> None:
+        """Forget an agent whose PE is gone."""
+        self.presence.forget(pe)
+        self._instances.pop(pe, None)
+        self._early.pop(pe, None)
+
+    def heard(
+        self, pe: PeKey, version: str, ago_s: float = 0.0, instance: str | None = None
+    ) -> bool:
+        """Take in which view an agent runs; say whether that changes what is known of it.
 
         Args:
             pe: whose agent it is.
             version: as it told by its poll, by whichever replica that came.
             ago_s: since when it runs it, in seconds.
+            instance: which one told another replica; what is said of one that is not known here
+                yet counts once it is.
         """
+        if instance is not None and instance != self._instances.get(pe):
+            if len(self._early) < _EARLY:
+                self._early[pe] = _Early(instance, version, self._clock() - ago_s)
+            return False
+        was_silent = self.presence.note(pe)
+        return self._runs(pe, version, ago_s) or was_silent
+
+    def _runs(self, pe: PeKey, version: str, ago_s: float) -> bool:
+        """Take in which view an agent runs; say whether it runs more than it did."""
         agent = self._agent(pe)
         before = agent.runs_current, agent.ran
         if version == agent.current:
@@ -108,13 +163,22 @@ class Programming:
             agent.ran = ran
         return agent.ran != before[1]
 
+    def state(self, pe: PeKey) -> AgentState:
+        """Return how a registered agent is, as far as this process can know."""
+        if self.presence.away(pe):
+            return "away"
+        agent = self._agents.get(pe)
+        if agent is None or not self._known(pe, agent):
+            return "unheard"
+        return "current" if agent.runs_current else "behind"
+
     def runs_current(self, pe: PeKey) -> bool:
         """Say whether a PE's agent is known to run its current view."""
         agent = self._agents.get(pe)
         return agent is not None and agent.runs_current
 
     def condition(self, uid: str, pes: Iterable[PeKey]) -> Condition | None:
-        """Return the condition of a resource; None while an agent has not been heard of.
+        """Return the condition of a resource; None while an agent has not been heard of lately.
 
         Args:
             uid: of the resource.
@@ -122,15 +186,20 @@ class Programming:
         """
         need = self._needs.get(uid, 0)
         own, unheard, behind = True, False, False
+        away: Condition | None = None
         for pe in pes:
             if not self._registered(pe):
                 return _no_agent(own=own)
-            own = False
             agent = self._agents.get(pe)
-            if agent is None or (agent.ran is None and not agent.runs_current):
+            if self.presence.away(pe):
+                away = away or _agent_away(own=own)
+            elif agent is None or not self._known(pe, agent):
                 unheard = True
             elif not agent.runs_current and (agent.ran is None or agent.ran < need):
                 behind = True
+            own = False
+        if away is not None:
+            return away
         if behind:
             return Condition(
                 type="Programmed",
@@ -139,6 +208,10 @@ class Programming:
                 message="Not all agents of its routes run it yet.",
             )
         return None if unheard else Condition(type="Programmed", status="True", reason="Programmed")
+
+    def _known(self, pe: PeKey, agent: _Agent) -> bool:
+        """Say whether it is known what an agent runs, and that it lives."""
+        return (agent.ran is not None or agent.runs_current) and self.presence.known(pe)
 
     def _agent(self, pe: PeKey) -> _Agent:
         agent = self._agents.get(pe)
@@ -167,3 +240,13 @@ class Programming:
 def _no_agent(*, own: bool) -> Condition:
     whose = "No agent is registered for its PE." if own else "An agent of its routes is missing."
     return Condition(type="Programmed", status="False", reason="NoAgent", message=whose)
+
+
+def _agent_away(*, own: bool) -> Condition:
+    whose = "The agent of its PE" if own else "An agent of its routes"
+    return Condition(
+        type="Programmed",
+        status="False",
+        reason="AgentAway",
+        message=f"{whose} has not asked for its routes for {AWAY_S:.0f} seconds.",
+    )

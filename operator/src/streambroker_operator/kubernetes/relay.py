@@ -38,18 +38,26 @@ class Relay:
     Args:
         secret: of the broker.
         leader: address of the one that leads, as ``http://10.0.0.7:8471``; empty for nobody.
+        instance_of: which instance the agent of a PE is.
     """
 
-    def __init__(self, secret: bytes, leader: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        secret: bytes,
+        leader: Callable[[], str],
+        instance_of: Callable[[PeKey], str] = lambda _: "",
+    ) -> None:
         self._secret = secret
         self._leader = leader
-        self._waiting: dict[PeKey, tuple[str, float]] = {}
+        self._instance_of = instance_of
+        self._waiting: dict[PeKey, tuple[str, float, str]] = {}
         self._news = asyncio.Event()
+        self._trouble = False
 
     def note(self, pe: PeKey, version: str, ago_s: float) -> None:
         """Have it told which view an agent runs, and since how many seconds."""
         if len(self._waiting) < MOST:
-            self._waiting[pe] = version, time.monotonic() - ago_s
+            self._waiting[pe] = version, time.monotonic() - ago_s, self._instance_of(pe)
             self._news.set()
 
     async def run(self) -> None:
@@ -66,7 +74,10 @@ class Relay:
     async def _send(self, session: aiohttp.ClientSession) -> None:
         names = list(self._waiting)[:AT_ONCE]
         now, taken = time.monotonic(), {pe: self._waiting.pop(pe) for pe in names}
-        told = {str(pe): [version, now - since] for pe, (version, since) in taken.items()}
+        told = {
+            str(pe): [version, now - since, instance]
+            for pe, (version, since, instance) in taken.items()
+        }
         leader = self._leader()
         if not leader:
             return
@@ -74,19 +85,33 @@ class Relay:
         headers = {"Authorization": f"Replica {_mac(self._secret, body)}"}
         try:
             async with session.post(leader + PATH, data=body, headers=headers) as answer:
-                await answer.read()
+                trouble = "" if answer.status == 204 else f"it answers {answer.status}"
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-            _log.debug("%s was not told: %s", leader, error)
+            trouble = str(error) or type(error).__name__
+        self._note(leader, trouble)
+
+    def _note(self, leader: str, trouble: str) -> None:
+        """Write one line for each change between well and not well."""
+        if trouble and not self._trouble:
+            _log.warning(
+                "%s, which leads, cannot be told which agents ask here, and will take them to be"
+                " away: %s",
+                leader,
+                trouble,
+            )
+        elif self._trouble and not trouble:
+            _log.info("%s is told again which agents ask here", leader)
+        self._trouble = bool(trouble)
 
 
 def handler(
-    secret: bytes, take: Callable[[PeKey, str, float], None]
+    secret: bytes, take: Callable[[PeKey, str, float, str], None]
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     """Return what answers `PATH`.
 
     Args:
         secret: of the broker.
-        take: takes which view an agent runs, and since how many seconds.
+        take: takes which view an agent runs, since how many seconds, and which instance it is.
     """
 
     async def acknowledged(request: web.Request) -> web.Response:
@@ -103,8 +128,8 @@ def handler(
     return acknowledged
 
 
-def read(secret: bytes, shown: str, body: bytes, now: float) -> list[tuple[PeKey, str, float]]:
-    """Return what another replica tells: whose agent runs which view, since how many seconds.
+def read(secret: bytes, shown: str, body: bytes, now: float) -> list[tuple[PeKey, str, float, str]]:
+    """Return what another replica tells: whose agent runs which view, since when, which instance.
 
     Raises:
         RequestError: 401, it is none, or it told that long ago.
@@ -117,7 +142,10 @@ def read(secret: bytes, shown: str, body: bytes, now: float) -> list[tuple[PeKey
         if abs(now - float(told["at"])) > FRESH_S:
             raise _refused()
         runs = told["runs"].items()
-        return [(PeKey.parse(pe), str(version), float(ago)) for pe, (version, ago) in runs]
+        return [
+            (PeKey.parse(pe), str(version), float(ago), str(instance))
+            for pe, (version, ago, instance) in runs
+        ]
     except (ValueError, KeyError, TypeError, AttributeError, ManifestError) as error:
         raise _refused() from error
 

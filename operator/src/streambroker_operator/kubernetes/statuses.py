@@ -47,6 +47,7 @@ class Statuses:
         told: takes the status before and after a write.
         applied: takes the seconds from a changed view until its agent runs it.
         clock: seconds since 1970.
+        monotonic: seconds of a clock that nobody sets.
         all_anew: has all resources looked at, after a list; at once by default.
     """
 
@@ -59,6 +60,7 @@ class Statuses:
         told: Callable[[StatusWrite, Shown, Mapping[str, Any]], None] = lambda *_: None,
         applied: Callable[[float], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         all_anew: Callable[[], None] | None = None,
     ) -> None:
         self._all_anew = all_anew or self.offer_all
@@ -70,7 +72,9 @@ class Statuses:
         self._shown: dict[Name, Shown] = {}
         self._answered: dict[Name, int] = {}
         self._drawn: dict[Name, Shown] = {}
-        self.programming = Programming(self._version, self._registered, applied=applied)
+        self.programming = Programming(
+            self._version, self._registered, applied=applied, clock=monotonic
+        )
 
     # ---- what comes in ---------------------------------------------------
 
@@ -125,6 +129,7 @@ class Statuses:
             if self._board.synced:
                 self._all_anew()
         if isinstance(event, AgentRegistered | PeWithdrawn):
+            self._who_runs(event.pe)
             names.update(self._touching(event.pe))
         for name in names:
             self._offer(name, self._urgent(name))
@@ -135,9 +140,31 @@ class Statuses:
         for name in [name for name in self._shown if name[0] == event.kind and name not in there]:
             self.gone(name)
 
-    def heard(self, pe: PeKey, version: str, ago_s: float = 0.0) -> None:
+    def _who_runs(self, pe: PeKey) -> None:
+        found = self._board.registration(pe)
+        if found is None:
+            self.programming.withdrawn(pe)
+        else:
+            self.programming.registered(pe, found.instance)
+
+    def heard(
+        self, pe: PeKey, version: str, ago_s: float = 0.0, instance: str | None = None
+    ) -> None:
         """Take in which view an agent runs, and have looked at what waited for that."""
-        if self.programming.heard(pe, version, ago_s):
+        if self.programming.heard(pe, version, ago_s, instance):
+            for name in self._touching(pe):
+                self._offer(name, False)
+
+    def lead(self, leads: bool) -> None:
+        """Take in whether this process leads, and so hears of all agents, from now on."""
+        self.programming.presence.lead(leads)
+
+    def listen(self) -> None:
+        """Have looked at what concerns agents that have gone away; asked of who leads each second.
+
+        What was shown of them stays until then: an agent that is silent may be about to ask.
+        """
+        for pe in self.programming.presence.look():
             for name in self._touching(pe):
                 self._offer(name, False)
 
