@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -10,6 +11,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from streambroker_core.wire.registration import decode_answer
+from streambroker_operator.kubernetes.access import from_kubeconfig
+from streambroker_operator.kubernetes.broker import ClusterBroker, Settings
 from support.cluster import GROUP, ApiServer
 from support.kube_calls import make_account, make_pod, manifest, token_of
 from support.kube_programs import free_port
@@ -159,6 +163,55 @@ def operator(
     finally:
         if found.process.poll() is None:
             found.stop()
+
+
+class _Here(Operator):
+    """A replica in a thread of this process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = self.probes = ""
+        self.listens, self._loop = threading.Event(), asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self.thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()))
+        self._settings = settings
+
+    async def _run(self) -> None:
+        broker = ClusterBroker(self._settings)
+        await broker.start()
+        self.url, self.probes = broker.url, broker.probes_url
+        self.listens.set()
+        await self._stopping.wait()
+        await broker.stop()
+
+    def stop(self) -> None:
+        """End it in order."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self.thread.join(20.0)
+        self._loop.close()
+
+
+@contextmanager
+def operator_here(
+    server: ApiServer, folder: Path, namespace: str, **settings: Any
+) -> Iterator[Operator]:
+    """Run a replica in this process, for tests that need time to pass faster.
+
+    Args:
+        server: of the cluster.
+        folder: for what it reads.
+        namespace: that it watches and has its Lease in.
+        settings: further ones, of `Settings`.
+    """
+    access = from_kubeconfig(kubeconfig(server, folder, namespace, None))
+    own: dict[str, Any] = {"port": 0, "metrics_port": 0, "feeder": "reflector", **settings}
+    found = _Here(Settings(access=access, release="0", namespaces=(namespace,), **own))
+    found.thread.start()
+    try:
+        assert found.listens.wait(30.0)
+        until(lambda: found.probe("/readyz")[0] == 200 and found.leads, 60.0, "it is ready")
+        yield found
+    finally:
+        found.stop()
 
 
 class Agent:

@@ -85,6 +85,21 @@ def test_labels_that_are_used_are_documented() -> None:
         assert chosen | by <= told | given, where
 
 
+def test_values_that_are_chosen_are_documented() -> None:
+    chosen = [
+        (where, name, value)
+        for where, expression in expressions()
+        for name, inside in re.findall(r"(streambroker_[a-z_]+)\{([^}]*)\}", expression)
+        for label, values in re.findall(r'([a-z]+)\s*=~?\s*"([^"]*)"', inside)
+        if label != "namespace"
+        for value in values.split("|")
+    ]
+
+    assert ("StreambrokerAgentsAway", "streambroker_agents", "away") in chosen
+    for where, name, value in chosen:
+        assert value in charts.words(METRICS[name][3]), (where, name, value)
+
+
 def labels(name: str) -> list[str]:
     return charts.words(METRICS[name][2])
 

@@ -198,6 +198,22 @@ def test_the_last_resource_can_go_without_a_word(
         assert followed.health().swept >= 1
 
 
+def test_a_sweep_counts_what_nobody_told_of(objects: ClusterObjects) -> None:
+    uid = objects.write("Export", "first")
+    with follow(objects, "reflector").running() as followed:
+        followed.await_synced()
+        feed = followed.feeder.feeds["Export"]
+
+        def miss_the_last_event() -> None:
+            known = feed.following._known[uid]
+            known.version = known.seen = known.version - 1
+
+        followed.call(miss_the_last_event)
+        until(lambda: followed.call(lambda: feed.sweeps) > 2, 20.0, "it is swept")
+
+        assert followed.call(lambda: dict(feed.mended)) == {"changed": 1}
+
+
 def test_lists_are_asked_for_in_pages_and_as_they_are_now(objects: ClusterObjects) -> None:
     for number in range(12):
         objects.write("Export", f"n{number}")

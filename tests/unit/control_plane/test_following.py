@@ -381,6 +381,15 @@ def test_a_deletion_nobody_told_of_is_swept_at_the_version_it_was_known_at() -> 
     assert [mark.uid for mark in feed.behind(marks)] == ["Export-3"]
 
 
+def test_what_is_not_known_is_told_from_what_is_known_as_it_was() -> None:
+    store, feed = synced_feed(0)
+    store.touch("Export-1")
+    store.write("Export", "late", 0)
+    behind = feed.behind([mark_of(body) for body in store.of("Export")])
+
+    assert [feed.difference(mark) for mark in behind] == ["changed", "missing"]
+
+
 def test_a_resource_that_cannot_be_read_says_where() -> None:
     store, feed = synced_feed(0)
     _, body = store.write("Export", "n0", 2)

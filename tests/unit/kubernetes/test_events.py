@@ -150,8 +150,17 @@ def test_the_name_of_an_event_can_be_one() -> None:
     assert len(post.name) <= 253
 
 
-@pytest.mark.parametrize("failure", [Answer(status=403), ApiUnreachableError("away")])
-def test_what_cannot_be_written_is_forgotten(failure: Answer | Exception) -> None:
+@pytest.mark.parametrize(
+    ("failure", "counts"),
+    [
+        (Answer(status=403), (0, 1, 0)),
+        (Answer(status=503), (0, 0, 1)),
+        (ApiUnreachableError("away"), (0, 0, 1)),
+    ],
+)
+def test_what_cannot_be_written_is_forgotten(
+    failure: Answer | Exception, counts: tuple[int, int, int]
+) -> None:
     def handle(call: Call) -> Answer:
         if isinstance(failure, Exception):
             raise failure
@@ -168,7 +177,7 @@ def test_what_cannot_be_written_is_forgotten(failure: Answer | Exception) -> Non
     run(main(), writer.run())
 
     assert len(api.calls) == 1
-    assert (writer.written, writer.failed) == (0, 1)
+    assert (writer.written, writer.refused, writer.failed) == counts
 
 
 def test_events_that_wait_have_a_limit() -> None:

@@ -78,13 +78,23 @@ def test_all_that_is_written_in_the_cluster_is_counted() -> None:
     lease = Lease(api, namespace="streams", name="streambroker", identity="a")
     events.failed = 2
     lease.writes["done"] = 5
+    others = {("spec", "conflict"): 4, ("status", "done"): 2}
 
-    found = writes_of(StatusFigures(written=3, refused=1), events, lease)
+    found = writes_of(StatusFigures(written=3, refused=1), events, lease, others)
 
-    assert found["status", "done"] == 3
+    assert found["spec", "conflict"] == 4
+    assert found["status", "done"] == 5
     assert found["status", "refused"] == 1
     assert found["event", "failed"] == 2
     assert found["lease", "done"] == 5
+
+
+def test_what_has_not_happened_yet_is_told_as_nothing() -> None:
+    found = values(Metrics(lambda: Figures(release="0.1.0")))
+
+    assert found["streambroker_api_writes_total{object=spec,result=refused}"] == 0
+    assert found["streambroker_reviews_total{result=failed,review=access}"] == 0
+    assert found["streambroker_sweep_differences_total{difference=missing,kind=imports}"] == 0
 
 
 def test_two_brokers_in_one_process_have_figures_of_their_own() -> None:

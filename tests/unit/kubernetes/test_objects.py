@@ -111,6 +111,35 @@ async def test_what_changed_meanwhile_is_read_again_up_to_three_times() -> None:
     assert len(again.answers) == 5
 
 
+async def test_what_is_written_is_counted_by_what_came_of_it() -> None:
+    api = Scripted()
+    objects = Objects(api)
+    store = KubernetesStore(objects, board_of(ALERTS), secret=b"s" * 32)
+    api.answers = [STALE, api.done()]
+    await store.put(CHANGED, touched=(("filter",),))
+    for answer in (failure(403), failure(503), ApiUnreachableError("gone")):
+        api.answers = [answer]
+        with pytest.raises(RequestError):
+            await store.put(CHANGED, touched=(("filter",),))
+
+    assert objects.writes == {
+        ("spec", "conflict"): 1,
+        ("spec", "done"): 1,
+        ("spec", "refused"): 1,
+        ("spec", "failed"): 2,
+    }
+
+
+async def test_an_agent_that_registers_writes_a_status() -> None:
+    api = Scripted()
+    objects = Objects(api)
+    store = KubernetesStore(objects, board_of(ALERTS), secret=b"s" * 32)
+    api.answers = [api.done()]
+    await store.register(ALERTS.key.owner, registration())
+
+    assert objects.writes == {("status", "done"): 1}
+
+
 async def test_the_callers_condition_is_looked_at_before_each_attempt() -> None:
     api = Scripted()
     api.answers = [STALE, api.done()]

@@ -34,6 +34,7 @@ from streambroker_operator.kubernetes.lease import Lease, new_identity
 from streambroker_operator.kubernetes.metrics import Figures, Metrics, writes_of
 from streambroker_operator.kubernetes.objects import Objects
 from streambroker_operator.kubernetes.probes import counting, create_probes
+from streambroker_operator.kubernetes.programming import AgentState
 from streambroker_operator.kubernetes.reflector import ReflectorFeeder
 from streambroker_operator.kubernetes.status_writer import StatusWriter
 from streambroker_operator.kubernetes.statuses import Statuses
@@ -131,6 +132,7 @@ class ClusterBroker:
         self._api = HttpApi(settings.access)
         objects = Objects(self._api)
         secret = await self._secret(objects)
+        self._objects = objects
         self._put_together(objects, secret)
         tls = None if certificate is None else certificate.context
         scheme = "http" if tls is None else "https"
@@ -241,12 +243,12 @@ class ClusterBroker:
         identities = Identities(reviews, key_of=self._key_of, account_of=known.account_of)
         return ClusterGuard(Gate(identities, reviews, known.account_of), known.jobs_of)
 
-    def _key_of(self, pe: PeKey, instance: str) -> bytes | None:
-        registration = self.runtime.board.registration(pe)
     def _instance_of(self, pe: PeKey) -> str:
         registration = self.runtime.board.registration(pe)
         return "" if registration is None else registration.instance
 
+    def _key_of(self, pe: PeKey, instance: str) -> bytes | None:
+        registration = self.runtime.board.registration(pe)
         if registration is None or registration.instance != instance:
             return None
         return self.runtime.key(pe, registration)
@@ -282,9 +284,9 @@ class ClusterBroker:
         return self.lease.leads
 
     def _lead(self, leads: bool) -> None:
+        self.desk.statuses.lead(leads)
         if leads:
             self._all_anew()
-        self.desk.statuses.lead(leads)
             current = self.desk.statuses.programming.runs_current
             agents = self.runtime.board.registrations()
             # Whoever led before may have ended before it told them.
@@ -299,6 +301,9 @@ class ClusterBroker:
         self._looking = asyncio.create_task(in_turns(self.desk.statuses.offering()))
 
     def _applied(self, seconds: float) -> None:
+        # Each replica hears of its own agents; only who leads hears of all, and sent the hints.
+        if not self._leads():
+            return
         self.metrics.applied(seconds)
         self._hints_lost += seconds > UNHINTED_S
 
@@ -313,13 +318,13 @@ class ClusterBroker:
     async def _beating(self) -> None:
         while True:
             self._beat = _now()
+            if self._leads():
+                self.desk.statuses.listen()
             await asyncio.sleep(BEAT_S)
 
     # ---- what is asked -----------------------------------------------------
 
     def _state(self) -> State:
-            if self._leads():
-                self.desk.statuses.listen()
         board, health = self.runtime.board, self.feeder.health()
         return State(
             beat_age_s=_now() - self._beat,
@@ -335,13 +340,11 @@ class ClusterBroker:
         kinds: Sequence[Kind] = ("Export", "Import")
         exports, imports = board.point
         feeds = self.feeder.feeds
-        agents = board.registrations()
-        current = sum(map(self.desk.statuses.programming.runs_current, agents))
         refused = {kind: len(board.standing_by(kind)) for kind in kinds}
         count = {"Export": len(list(board.each_export())), "Import": len(list(board.each_import()))}
         return Figures(
             release=self._settings.release,
-            synced=self.feeder.health().synced,
+            synced=board.synced,
             leads=self._leads(),
             routes=board.route_count,
             board={"Export": exports, "Import": imports},
@@ -350,15 +353,28 @@ class ClusterBroker:
                 **{(kind, "refused"): refused[kind] for kind in kinds},
                 **{(kind, "accepted"): count[kind] - refused[kind] for kind in kinds},
             },
-            agents={"current": current, "behind": len(agents) - current},
+            agents=self._agents(),
             hints_sent=self._sender.sent,
             hints_lost=self._hints_lost,
-            sweep_differences={(kind, "ghost"): feed.swept for kind, feed in feeds.items()},
+            sweeps=sum(feed.sweeps for feed in feeds.values()),
+            sweep_differences={
+                **{(kind, "ghost"): feed.swept for kind, feed in feeds.items()},
+                **{(k, what): n for k, feed in feeds.items() for what, n in feed.mended.items()},
+            },
             relists={kind: max(0, feed.relists - 1) for kind, feed in feeds.items()},
             feeder_restarts=max(0, getattr(self.feeder, "starts", 1) - 1),
-            writes=writes_of(self.writer.figures, self._events, self.lease),
+            writes=writes_of(self.writer.figures, self._events, self.lease, self._objects.writes),
             reviews=dict(self._reviews.counts),
         )
+
+    def _agents(self) -> dict[AgentState, int]:
+        """Return how many agents are in which state; nothing where others hear of them."""
+        if not self._leads():
+            return {}
+        found: dict[AgentState, int] = {"current": 0, "behind": 0, "unheard": 0, "away": 0}
+        for pe in self.runtime.board.registrations():
+            found[self.desk.statuses.programming.state(pe)] += 1
+        return found
 
 
 def _now() -> float:

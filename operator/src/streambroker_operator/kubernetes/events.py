@@ -261,6 +261,7 @@ class EventWriter:
         self._waiting: asyncio.Queue[Post] = asyncio.Queue(MAX_WAITING)
         self.written = 0
         self.failed = 0
+        self.refused = 0
 
     @property
     def dropped(self) -> int:
@@ -306,15 +307,19 @@ class EventWriter:
                     timeout_s=TIMEOUT_S,
                 )
         except ApiUnreachableError as error:
+            self.failed += 1
             self._missed(post, str(error))
             return
         if answer.status in (200, 201):
             self.written += 1
+            return
+        if answer.status == 429 or answer.status >= 500:
+            self.failed += 1
         else:
-            self._missed(post, f"{answer.status}: {answer.body.get('message', '')}")
+            self.refused += 1
+        self._missed(post, f"{answer.status}: {answer.body.get('message', '')}")
 
     def _missed(self, post: Post, why: str) -> None:
-        self.failed += 1
         _log.debug("Event %s/%s was not written: %s", post.namespace, post.name, why)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -137,6 +138,8 @@ class KindFeed:
         heard: events taken in.
         relists: lists taken in.
         swept: removals that only a sweep brought to light.
+        sweeps: comparisons with a list.
+        mended: what else they brought to light: ``missing`` or ``changed``.
         last_error: what failed last.
         reason: why the kind is lost; empty if it is not.
     """
@@ -154,7 +157,8 @@ class KindFeed:
         self.following = Following(kind)
         self.client = client
         self.wanted, self.sweeping = asyncio.Event(), asyncio.Event()
-        self.heard = self.relists = self.swept = 0
+        self.heard = self.relists = self.swept = self.sweeps = 0
+        self.mended: Counter[str] = Counter()
         self.last_error = self.reason = ""
         self._deliver = deliver
         self._look = look
@@ -346,6 +350,7 @@ class KindFeed:
                 return
             removals = self.following.swept(marks, version)
             self.swept += len(removals)
+            self.sweeps += 1
             self._tell(removals)
             if await self._catch_up(marks, session) and self.following.synced:
                 self._tell(self.following.caught_up(version))
@@ -356,6 +361,7 @@ class KindFeed:
         if self.following.behind(marks):
             await asyncio.sleep(self.client.timing.settle_s)
         behind = self.following.behind(marks)
+        self.mended.update(map(self.following.difference, behind))
         if len(behind) > _FETCHED_ONE_BY_ONE:
             self.wanted.set()
             return False

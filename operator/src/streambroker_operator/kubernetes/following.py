@@ -18,7 +18,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from streambroker_core.board import (
     CaughtUp,
@@ -357,6 +357,10 @@ class Following:
             elif mark.version > known.version:
                 found.append(mark)
         return found
+
+    def difference(self, mark: Mark) -> Literal["missing", "changed"]:
+        """Return what is wrong with what is known of an object that is behind."""
+        return "changed" if mark.uid in self._known else "missing"
 
     def caught_up(self, version: int) -> list[Event]:
         """Take in that all is known that existed at a version; forget who was gone by then."""

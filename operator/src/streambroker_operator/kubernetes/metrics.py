@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
@@ -14,6 +15,7 @@ from prometheus_client.registry import Collector
 from streambroker_core.model import Kind
 from streambroker_operator.kubernetes.events import EventWriter
 from streambroker_operator.kubernetes.lease import Lease
+from streambroker_operator.kubernetes.programming import AgentState
 from streambroker_operator.kubernetes.status_writer import StatusFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -23,6 +25,12 @@ Labelled: TypeAlias = Mapping[Any, float]
 """Values by the values of their labels."""
 
 _PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
+# Shown from the beginning: what rises from nothing to one is no increase to Prometheus.
+_DIFFERENCES = tuple(product(_PLURALS.values(), ("missing", "changed", "ghost")))
+_WRITES = tuple(
+    product(("spec", "status", "event", "lease"), ("done", "conflict", "refused", "failed"))
+)
+_REVIEWS = tuple(product(("token", "access"), ("allowed", "denied", "failed")))
 _MATCH_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _APPLIED_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0)
@@ -34,13 +42,13 @@ class Figures:
 
     Attributes:
         release: of the broker.
-        synced: whether both kinds have been read, and neither is lost.
+        synced: whether both kinds have been read once, so that requests are answered.
         leads: whether this process holds the Lease.
         routes: how many there are.
         board: processed version by kind.
         watch_age_s: seconds since the last sign of life, by kind.
         resources: how many, by kind and whether they take part.
-        agents: how many registered agents run their ``current`` view, are ``behind``, or ``away``.
+        agents: how many registered agents are in which state; empty where that is not known.
         hints_sent: datagrams handed to the network.
         hints_lost: those after which the agent came by its poll only.
         sweeps: how often what is known was compared with a list.
@@ -60,7 +68,7 @@ class Figures:
     board: Mapping[Kind, int] = field(default_factory=dict)
     watch_age_s: Mapping[Kind, float] = field(default_factory=dict)
     resources: Mapping[tuple[Kind, State], int] = field(default_factory=dict)
-    agents: Mapping[Literal["current", "behind", "away"], int] = field(default_factory=dict)
+    agents: Mapping[AgentState, int] = field(default_factory=dict)
     hints_sent: int = 0
     hints_lost: int = 0
     sweeps: int = 0
@@ -74,7 +82,8 @@ class Figures:
 def families(found: Figures) -> Iterator[Metric]:
     """Yield figures as Prometheus names them."""
     yield _gauge("build_info", "The release that runs.", ("version",), {(found.release,): 1})
-    yield _gauge("feed_synced", "1 if all resources are read.", (), {(): float(found.synced)})
+    synced = {(): float(found.synced)}
+    yield _gauge("feed_synced", "1 once all resources have been read.", (), synced)
     yield _gauge("leader", "1 if this process holds the Lease.", (), {(): float(found.leads)})
     yield _gauge("routes", "Routes on the board.", (), {(): found.routes})
     yield _gauge("board_version", "Processed version.", ("kind",), _by_kind(found.board))
@@ -89,26 +98,41 @@ def families(found: Figures) -> Iterator[Metric]:
     yield _counter("hints_lost", "Hints that did not arrive.", (), {(): found.hints_lost})
     yield _counter("sweeps", "Comparisons with a list.", (), {(): found.sweeps})
     mended = {(_PLURALS[kind], what): n for (kind, what), n in found.sweep_differences.items()}
-    yield _counter("sweep_differences", "What a sweep mended.", ("kind", "difference"), mended)
+    mended = {**dict.fromkeys(_DIFFERENCES, 0), **mended}
+    yield _counter("sweep_differences", "What a sweep found.", ("kind", "difference"), mended)
     yield _counter("relists", "Lists after the first.", ("kind",), _by_kind(found.relists))
     yield _counter("feeder_restarts", "Starts of the feeder.", (), {(): found.feeder_restarts})
-    yield _counter("api_writes", "Writes in the cluster.", ("object", "result"), found.writes)
-    yield _counter("reviews", "Token and access reviews.", ("review", "result"), found.reviews)
+    writes = {**dict.fromkeys(_WRITES, 0), **found.writes}
+    yield _counter("api_writes", "Writes in the cluster.", ("object", "result"), writes)
+    reviews = {**dict.fromkeys(_REVIEWS, 0), **found.reviews}
+    yield _counter("reviews", "Token and access reviews.", ("review", "result"), reviews)
 
 
 def writes_of(
-    status: StatusFigures, events: EventWriter, lease: Lease
+    status: StatusFigures,
+    events: EventWriter,
+    lease: Lease,
+    objects: Mapping[tuple[str, str], int],
 ) -> Mapping[tuple[str, str], int]:
-    """Return what was written in the cluster, for `Figures.writes`."""
-    return {
-        ("status", "done"): status.written,
-        ("status", "conflict"): status.conflicts,
-        ("status", "refused"): status.refused,
-        ("status", "failed"): status.failed,
-        ("event", "done"): events.written,
-        ("event", "failed"): events.failed,
-        **{("lease", result): count for result, count in lease.writes.items()},
-    }
+    """Return what was written in the cluster, for `Figures.writes`.
+
+    Args:
+        status: of the one who writes statuses.
+        events: who writes Events.
+        lease: who keeps the Lease.
+        objects: what was written for agents and by REST: see `Objects.writes`.
+    """
+    found: Counter[tuple[str, str]] = Counter(objects)
+    found["status", "done"] += status.written
+    found["status", "conflict"] += status.conflicts
+    found["status", "refused"] += status.refused
+    found["status", "failed"] += status.failed
+    found["event", "done"] += events.written
+    found["event", "refused"] += events.refused
+    found["event", "failed"] += events.failed
+    for result, count in lease.writes.items():
+        found["lease", result] += count
+    return found
 
 
 class Metrics(Collector):
@@ -155,7 +179,7 @@ class Metrics(Collector):
         self._match.observe(seconds)
 
     def applied(self, seconds: float) -> None:
-        """Count the time that a change took until an agent ran it."""
+        """Count the time from a change of an agent's view until the agent ran it."""
         self._applied.observe(seconds)
 
     def answered(self, method: str, code: int, seconds: float | None) -> None:

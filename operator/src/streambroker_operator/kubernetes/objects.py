@@ -7,6 +7,7 @@ a `RequestError` here, but for those that the caller can do something about.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -88,6 +89,8 @@ class Objects:
 
     def __init__(self, api: Api) -> None:
         self._api = api
+        self.writes: Counter[tuple[str, str]] = Counter()
+        """What was written, by ``spec`` or ``status`` and by result, as metrics name them."""
         self._turns: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
 
     async def repeated(self, place: Place, once: Callable[[Document | None], Awaitable[_T]]) -> _T:
@@ -158,7 +161,11 @@ class Objects:
             query["dryRun"] = "All"
         path = place.path + ("/status" if status else "")
         what = f"write the status of {place}" if status else f"write {place}"
-        answer = await self._send("PATCH", path, what, query=query, body=body, content_type=APPLY)
+        how: dict[str, Any] = {"query": query, "body": body, "content_type": APPLY}
+        if dry:
+            answer = await self._send("PATCH", path, what, **how)
+        else:
+            answer = await self._write("PATCH", path, what, **how)
         if answer.status == 409:
             causes = _causes(answer)
             if causes:
@@ -183,7 +190,7 @@ class Objects:
         """
         what = f"write {place}"
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
-        answer = await self._send(
+        answer = await self._write(
             "PATCH", place.path, what, query=query, body=body, content_type=MERGE
         )
         if answer.status == 409 or (answer.status == 404 and not _kind_missing(answer)):
@@ -204,7 +211,7 @@ class Objects:
         """
         only = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": only}
-        answer = await self._send("DELETE", place.path, f"delete {place}", body=body)
+        answer = await self._write("DELETE", place.path, f"delete {place}", body=body)
         if answer.status == 409:
             raise StaleError
         if answer.status != 404 or _kind_missing(answer):
@@ -216,6 +223,17 @@ class Objects:
         answer = await self._send("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}", what)
         return None if answer.status == 404 else _document(_good(answer, what))
 
+    async def _write(self, method: str, path: str, what: str, **more: Any) -> Answer:
+        """Send what changes an object, and count what came of it."""
+        part = "status" if path.endswith("/status") else "spec"
+        try:
+            answer = await self._send(method, path, what, **more)
+        except RequestError:
+            self.writes[part, "failed"] += 1
+            raise
+        self.writes[part, _result(answer)] += 1
+        return answer
+
     async def _send(self, method: str, path: str, what: str, **more: Any) -> Answer:
         try:
             return await self._api.call(method, path, **more)
@@ -223,6 +241,20 @@ class Objects:
             # A write without an answer may be done; repeating it changes nothing then.
             unsure = "" if method == "GET" else " It may have been done: ask again, or repeat it."
             raise _away(f"The API server gave no answer to: {what} ({error}).{unsure}") from error
+
+
+def _result(answer: Answer) -> str:
+    """Return what came of a write, as metrics name it."""
+    if answer.status < 300:
+        return "done"
+    if answer.status == 409 or (answer.status == 404 and not _kind_missing(answer)):
+        return "conflict"
+    return "failed" if _is_away(answer) else "refused"
+
+
+def _is_away(answer: Answer) -> bool:
+    """Say whether an answer means that the API server cannot do it at the moment."""
+    return answer.status in _BUSY or answer.status == 401 or _kind_missing(answer)
 
 
 def _away(message: str, retry_after_s: float | None = None) -> RequestError:
@@ -244,7 +276,7 @@ def _good(answer: Answer, what: str) -> Answer:
     if answer.status < 300:
         return answer
     said = _said(answer)
-    if answer.status in _BUSY or answer.status == 401 or _kind_missing(answer):
+    if _is_away(answer):
         raise _away(f"The API server refused to {what}: {said}", answer.retry_after_s)
     if answer.status == 403:
         raise RequestError(
