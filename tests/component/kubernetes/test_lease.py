@@ -110,7 +110,7 @@ def test_who_is_killed_is_followed_when_its_lease_has_run_out(
         first.process.kill()
         took = second.leading(25) - killed
 
-        assert 11.0 <= took <= 18.0
+        assert 11.0 <= took <= 16.0
 
 
 @pytest.mark.timeout(90)

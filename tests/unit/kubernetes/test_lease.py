@@ -160,6 +160,37 @@ def test_who_ends_in_order_lets_others_lead_within_three_seconds() -> None:
     assert bench.server.lease["leaseTransitions"] == 1
 
 
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_who_is_killed_is_followed_within_sixteen_seconds_at_the_worst(
+    monkeypatch: pytest.MonkeyPatch, spread: float
+) -> None:
+    monkeypatch.setattr("random.random", lambda: spread)
+
+    def took(begins: float, lives: float) -> float:
+        bench = Bench()
+        first, second = bench.candidate("a"), bench.candidate("b")
+
+        async def main() -> float:
+            one = asyncio.ensure_future(first.run())
+            await asyncio.sleep(begins)
+            two = asyncio.ensure_future(second.run())
+            await asyncio.sleep(lives)
+            one.cancel()
+            killed = asyncio.get_running_loop().time()
+            await asyncio.sleep(30)
+            two.cancel()
+            return killed
+
+        killed = run(main())
+        assert ("b", True) in bench.leaders()
+        return bench.told[-1][2] - killed
+
+    found = [took(0.1 * begins, 20.05 + 0.3 * n) for begins in range(1, 21) for n in range(8)]
+
+    # Half a second is left for the requests.
+    assert 11.0 <= min(found) <= max(found) <= 15.5
+
+
 def test_who_does_not_know_what_became_of_a_renewal_releases_all_the_same() -> None:
     bench = Bench()
     lease = bench.candidate("a")

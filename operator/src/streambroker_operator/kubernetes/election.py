@@ -31,7 +31,7 @@ class LeaseTiming:
         ValueError: nobody could lead safely, or for long.
     """
 
-    duration_s: int = 15
+    duration_s: int = 13
     deadline_s: float = 10.0
     retry_s: float = 2.0
 

@@ -105,8 +105,10 @@ class Lease:
         if self.leads:
             return self._timing.retry_s
         spread = 1 + JITTER * random.random()  # noqa: S311 - spreads load, hides nothing
+        pause = spread * self._timing.retry_s
         left = self._election.dead_at - _now()
-        return spread * (min(self._timing.retry_s, left) if left > 0 else self._timing.retry_s)
+        # Whoever else comes back then as well: one of the writes succeeds.
+        return min(pause, left) if left > 0 else pause
 
     async def release(self) -> None:
         """Stop leading and let others lead at once; takes at most `RELEASE_S` seconds."""
