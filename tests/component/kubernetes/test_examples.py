@@ -20,7 +20,12 @@ MANIFESTS = sorted(HOME.glob("*.yaml"))
 TOKEN = {
     "serviceAccountToken": {"audience": "streambroker", "expirationSeconds": 600, "path": "token"}
 }
-DRIVERS = ("feed-driver.yaml", "feed-driver-sidecar.yaml")
+DRIVERS = {
+    "feed-driver.yaml": "feed",
+    "feed-driver-sidecar.yaml": "feed",
+    "alerts-driver.yaml": "alerts",
+}
+"""Pod templates, and the job of each."""
 
 
 def documents(name: str) -> list[charts.Object]:
@@ -64,10 +69,10 @@ def drivers() -> list[Any]:
     (application,) = documents("alerts-sparkapplication.yaml")
     spec = application["spec"]
     found = [("alerts", spec["volumes"], [spec["driver"]])]
-    for name in DRIVERS:
+    for name, job in DRIVERS.items():
         pod = documents(name)[0]["spec"]
         containers = [*pod["containers"], *pod.get("initContainers", [])]
-        found.append(("feed", pod["volumes"], containers))
+        found.append((job, pod["volumes"], containers))
     return found
 
 
@@ -109,10 +114,11 @@ def test_each_job_has_an_account_of_its_own() -> None:
     accounts = {
         x["metadata"]["name"] for x in charts.of_kind(documents("jobs.yaml"), "ServiceAccount")
     }
+    text = (HOME / "submit.sh").read_text()
+    assert '"spark.kubernetes.authenticate.driver.serviceAccountName=$job"' in text
+    assert set(DRIVERS.values()) == accounts
     (application,) = documents("alerts-sparkapplication.yaml")
-    submitted = re.search(r"serviceAccountName=(\S+)", (HOME / "submit-feed.sh").read_text())
-    assert submitted is not None
-    assert {submitted[1], application["spec"]["driver"]["serviceAccount"]} == accounts
+    assert application["spec"]["driver"]["serviceAccount"] == "alerts"
     binding = charts.one(documents("jobs.yaml"), "RoleBinding")
     assert {each["name"] for each in binding["subjects"]} == accounts
 
@@ -186,12 +192,15 @@ def test_policies_leave_spark_what_it_needs_among_its_own_pods_and_from_the_clus
     assert ports == {53, 443, 6443}
 
 
-def test_submitting_names_files_that_are_there() -> None:
-    text = (HOME / "submit-feed.sh").read_text()
-    for name in re.findall(r"\b[a-z][\w-]*\.(?:yaml|py)\b", text):
-        assert (HOME / name).exists(), name
-    (pod,) = documents("feed-driver.yaml")
+@pytest.mark.parametrize(("name", "job"), DRIVERS.items())
+def test_submitting_names_files_that_are_there(name: str, job: str) -> None:
+    text = (HOME / "submit.sh").read_text().replace("$job", job)
+    for each in re.findall(r"\b[a-z][\w-]*\.(?:yaml|py)\b", text):
+        assert (HOME / each).exists(), each
+    (pod,) = documents(name)
+    assert pod["metadata"]["labels"] == {"streambroker.io/job": job}
+    assert {"name": "program", "configMap": {"name": f"{job}-program"}} in pod["spec"]["volumes"]
     container = pod["spec"]["containers"][0]
     assert f"podTemplateContainerName={container['name']}" in text
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
-    assert f"local://{mounts['program']}/feed.py" in text
+    assert f"local://{mounts['program']}/{job}.py" in text
