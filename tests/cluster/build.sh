@@ -2,7 +2,7 @@
 # Builds from source what the cluster tests run, once, into ~/.cache/streambroker/kube/<version>.
 #
 #   build.sh api [--if-possible]    kube-apiserver, etcd and kubectl
-#   build.sh node                   also kubelet, kube-controller-manager, kube-scheduler and kube-proxy
+#   build.sh node                   also kubelet, kube-controller-manager, kube-scheduler, kube-proxy and coredns
 #
 # What is there already is left alone. Where KUBEBUILDER_ASSETS names a folder, that has to hold the programs and nothing
 # is built. With --if-possible, a machine without Go, or a build that fails, is told in a line and is no error: the tests
@@ -16,7 +16,7 @@ target=${KUBEBUILDER_ASSETS:-$HOME/.cache/streambroker/kube/$version}
 programs=(etcd kubectl kube-apiserver)
 case ${1:-} in
   api) ;;
-  node) programs+=(kube-controller-manager kube-scheduler kube-proxy kubelet) ;;
+  node) programs+=(kube-controller-manager kube-scheduler kube-proxy kubelet coredns) ;;
   *) sed -n '2,5p' "$0" >&2; exit 2 ;;
 esac
 
@@ -40,6 +40,7 @@ command -v go >/dev/null || give_up "no Go to build ${missing[*]} with; install 
 package_of() {
   case $1 in
     etcd) echo go.etcd.io/etcd/server/v3 ;;
+    coredns) echo . ;;
     *) echo "k8s.io/kubernetes/cmd/$1" ;;
   esac
 }
@@ -59,7 +60,9 @@ trap 'rm -rf "$work"' EXIT
 echo "kube-assets: building ${missing[*]} $version into $target, once; about 6 minutes on 2 cores" >&2
 for program in "${missing[@]}"; do
   began=$SECONDS
-  (cd "$here" && GOTOOLCHAIN=local GOFLAGS=-mod=readonly CGO_ENABLED=0 \
+  module=$here
+  [ "$program" != coredns ] || module=$here/dns
+  (cd "$module" && GOTOOLCHAIN=local GOFLAGS=-mod=readonly CGO_ENABLED=0 \
     go build -trimpath -buildvcs=false -ldflags "$flags" -o "$work/$program" "$(package_of "$program")") ||
     give_up "building $program failed, see above" "${2:-}"
   mv -f "$work/$program" "$target/$program"
