@@ -1,0 +1,3 @@
+module streambroker.io/cluster/pause
+
+go 1.24.0
