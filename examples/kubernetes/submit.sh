@@ -9,6 +9,9 @@ shift
 kubectl --namespace jobs create configmap "$job-program" --from-file="$job.py" \
   --dry-run=client --output=yaml | kubectl apply --filename -
 
+# They name the Python of this machine, and would be given to the pods, which have their own.
+unset PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON
+
 exec spark-submit \
   --master "k8s://${API:?the address of the API server}" \
   --deploy-mode cluster \
