@@ -55,12 +55,18 @@ images: $(READY) ## build the images of the broker and of Spark (needs docker, o
 .PHONY: test
 test: check $(READY) ## all checks and tests, under 20 minutes on 2 cores
 	tests/cluster/build.sh api --if-possible
-	$(BIN)/python -m pytest tests -m "not long"
+	$(BIN)/python -m pytest tests -m "not long and not node"
 
 .PHONY: test-long
 test-long: $(READY) ## the full kill tables, soaks and long property runs
 	tests/cluster/build.sh api --if-possible
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest tests --timeout 1800
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest tests -m "not node" --timeout 1800
+
+# Without KUBECONFIG a node is run here, which takes root and a few packages of Debian: they are asked for first.
+.PHONY: e2e
+e2e: $(READY) ## two jobs as pods on a real node, or on the cluster of KUBECONFIG; rows counted
+	test -n "$(KUBECONFIG)" || { tests/cluster/node.sh check && tests/cluster/build.sh node; }
+	$(BIN)/python -m pytest tests/e2e/test_node.py -m node -p no:randomly --exitfirst --durations 0
 
 .PHONY: test-unit
 test-unit: $(READY) ## unit tests only: no network, no Spark
@@ -68,7 +74,7 @@ test-unit: $(READY) ## unit tests only: no network, no Spark
 
 .PHONY: test-spark42
 test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
-	PYSPARK_PYTHON=$(CURDIR)/.venv-spark42/bin/python .venv-spark42/bin/python -m pytest tests/component/spark tests/e2e -m "not long" -k "spark"
+	PYSPARK_PYTHON=$(CURDIR)/.venv-spark42/bin/python .venv-spark42/bin/python -m pytest tests/component/spark tests/e2e -m "not long and not node" -k "spark"
 
 .venv-spark42/.ready: requirements/spark42.txt core/pyproject.toml operator/pyproject.toml pe_agent/pyproject.toml
 	test -x .venv-spark42/bin/python || $(PYTHON) -m venv .venv-spark42

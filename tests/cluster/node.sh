@@ -72,6 +72,8 @@ for hierarchy in "${hierarchies[@]}"; do
   for file in cpuset.cpus cpuset.mems; do
     [ ! -e "$hierarchy$file" ] || cat "$hierarchy$file" >"$hierarchy$name/$file"
   done
+  # A group counts as one program among those of the machine; the pods are several.
+  [ ! -e "$hierarchy$name/cpu.shares" ] || echo 4096 >"$hierarchy$name/cpu.shares"
 done
 
 ip netns add node
@@ -122,11 +124,11 @@ run() { # NAME COMMAND…
   (inside "$@") >>"$folder/$what.log" 2>&1 &
   running[$!]=$what
 }
-await() { # WHAT COMMAND…: until it succeeds, a minute at most
-  local what=$1 end=$((SECONDS + 60))
+await() { # WHAT COMMAND…: until it succeeds, three minutes at most
+  local what=$1 end=$((SECONDS + 180))
   shift
   until "$@" >/dev/null 2>&1; do
-    [ "$SECONDS" -lt "$end" ] || { echo "node: not within a minute: $what" >&2; exit 1; }
+    [ "$SECONDS" -lt "$end" ] || { echo "node: not within three minutes: $what" >&2; exit 1; }
     sleep 0.2
   done
 }

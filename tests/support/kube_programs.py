@@ -73,11 +73,11 @@ class Program:
         self._leash: subprocess.Popen[bytes] | None = None
         self.pid = 0
 
-    def start(self, ready: Callable[[], bool]) -> None:
+    def start(self, ready: Callable[[], bool], seconds: float = _START_SECONDS) -> None:
         """Run it and wait until it is ready.
 
         Raises:
-            AssertionError: it ended, or was not ready within a minute; with the end of its log.
+            AssertionError: it ended, or was not ready in time; with the end of its log.
         """
         assert self._leash is None, "it runs already"
         with self._log.open("ab") as log:
@@ -94,7 +94,7 @@ class Program:
         try:
             until(
                 lambda: self._ended() or ready(),
-                _START_SECONDS,
+                seconds,
                 f"{name} is ready",
                 pause_s=_PAUSE_SECONDS,
             )

@@ -32,6 +32,7 @@ _PROGRAMS = (
 )
 _NODES = 60
 _BUILD_SECONDS = 1_200.0
+_START_SECONDS = 240.0
 _IMPORT_SECONDS = 240.0
 _KUBECTL_SECONDS = 120.0
 _PAUSE_SECONDS = 0.5
@@ -151,7 +152,7 @@ def _running_node(folder: Path, programs: Path, images: Path) -> Iterator[Cluste
         return "True" in cluster.run("get", "nodes", f"--output=jsonpath={_READY}").stdout
 
     try:
-        node.start(ready)
+        node.start(ready, _START_SECONDS)
         until(
             (folder / "imported").exists,
             _IMPORT_SECONDS,
@@ -162,9 +163,6 @@ def _running_node(folder: Path, programs: Path, images: Path) -> Iterator[Cluste
     finally:
         node.stop()
         _clean(name)
-        # More than a gigabyte of images; the logs stay for who wants to know what happened.
-        for bulky in (folder / "lib", images):
-            shutil.rmtree(bulky, ignore_errors=True)
 
 
 _READY = '{.items[*].status.conditions[?(@.type=="Ready")].status}'
