@@ -30,7 +30,9 @@ def test_a_registered_agent_registers_and_polls_without_the_api_server(
         )
         link._round()
         own_api.stop()
-        until(lambda: broker.call(pod.token, "GET", pod.path)[0] == 503, 40.0, "no review is left")
+        change = pod.token, "PUT", pod.at("/import/in/filter"), {"filter": "price > 1.0"}
+        until(lambda: broker.call(*change)[0] == 503, 40.0, "no review is left")
+        assert broker.call(pod.token, "GET", pod.path)[0] == 200, "the last review lets it read"
         link._register_again = 0.0
         polls = link.status()["polls"]
         link._round()

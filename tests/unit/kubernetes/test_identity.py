@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from streambroker_operator.kubernetes.identity import (
     KEEP_S,
     LEEWAY_S,
     MAX_TOKEN,
+    READ_ON_S,
     Identities,
     Reviews,
     expiry_of,
@@ -457,3 +458,58 @@ def test_who_shows_nothing_is_told_what_is_wanted(headers: tuple[str, ...]) -> N
 
     assert error.code == "TokenMissing"
     assert "Bearer" in error.headers["WWW-Authenticate"]
+
+
+class Outage:
+    """Answers well until it is away."""
+
+    def __init__(self) -> None:
+        self.away = False
+
+    def __call__(self, call: Call) -> Answer:
+        if self.away:
+            raise ApiUnreachableError("connection refused")
+        spec = call.body["spec"]
+        if "token" in spec:
+            return good(call)
+        allowed = spec["resourceAttributes"]["resource"] == "imports"
+        return Answer(status=201, body={"status": {"allowed": allowed}})
+
+
+def test_while_nobody_can_say_reads_go_by_the_last_good_answer_and_changes_do_not() -> None:
+    outage = Outage()
+    bench = Bench(outage)
+    read = (Ask(verb="get", resource="imports"),)
+    other = (Ask(verb="get", resource="exports"),)
+
+    async def status(work: Awaitable[Any]) -> int:
+        try:
+            await work
+        except RequestError as error:
+            return error.status
+        return 200
+
+    async def main() -> list[int]:
+        token = jwt(exp=1000 + 2 * READ_ON_S)
+        await bench.reviews.caller(token)
+        await bench.reviews.check(ANN, (read,), "jobs")
+        assert await status(bench.reviews.check(ANN, (other,), "jobs")) == 403
+        outage.away = True
+        await asyncio.sleep(2 * KEEP_S)
+        asked = [
+            bench.reviews.caller(token, reading=True),
+            bench.reviews.caller(token),
+            bench.reviews.caller(jwt(exp=9999), reading=True),
+            bench.reviews.check(ANN, (read,), "jobs", reading=True),
+            bench.reviews.check(ANN, (read,), "jobs"),
+            bench.reviews.check(ANN, (other,), "jobs", reading=True),
+        ]
+        found = [await status(one) for one in asked]
+        await asyncio.sleep(READ_ON_S)
+        late = (
+            bench.reviews.caller(token, reading=True),
+            bench.reviews.check(ANN, (read,), "jobs", reading=True),
+        )
+        return found + [await status(one) for one in late]
+
+    assert run(main()) == [200, 503, 503, 200, 503, 503, 503, 503]

@@ -57,6 +57,7 @@ class Gate:
         body: Callable[[], Awaitable[bytes]],
         unknown: Callable[[], None] | None = None,
         repeatable: bool = False,
+        reading: bool = False,
     ) -> Caller:
         """Return who sends a request.
 
@@ -67,6 +68,7 @@ class Gate:
             body: returns that of the request.
             unknown: called before a token is reviewed that was not good before; may raise.
             repeatable: whether it may come twice under one signature, as what changes nothing may.
+            reading: whether it changes nothing: `Reviews.caller`.
 
         Raises:
             RequestError: 401, nobody known; 503, nobody could say.
@@ -78,6 +80,7 @@ class Gate:
             body=body,
             unknown=unknown,
             repeatable=repeatable,
+            reading=reading,
         )
 
     async def admit(
@@ -90,6 +93,7 @@ class Gate:
         namespace: str,
         pe: PeKey | None = None,
         name: str = "",
+        reading: bool = False,
     ) -> Admitted:
         """Return as what a caller may send a request.
 
@@ -101,6 +105,7 @@ class Gate:
             namespace: that the request chooses; ``*`` for all.
             pe: that the path names, or None.
             name: of the resource that the path names; empty for none, and for one not yet made.
+            reading: whether it changes nothing: `Reviews.caller`.
 
         Raises:
             RequestError: 403, they may not; 503, nobody could say.
@@ -112,7 +117,7 @@ class Gate:
             return Admitted(own=verdict.own, binds=verdict.binds)
         if not verdict.asks:
             raise RequestError(403, "NotYours", verdict.why)
-        await self._reviews.check(caller, verdict.asks, namespace, name)
+        await self._reviews.check(caller, verdict.asks, namespace, name, reading=reading)
         return Admitted()
 
 

@@ -52,6 +52,7 @@ class ClusterGuard:
                 unknown=unknown,
                 # Figures change nothing, and come once a second while somebody looks.
                 repeatable=is_reading(request) or path_of(request) == _REPORT,
+                reading=is_reading(request),
             )
         request[_CALLER] = caller
         if caller.agent is not None:
@@ -115,6 +116,7 @@ class ClusterGuard:
                 namespace=namespace,
                 pe=pe,
                 name=_name(request, path),
+                reading=is_reading(request),
             )
         except RequestError as error:
             own = self._own(caller, namespace)

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
@@ -33,6 +34,8 @@ MAX_TOKEN = 16 * 1024
 AT_ONCE = 16
 """Reviews under way at the same time."""
 TIMEOUT_S = 5.0
+READ_ON_S = 3600.0
+"""For so long reads go by the last good answer while the API server cannot be asked."""
 LEEWAY_S = 120.0
 """How long after its end a token is reviewed still, in seconds: a minute that the API server grants
 itself, and one by which clocks may differ."""
@@ -76,10 +79,15 @@ class Kept(Generic[K, V]):
         # Who does not wait any longer takes nothing away from the others.
         return (await asyncio.shield(task))[1]
 
-    def last(self, key: K) -> V | None:
-        """Return what was answered last, even if it holds no longer; None if nothing is known."""
+    def last(self, key: K, within_s: float = math.inf) -> V | None:
+        """Return what was answered last, even if it holds no longer; None if nothing is known.
+
+        Args:
+            key: what is asked.
+            within_s: for how long it may not have held any more, in seconds.
+        """
         known = self._kept.get(key)
-        return None if known is None else known[1]
+        return None if known is None or self._clock() - known[0] > within_s else known[1]
 
     async def _fetched(
         self, key: K, fetch: Callable[[], Awaitable[tuple[float, V]]]
@@ -125,13 +133,21 @@ class Reviews:
         self.counts: Counter[tuple[str, str]] = Counter()
         """Questions asked: ``token`` and ``access``, each ``allowed``, ``denied`` or ``failed``."""
 
-    async def caller(self, token: str, unknown: Callable[[], None] | None = None) -> Caller:
+    async def caller(
+        self,
+        token: str,
+        unknown: Callable[[], None] | None = None,
+        *,
+        reading: bool = False,
+    ) -> Caller:
         """Return whose token it is.
 
         Args:
             token: as it was shown.
             unknown: called before the API server is shown a token that was not good before; what
                 it raises is raised here.
+            reading: whether it is for something that changes nothing: then, while nobody can say,
+                the last answer counts, for `READ_ON_S`.
 
         Raises:
             RequestError: 401, nobody's, or not for this broker; 503, nobody could say.
@@ -141,7 +157,8 @@ class Reviews:
         if may_be_good(token, self._audience, self._wall()):
             # Who guesses has never shown one that was good, so those who did do not pay for them.
             first = unknown if self._callers.last(shown) is None else None
-            found = await self._callers.get(shown, lambda: self._review(token, first))
+            review = self._callers.get(shown, lambda: self._review(token, first))
+            found = await self._or_last(review, self._callers, shown, reading)
         if found is None:
             raise RequestError(
                 401,
@@ -155,7 +172,22 @@ class Reviews:
             )
         return found
 
-    async def check(self, caller: Caller, asks: Asks, namespace: str, name: str = "") -> None:
+    async def _or_last(self, review: Awaitable[V], kept: Kept[K, V], key: K, reading: bool) -> V:
+        """Return a review's answer; for a read while nobody can say, the last one if it was good.
+
+        An API server that is away takes nobody's sight of what goes on without it.
+        """
+        try:
+            return await review
+        except RequestError as error:
+            last = kept.last(key, READ_ON_S) if reading and error.status == 503 else None
+            if not last:
+                raise
+            return last
+
+    async def check(
+        self, caller: Caller, asks: Asks, namespace: str, name: str = "", *, reading: bool = False
+    ) -> None:
         """Return if the cluster's rules let a caller do something.
 
         Args:
@@ -163,12 +195,13 @@ class Reviews:
             asks: of each group one has to be granted.
             namespace: where; ``*`` for everywhere.
             name: of the resource; empty where it is not known.
+            reading: as of `caller`.
 
         Raises:
             RequestError: 403, they do not; 503, nobody could say.
         """
         for group in asks:
-            if not await self._granted(caller, group, namespace, name):
+            if not await self._granted(caller, group, namespace, name, reading):
                 raise RequestError(
                     403,
                     "NotYours",
@@ -178,12 +211,13 @@ class Reviews:
                 )
 
     async def _granted(
-        self, caller: Caller, asks: Sequence[Ask], namespace: str, name: str
+        self, caller: Caller, asks: Sequence[Ask], namespace: str, name: str, reading: bool
     ) -> bool:
         for ask in asks:
             who = (caller.user, caller.uid, caller.groups, tuple(sorted(caller.extra.items())))
             key = (*who, ask, namespace, name)
-            if await self._grants.get(key, lambda: self._access(caller, ask, namespace, name)):  # noqa: B023
+            review = self._grants.get(key, lambda: self._access(caller, ask, namespace, name))  # noqa: B023
+            if await self._or_last(review, self._grants, key, reading):
                 return True
         return False
 
@@ -409,6 +443,7 @@ class Identities:
         body: Callable[[], Awaitable[bytes]],
         unknown: Callable[[], None] | None = None,
         repeatable: bool = False,
+        reading: bool = False,
     ) -> Caller:
         """Return who sends a request.
 
@@ -419,6 +454,7 @@ class Identities:
             body: returns that of the request.
             unknown: called before a token is reviewed that was not good before; may raise.
             repeatable: whether it may come twice under one signature, as what changes nothing may.
+            reading: whether it changes nothing: `Reviews.caller`.
 
         Raises:
             RequestError: 401, nobody known; 503, nobody could say.
@@ -438,7 +474,7 @@ class Identities:
                 " <token>`. Jobs and the command line take it from STREAMBROKER_TOKEN.",
                 headers=_REALM,
             )
-        return await self._reviews.caller(token.strip(), unknown)
+        return await self._reviews.caller(token.strip(), unknown, reading=reading)
 
     async def _signed(
         self,
