@@ -16,6 +16,9 @@ from streambroker_operator.cli.options import one_of
 from streambroker_operator.cli.terminal import say
 from streambroker_operator.cli.up import add_limits, tcp_port
 
+MAX_DRAIN_S = 600
+"""A pod gets less time than that to end, in seconds."""
+
 
 def add(commands: Any) -> None:
     """Add the command."""
@@ -36,6 +39,13 @@ def add(commands: Any) -> None:
     run.add_argument("--port", type=tcp_port, default=8470, help="of REST; default 8470")
     run.add_argument(
         "--metrics-port", type=tcp_port, default=8471, help="of probes and metrics; default 8471"
+    )
+    run.add_argument(
+        "--drain",
+        type=_drain,
+        default=3.0,
+        metavar="SECONDS",
+        help="for how long it still answers when it is to end; default 3",
     )
     run.add_argument("--tls-cert", type=Path, metavar="FILE")
     run.add_argument("--tls-key", type=Path, metavar="FILE")
@@ -72,6 +82,7 @@ def _run(options: argparse.Namespace) -> int:
         metrics_port=options.metrics_port,
         certificate=None if options.tls_cert is None else (options.tls_cert, options.tls_key),
         limits=Limits(**dict(options.limit)),
+        drain_s=options.drain,
     )
     broker = ClusterBroker(settings)
     asyncio.run(
@@ -83,6 +94,18 @@ def _run(options: argparse.Namespace) -> int:
         )
     )
     return OK
+
+
+def _drain(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_DRAIN_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of seconds from 0 to {MAX_DRAIN_S}"
+        )
+    return seconds
 
 
 def _address(ip: str, port: int) -> str:

@@ -33,7 +33,7 @@ from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
 from streambroker_operator.kubernetes.lease import Lease, new_identity
 from streambroker_operator.kubernetes.metrics import Figures, Metrics, writes_of
 from streambroker_operator.kubernetes.objects import Objects
-from streambroker_operator.kubernetes.probes import counting, create_probes
+from streambroker_operator.kubernetes.probes import counting, create_probes, parting
 from streambroker_operator.kubernetes.programming import AgentState
 from streambroker_operator.kubernetes.reflector import ReflectorFeeder
 from streambroker_operator.kubernetes.status_writer import StatusWriter
@@ -76,6 +76,7 @@ class Settings:
         certificate: files of certificate and key; None for no TLS.
         limits: how much one caller may ask for.
         release: of this program.
+        drain_s: for how long it still answers when it is to end: others learn late of that.
         lease_timing: how the Lease is kept.
         timing: how the API server is asked.
     """
@@ -93,6 +94,7 @@ class Settings:
     metrics_port: int = 8471
     certificate: tuple[Path, Path] | None = None
     limits: Limits | None = None
+    drain_s: float = 3.0
     lease_timing: LeaseTiming = field(default_factory=LeaseTiming)
     timing: Timing = field(default_factory=Timing)
 
@@ -138,6 +140,7 @@ class ClusterBroker:
         scheme = "http" if tls is None else "https"
         app = create_app(self.runtime, limits=settings.limits, guard=self._guard())
         app.middlewares.insert(0, counting(self.metrics))
+        app.middlewares.insert(0, parting(lambda: self._closing))
         try:
             self.url = await self._listen(app, scheme, settings.port, tls)
             probes = create_probes(self._state, self.metrics)
@@ -149,7 +152,6 @@ class ClusterBroker:
         self._beat = _now()
         parts: list[Coroutine[Any, Any, None]] = [
             self.feeder.run(self._deliver, self.runtime.load),
-            self.lease.run(),
             self.writer.run(),
             self._events.run(),
             self._relay.run(),
@@ -158,22 +160,37 @@ class ClusterBroker:
         ]
         if certificate is not None:
             parts.append(certificate.follow())
-        self._tasks = [asyncio.create_task(self._kept(part)) for part in parts]
+        self._leading = asyncio.create_task(self._kept(self.lease.run()))
+        self._tasks = [
+            self._leading,
+            *(asyncio.create_task(self._kept(part)) for part in parts),
+        ]
 
     async def stop(self) -> None:
-        """Answer what is under way, let others lead, then close everything."""
+        """Let others lead, answer until callers know better, then close everything.
+
+        Where the pod is taken out of its Service, nodes learn of that by and by; until then they
+        send requests here.
+        """
         self._closing = True
+        if self._tasks:
+            await self._let_lead()
+            await asyncio.sleep(self._settings.drain_s)
         self.runtime.close()
         ending = [*self._tasks, *([] if self._looking is None else [self._looking])]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-        await self.lease.release()
         for runner in self._runners:
             await runner.cleanup()
         self._sender.close()
         self.store.close()
         await self._api.close()
+
+    async def _let_lead(self) -> None:
+        self._leading.cancel()
+        await asyncio.gather(self._leading, return_exceptions=True)
+        await self.lease.release()
 
     async def failed(self) -> None:
         """Return when a part has failed that the broker cannot be without."""

@@ -27,6 +27,19 @@ def counting(metrics: Metrics) -> Middleware:
     return counted
 
 
+def parting(closing: Callable[[], bool]) -> Middleware:
+    """Return what has callers connect anew, and so elsewhere, once the broker is to end."""
+
+    @web.middleware
+    async def parted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        answer = await handler(request)
+        if closing():
+            answer.force_close()
+        return answer
+
+    return parted
+
+
 def create_probes(state: Callable[[], State], metrics: Metrics) -> web.Application:
     """Return the application that answers them, to everybody and without secrets.
 
