@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +17,7 @@ from streambroker_operator.kubernetes.client import Timing
 from streambroker_operator.kubernetes.feed import CrdMissingError, KindFeed
 from support import charts
 from support.cluster import ApiServer
+from support.kube_programs import free_port
 from support.operators import (
     Agent,
     Operator,
@@ -26,12 +30,10 @@ from support.operators import (
 )
 from support.waiting import until
 
-AWAY_S = 4.0
+AWAY_S = 3.0
 KINDS = {"exports", "imports"}
 FREE = {"version", "method", "code", "le"}
 """Labels whose values no table could name."""
-
-Values = dict[tuple[str, ...], float]
 
 
 @pytest.fixture
@@ -41,7 +43,17 @@ def broker(
     monkeypatch.setattr(presence, "AWAY_S", AWAY_S)
     make_key(api, namespace)
     timing = Timing(sweep_s=1.0, settle_s=0.2)
-    with operator_here(api, tmp_path, namespace, timing=timing) as found:
+    with replica(api, tmp_path, namespace, timing=timing) as found:
+        until(lambda: found.leads, 20.0, "it leads")
+        yield found
+
+
+@contextmanager
+def replica(api: ApiServer, folder: Path, namespace: str, **how: Any) -> Iterator[Operator]:
+    """Run a broker that others can tell what they hear."""
+    port = free_port()
+    where = {"metrics_port": port, "address": f"http://127.0.0.1:{port}"}
+    with operator_here(api, folder, namespace, **where, **how) as found:
         yield found
 
 
@@ -69,6 +81,17 @@ def statuses_written(api: ApiServer, namespace: str) -> int:
     )
 
 
+def passes(seconds: float, meanwhile: Callable[[], object]) -> None:
+    """Let time pass while something is done again and again."""
+    end = time.monotonic() + seconds
+
+    def passed() -> bool:
+        meanwhile()
+        return time.monotonic() > end
+
+    until(passed, seconds + 10.0, "time has passed", pause_s=0.2)
+
+
 def stays_away(api: ApiServer, namespace: str, broker: Operator, alerts: Agent) -> None:
     """Have one agent ask on, until the other is told to be away at both ends."""
 
@@ -88,20 +111,62 @@ def test_an_agent_that_is_silent_is_away_and_costs_one_write_at_each_end(
     stays_away(api, namespace, broker, alerts)
     assert condition(api, namespace, "imports", "alerts", "Ready") == "False"
     assert value(broker, 'streambroker_agents{state="away"}') == 1
-    swept = value(broker, "streambroker_sweeps_total")
-    until(
-        lambda: (
-            alerts.poll(broker) is None and value(broker, "streambroker_sweeps_total") > swept + 4
-        ),
-        20.0,
-        "some time has gone",
-    )
+    passes(AWAY_S, lambda: alerts.poll(broker))
     assert statuses_written(api, namespace) == before + 2
 
     until(lambda: ready_over(api, namespace, broker, (feed, alerts)), 20.0, "it is back")
     assert statuses_written(api, namespace) == before + 4
     assert value(broker, 'streambroker_agents{state="away"}') == 0
     assert value(broker, 'streambroker_agents{state="current"}') == 2
+
+
+def test_replicas_tell_each_other_who_asks_and_who_leads_next_has_to_listen_first(
+    api: ApiServer, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "AWAY_S", AWAY_S)
+    make_key(api, namespace)
+    with ExitStack() as others, ExitStack() as first:
+        leader = first.enter_context(replica(api, tmp_path, namespace))
+        until(lambda: leader.leads, 20.0, "it leads")
+        other = others.enter_context(replica(api, tmp_path, namespace))
+        feed, alerts = connected(api, namespace, other)
+        before = statuses_written(api, namespace)
+
+        passes(2 * AWAY_S, lambda: [feed.poll(other), alerts.poll(other)])
+        assert statuses_written(api, namespace) == before
+        assert value(leader, 'streambroker_agents{state="current"}') == 2
+        assert "streambroker_agents{" not in other.probe("/metrics")[1]
+
+        stays_away(api, namespace, other, alerts)
+        first.close()
+        until(lambda: other.leads, 20.0, "the other leads")
+        assert value(other, 'streambroker_agents{state="away"}') == 0
+        passes(2 * AWAY_S, lambda: alerts.poll(other))
+        assert value(other, 'streambroker_agents{state="away"}') == 1
+        assert statuses_written(api, namespace) == before + 2
+        until(lambda: ready_over(api, namespace, other, (feed, alerts)), 20.0, "it is back")
+
+
+def test_who_cannot_know_yet_or_at_all_leaves_what_is_written(
+    api: ApiServer, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "AWAY_S", AWAY_S)
+    make_key(api, namespace)
+    # Where it has no address, no other replica can tell it who asks there.
+    with operator_here(api, tmp_path, namespace) as broker:
+        until(lambda: broker.leads, 20.0, "it leads")
+        connected(api, namespace, broker)
+        before = statuses_written(api, namespace)
+        passes(AWAY_S + 2.0, lambda: None)
+        assert reasons(api, namespace) == {"Programmed"}
+    with replica(api, tmp_path, namespace) as broker:
+        until(lambda: broker.leads, 20.0, "it leads")
+        passes(AWAY_S / 2, lambda: None)
+        assert statuses_written(api, namespace) == before
+        assert value(broker, 'streambroker_agents{state="unheard"}') == 2
+
+        until(lambda: reasons(api, namespace) == {"AgentAway"}, 20.0, "both are away")
+        assert statuses_written(api, namespace) == before + 2
 
 
 def test_a_broker_tells_every_figure_of_the_docs_and_no_others(

@@ -67,7 +67,8 @@ class Settings:
         namespaces: those that are watched; empty for all.
         feeder: who follows the API server.
         pod: name of this pod, or of this machine.
-        address: where other replicas reach the probes of this pod; empty for nowhere.
+        address: where other replicas reach the probes of this pod; empty for nowhere, and then no
+            agent is ever told to be away.
         lease_name: of the Lease, in the namespace of ``access``.
         secret_name: of the Secret, there as well.
         host: address to listen at.
@@ -301,7 +302,8 @@ class ClusterBroker:
         return self.lease.leads
 
     def _lead(self, leads: bool) -> None:
-        self.desk.statuses.lead(leads)
+        # Without an address it is not told which agents ask others, and never knows who is away.
+        self.desk.statuses.lead(leads and bool(self._settings.address))
         if leads:
             self._all_anew()
             current = self.desk.statuses.programming.runs_current
