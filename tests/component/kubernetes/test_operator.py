@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from streambroker_core.wire import hints
+from streambroker_operator.kubernetes import broker as cluster_broker
+from streambroker_operator.kubernetes import leftovers
 from support.cluster import ApiServer
 from support.kube_calls import make_account, manifest, token_of
 from support.operators import (
@@ -28,6 +30,7 @@ from support.operators import (
     declare,
     make_key,
     operator,
+    operator_here,
     ready_over,
 )
 from support.waiting import until
@@ -278,6 +281,24 @@ def test_a_job_applies_its_own_ports_and_no_others(
     for documents, expected in (([own], 200), ([other], 403), ([own, other], 403)):
         status, answer, _ = broker.call(feed.token, "POST", where, {"resources": documents})
         assert status == expected, answer
+
+
+def test_the_name_of_a_job_that_nothing_is_left_of_is_free_again(
+    api: ApiServer, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "SILENT_S", 3.0)
+    monkeypatch.setattr(cluster_broker, "FORGET_S", 0.2)
+    make_key(api, namespace)
+    first, second = Agent(api, namespace, "etl"), Agent(api, namespace, "other")
+    said = {"instance": "ab" * 8, "location": "grpc+tcp://127.0.0.1:2"}
+    take = second.token, "PUT", first.path, said
+    with operator_here(api, tmp_path, namespace) as broker:
+        first.register(broker)
+        status, answer, _ = broker.call(*take)
+        assert (status, answer["code"]) == (403, "NotYours")
+
+        until(lambda: broker.call(*take)[0] == 200, 20.0, "the name is free")
+        assert broker.call(first.token, "GET", first.path)[0] == 403
 
 
 def test_who_has_no_right_reads_nothing_and_changes_nothing(

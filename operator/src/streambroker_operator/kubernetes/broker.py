@@ -31,6 +31,7 @@ from streambroker_operator.kubernetes.health import State
 from streambroker_operator.kubernetes.identity import Identities, Reviews
 from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
 from streambroker_operator.kubernetes.lease import Lease, new_identity
+from streambroker_operator.kubernetes.leftovers import Leftovers
 from streambroker_operator.kubernetes.metrics import Figures, Metrics, writes_of
 from streambroker_operator.kubernetes.objects import Objects
 from streambroker_operator.kubernetes.probes import counting, create_probes, parting
@@ -49,6 +50,7 @@ from streambroker_operator.serving import SHUTDOWN_S
 
 ANNOUNCE_S = 1.0
 """How often resources that came after their agents are told of them, in seconds."""
+FORGET_S = 60.0
 BEAT_S = 1.0
 RETRY_S = 2.0
 """Pause before the broker's secret is asked for again, in seconds."""
@@ -157,6 +159,7 @@ class ClusterBroker:
             self._events.run(),
             self._relay.run(),
             self._announcing(),
+            self._forgetting(),
             self._beating(),
         ]
         if certificate is not None:
@@ -325,6 +328,25 @@ class ClusterBroker:
             return
         self.metrics.applied(seconds)
         self._hints_lost += seconds > UNHINTED_S
+
+    async def _forgetting(self) -> None:
+        left = Leftovers()
+        while True:
+            await asyncio.sleep(FORGET_S)
+            await self.forget(left, _now())
+
+    async def forget(self, left: Leftovers, now: float) -> None:
+        """Forget the PEs that nothing is left of; their jobs' names are free again.
+
+        Args:
+            left: knows since when they are silent.
+            now: of the clock of the loop, in seconds.
+        """
+        board, heard = self.runtime.board, self.runtime.heard
+        known = (one.pe for one in self.store.pes())
+        bare = [(pe, heard.moment(pe)) for pe in known if not any(board.resources_of(pe))]
+        for pe in left.look(bare, now):
+            await self.runtime.withdraw(pe)
 
     async def _announcing(self) -> None:
         while True:

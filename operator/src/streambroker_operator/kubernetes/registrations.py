@@ -199,5 +199,5 @@ def _bound(pe: PeKey, account: str) -> RequestError:
         "NotYours",
         f"The job {pe.namespace}/{pe.job} is bound to the service account {account!r} by its first"
         " registration, and this is another one. Run it under that account, or delete the"
-        " resources of the job first.",
+        " resources of the job and wait for ten minutes.",
     )
