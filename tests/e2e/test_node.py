@@ -85,7 +85,7 @@ def cluster(request: pytest.FixtureRequest, folder: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def world(cluster: Cluster, folder: Path) -> Iterator[World]:
-    """Install the chart as the example's README says; remove everything at the end."""
+    """Install the chart as the example's README says; remove it from a cluster that goes on."""
     jobs = Jobs(cluster, prepared(folder / "example"))
     with helm_python.Config(kubeconfig_path=cluster.kubeconfig, namespace=BROKER) as helm:
         try:
@@ -102,10 +102,11 @@ def world(cluster: Cluster, folder: Path) -> Iterator[World]:
             yield World(cluster, helm, jobs)
         finally:
             _tell(jobs)
-            helm.uninstall(RELEASE, ignore_not_found=True)
-            cluster.kubectl("delete", "namespace", NAMESPACE, BROKER, "--ignore-not-found")
-            crds = ("exports.streambroker.io", "imports.streambroker.io")
-            cluster.kubectl("delete", "crd", *crds, "--ignore-not-found")
+            if not cluster.own:
+                helm.uninstall(RELEASE, ignore_not_found=True)
+                cluster.kubectl("delete", "namespace", NAMESPACE, BROKER, "--ignore-not-found")
+                crds = ("exports.streambroker.io", "imports.streambroker.io")
+                cluster.kubectl("delete", "crd", *crds, "--ignore-not-found")
 
 
 def _tell(jobs: Jobs) -> None:
@@ -197,6 +198,7 @@ def test_a_killed_broker_costs_nothing_and_changes_go_on_with_the_other(world: W
         return str(lease["spec"].get("holderIdentity") or "").split("_")[0]
 
     killed = holder()
+    world.cluster.kill(killed, BROKER)
     world.cluster.kubectl(
         "delete", "pod", killed, f"--namespace={BROKER}", "--grace-period=0", "--force"
     )
@@ -214,9 +216,10 @@ def test_a_killed_broker_costs_nothing_and_changes_go_on_with_the_other(world: W
 
 
 def test_a_driver_pod_that_is_deleted_under_load_goes_on_from_its_volume(world: World) -> None:
+    """The agent of the first driver ran beside it, that of the second one is a sidecar."""
     deleted = world.jobs.driver("feed")
     world.jobs.kubectl("delete", "pod", deleted, "--wait=false")
-    world.jobs.submit("feed")
+    world.jobs.submit("feed", DRIVER="feed-driver-sidecar.yaml")
     assert world.jobs.driver("feed") != deleted
     world.jobs.await_row("a row after the restart", lambda row: row[2] > 60, 180.0)
     world.await_condition("export/feed-trades", "Ready", "True")

@@ -70,11 +70,6 @@ for file in pathlib.Path("{HOME}/rows").glob("*"):
 """
 
 
-def row(number: int) -> Row:
-    """Return the row of a number, as feed.py makes it."""
-    return number, _SYMBOLS[number % 3], number * 37 % 100
-
-
 _EXPORTED = f"""
 import pathlib
 home = pathlib.Path("{HOME}/checkpoint")
@@ -82,6 +77,11 @@ batch = max(int(file.name) for file in home.glob("commits/*") if file.name.isdig
 print(int((home / "offsets" / str(batch)).read_text().split()[-1]) * {ROWS_PER_SECOND})
 """
 _GAP_ROWS = 10 * ROWS_PER_SECOND
+
+
+def row(number: int) -> Row:
+    """Return the row of a number, as feed.py makes it."""
+    return number, _SYMBOLS[number % 3], number * 37 % 100
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Jobs:
         )["items"]
         return found
 
-    def submit(self, job: str) -> None:
+    def submit(self, job: str, **environment: str) -> None:
         """Run submit.sh; the driver pod is made when it returns."""
         settings = [
             word for name, value in _SMALL.items() for word in ("--conf", f"{name}={value}")
@@ -122,7 +122,7 @@ class Jobs:
             text=True,
             timeout=_SUBMIT_SECONDS,
             check=False,
-            env={**self.cluster.environment, "API": self.cluster.url},
+            env={**self.cluster.environment, "API": self.cluster.url, **environment},
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -131,11 +131,15 @@ class Jobs:
 
         def running() -> str | None:
             found = self.pods(job)
-            ended = [x for x in found if x["status"]["phase"] in ("Failed", "Succeeded")]
-            assert not ended, self.kubectl("logs", "--tail=60", ended[0]["metadata"]["name"])
-            if len(found) != 1 or found[0]["status"]["phase"] != "Running":
-                return None
-            return str(found[0]["metadata"]["name"])
+            for each in found:
+                ended = each["status"]["phase"] in ("Failed", "Succeeded")
+                deleted = "deletionTimestamp" in each["metadata"]
+                assert deleted or not ended, self.kubectl(
+                    "logs", "--tail=60", each["metadata"]["name"]
+                )
+            if len(found) == 1 and found[0]["status"]["phase"] == "Running":
+                return str(found[0]["metadata"]["name"])
+            return None
 
         return until(running, _START_SECONDS, f"one driver of {job} runs", pause_s=_PAUSE_SECONDS)
 
