@@ -196,7 +196,8 @@ def test_an_api_server_that_is_away_takes_no_route_and_no_answer(
 ) -> None:
     api, namespace = own_api, "default"
     make_key(api, namespace)
-    with operator(api, tmp_path, namespace) as broker:
+    # The reflector notices at once; kopf tells nothing, and the next sweep does.
+    with operator(api, tmp_path, namespace, "--feeder", "reflector") as broker:
         feed, alerts = connected(api, namespace, broker)
         before = broker.call(feed.token, "GET", feed.path)[1]
         api.stop()
