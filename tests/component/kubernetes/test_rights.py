@@ -82,7 +82,7 @@ async def tell_events(api: HttpApi, namespace: str) -> bool:
     await events.written_all()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    return events.failed == 0
+    return events.failed + events.refused == 0
 
 
 async def review(api: HttpApi, namespace: str) -> bool:
