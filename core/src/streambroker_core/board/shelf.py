@@ -36,6 +36,11 @@ class Change(Generic[R]):
     old: R | None
     new: R | None
 
+    @property
+    def moves(self) -> bool:
+        """Whether it has another port now, for which nothing of the old one holds."""
+        return self.old is not None and self.new is not None and self.old.key != self.new.key
+
 
 @dataclass(slots=True, kw_only=True)
 class _Held(Generic[R]):

@@ -37,6 +37,7 @@ from streambroker_core.board.events import (
 )
 from streambroker_core.board.half import Half
 from streambroker_core.board.marks import Marks
+from streambroker_core.board.order import pe_order, resource_order
 from streambroker_core.board.shelf import Change
 from streambroker_core.board.views import (
     ACCEPTED,
@@ -62,23 +63,6 @@ def stream_of(export: Export) -> tuple[str, str, str | None, str, str] | None:
     application = export.application
     key = export.key
     return (key.namespace, application.scope, application.name, key.job, export.stream_id)
-
-
-def _pe_order(pe: PeKey) -> tuple[str, str, int]:
-    """Return what orders PEs as they order themselves, but faster."""
-    return pe.namespace, pe.job, pe.pe
-
-
-def _order(resource: Resource) -> tuple[str, str, int, str, float, str]:
-    """Return what orders resources by port and age."""
-    key = resource.key
-    return key.namespace, key.job, key.pe, key.port, resource.created, resource.uid
-
-
-def _moves(change: Change[Export] | Change[Import]) -> bool:
-    """Say whether a resource has another port now, for which nothing of the old one holds."""
-    old, new = change.old, change.new
-    return old is not None and new is not None and old.key != new.key
 
 
 _DEARER = 4
@@ -250,7 +234,7 @@ class Board:
         concerned: dict[str, Export | None] = {}
         for change in changes:
             yield None
-            if _moves(change) and change.old is not None:
+            if change.moves and change.old is not None:
                 for peer, was, _ in self._exports.pair(change.old, {}, self._imports):
                     self._mark("Import", peer)
                     self._move(change.old, self._imports.shelf.get(peer), was, None)
@@ -278,7 +262,7 @@ class Board:
         concerned: dict[str, Import | None] = {}
         for change in changes:
             yield None
-            if _moves(change) and change.old is not None:
+            if change.moves and change.old is not None:
                 for peer, was, _ in self._imports.pair(change.old, {}, self._exports):
                     self._mark("Export", peer)
                     self._move(self._exports.shelf.get(peer), change.old, was, None)
@@ -373,7 +357,7 @@ class Board:
     def _settle(self) -> Iterator[Action]:
         self._marks.settle()
         moved = self._moved_by_pe()
-        for pe in sorted(self._dirty if self._settled else self._versions, key=_pe_order):
+        for pe in sorted(self._dirty if self._settled else self._versions, key=pe_order):
             yield from self._settle_view(pe, moved.get(pe, ()))
         for kind, uids in self._dirty_statuses.items():
             for uid in sorted(uids if self._settled else self._side(kind).shelf.uids()):
@@ -491,7 +475,7 @@ class Board:
 
     def pes(self) -> list[PeKey]:
         """Return the PEs that have a view, in order."""
-        return sorted(self.versions(), key=_pe_order)
+        return sorted(self.versions(), key=pe_order)
 
     def registration(self, pe: PeKey) -> Registration | None:
         """Return what a PE's agent registered last."""
@@ -500,11 +484,11 @@ class Board:
 
     def exports(self) -> list[Export]:
         """Return all Exports, rivals included, in order of port and age."""
-        return sorted(self._exports.shelf, key=_order)
+        return sorted(self._exports.shelf, key=resource_order)
 
     def imports(self) -> list[Import]:
         """Return all Imports, rivals included, in order of port and age."""
-        return sorted(self._imports.shelf, key=_order)
+        return sorted(self._imports.shelf, key=resource_order)
 
     def each_export(self) -> Iterator[Export]:
         """Yield all Exports, rivals included, in no order."""
