@@ -39,6 +39,7 @@ def run(settings: Settings) -> Figures:
     for number in range(count):
         resources += (population.export(rng, number), population.import_(rng, number))
     write(path, resources)
+    started(settings.place)  # compiles what a broker imports
     for _ in range(settings.rounds):
         figures.yardstick()
         figures.add("start to answered view", started(settings.place), "s")

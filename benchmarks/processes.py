@@ -43,9 +43,13 @@ def until(found: Callable[[], _T | None], what: str, seconds: float = SECONDS) -
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a child: it and its Spark workers find these modules."""
+    """Return the environment of a child: it and its Spark workers find these modules.
+
+    What it imports is kept compiled, as it is where the packages are installed.
+    """
+    kept = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **kept,
         "PYTHONPATH": str(Path(__file__).parent),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONUNBUFFERED": "1",

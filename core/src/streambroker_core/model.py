@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.properties import Value
@@ -51,8 +51,7 @@ def is_port_name(text: str) -> bool:
     return _PORT.fullmatch(text) is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class PeKey:
+class PeKey(NamedTuple):
     """Which agent process of which job; its text is ``namespace/job/pe``."""
 
     namespace: str
@@ -75,8 +74,7 @@ class PeKey:
         return cls(namespace=_label(parts[0]), job=_label(parts[1]), pe=_pe(parts[2]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class PortKey:
+class PortKey(NamedTuple):
     """Which port of which PE; its text is ``namespace/job/pe/port``."""
 
     namespace: str
@@ -90,7 +88,7 @@ class PortKey:
     @property
     def owner(self) -> PeKey:
         """The PE that has the port."""
-        return PeKey(namespace=self.namespace, job=self.job, pe=self.pe)
+        return PeKey(*self[:3])
 
     @classmethod
     def parse(cls, text: str) -> PortKey:
@@ -215,6 +213,11 @@ Resource: TypeAlias = Export | Import
 def kind_of(resource: Resource) -> Kind:
     """Return the kind as manifests write it."""
     return "Export" if isinstance(resource, Export) else "Import"
+
+
+def resource_order(resource: Resource) -> tuple[PortKey, float, str]:
+    """Return what orders resources by port and age, where they are shown."""
+    return resource.key, resource.created, resource.uid
 
 
 def name_of(resource: Resource) -> str:

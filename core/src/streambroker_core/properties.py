@@ -105,10 +105,11 @@ def _scalar(name: str, value: object) -> Scalar:
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise PropertyError(name, "the text contains half of a surrogate pair") from error
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise PropertyError(name, "the text contains half of a surrogate pair") from error
         return str(value)
     if isinstance(value, int | float):
         return _number(name, value)

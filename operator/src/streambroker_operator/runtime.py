@@ -150,8 +150,9 @@ class Runtime:
         """Fill the board with what is kept; before this, or before the feed, there are no views."""
         with without_collector():
             self._fill(self._backing.load())
+            if self.board.synced:
+                self._keep_from_collector()
         if self.board.synced:
-            self._keep_from_collector()
             self._warn()
 
     def _keep_from_collector(self) -> None:

@@ -449,14 +449,13 @@ def _locked(path: Path) -> int:
     return lock
 
 
-def place(stored: Stored) -> tuple[str, str, int, str]:
+def place(stored: Stored) -> PortKey:
     """Return what orders resources of one kind: their ports."""
-    key = stored.resource.key
-    return key.namespace, key.job, key.pe, key.port
+    return stored.resource.key
 
 
 def _identity(kind: Kind, key: PortKey) -> tuple[str, str, str, int, str]:
-    return kind, key.namespace, key.job, key.pe, key.port
+    return kind, *key
 
 
 def _stored(row: tuple[Any, ...]) -> Stored:

@@ -19,8 +19,7 @@ Place: TypeAlias = "tuple[str, str, int, str, str]"
 
 def place_of(resource: Export | Import) -> Place:
     """Return a resource's place among those of its kind."""
-    key = resource.key
-    return key.namespace, key.job, key.pe, key.port, resource.uid
+    return *resource.key, resource.uid
 
 
 class Met:

@@ -100,7 +100,9 @@ class Shelf(Generic[R]):
     def get(self, uid: str) -> R | None:
         """Return a resource, or None."""
         held = self._held.get(uid)
-        return None if held is None else held.resource
+        if held is None or isinstance(held.entry, Unreadable):
+            return None
+        return held.entry
 
     def unreadable(self, uid: str) -> Unreadable | None:
         """Return what is known of a resource that is there and cannot be read, or None."""

@@ -37,7 +37,6 @@ from streambroker_core.board.events import (
 )
 from streambroker_core.board.half import Half
 from streambroker_core.board.marks import Marks
-from streambroker_core.board.order import pe_order, resource_order
 from streambroker_core.board.shelf import Change
 from streambroker_core.board.views import (
     ACCEPTED,
@@ -50,7 +49,16 @@ from streambroker_core.board.views import (
     view_version,
 )
 from streambroker_core.matching import Figures, IndexMatcher, Match, Matcher, Outcome
-from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Resource, Route
+from streambroker_core.model import (
+    Export,
+    Import,
+    Kind,
+    PeKey,
+    PortKey,
+    Resource,
+    Route,
+    resource_order,
+)
 from streambroker_core.wire.hints import Point
 from streambroker_core.wire.registration import Registration
 from streambroker_core.wire.view import View
@@ -357,7 +365,7 @@ class Board:
     def _settle(self) -> Iterator[Action]:
         self._marks.settle()
         moved = self._moved_by_pe()
-        for pe in sorted(self._dirty if self._settled else self._versions, key=pe_order):
+        for pe in sorted(self._dirty if self._settled else self._versions):
             yield from self._settle_view(pe, moved.get(pe, ()))
         for kind, uids in self._dirty_statuses.items():
             for uid in sorted(uids if self._settled else self._side(kind).shelf.uids()):
@@ -475,7 +483,7 @@ class Board:
 
     def pes(self) -> list[PeKey]:
         """Return the PEs that have a view, in order."""
-        return sorted(self.versions(), key=pe_order)
+        return sorted(self.versions())
 
     def registration(self, pe: PeKey) -> Registration | None:
         """Return what a PE's agent registered last."""

@@ -23,7 +23,7 @@ from streambroker_core.explain.pairs import (
 )
 from streambroker_core.matching import Match, admits
 from streambroker_core.matching.decide import parsed
-from streambroker_core.model import Export, Import, Kind
+from streambroker_core.model import Export, Import, Kind, resource_order
 from streambroker_core.schema import Schema
 
 R = TypeVar("R", Export, Import)
@@ -169,7 +169,7 @@ def _ranked(
         by_changes.setdefault(changes(resource), []).append(resource)
     nearest: list[R] = []
     for count in sorted(by_changes):
-        nearest += nsmallest(limit - len(nearest), by_changes[count], key=_place)
+        nearest += nsmallest(limit - len(nearest), by_changes[count], key=resource_order)
         if len(nearest) == limit:
             break
     return Ranking(
@@ -177,11 +177,6 @@ def _ranked(
         matched=0 if lost else len(by_changes.get(0, ())),
         pairs=tuple(explain(resource) for resource in nearest),
     )
-
-
-def _place(resource: Export | Import) -> tuple[str, str, int, str, float, str]:
-    key = resource.key
-    return key.namespace, key.job, key.pe, key.port, resource.created, resource.uid
 
 
 class _Ruler:

@@ -20,7 +20,7 @@ from streambroker_core.lint.contradictions import contradiction
 from streambroker_core.lint.offers import Offer, Offers, guess, types_text
 from streambroker_core.matching import Match, Outcome
 from streambroker_core.matching.decide import filter_problem, parsed
-from streambroker_core.model import Export, Import, Resource, kind_of
+from streambroker_core.model import Export, Import, Resource, kind_of, resource_order
 from streambroker_core.schema import Schema
 
 R = TypeVar("R", Export, Import)
@@ -123,11 +123,7 @@ def lint(scene: Scene) -> list[Finding]:
 
 
 def _in_order(resources: Iterable[R]) -> list[R]:
-    def place(resource: R) -> tuple[str, str, int, str, float, str]:
-        key = resource.key
-        return key.namespace, key.job, key.pe, key.port, resource.created, resource.uid
-
-    return sorted(resources, key=place)
+    return sorted(resources, key=resource_order)
 
 
 def _taken(known: Survey, resource: Export | Import) -> list[Finding]:

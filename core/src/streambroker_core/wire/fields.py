@@ -119,6 +119,8 @@ class Fields:
     def _check_text(self, key: str, value: str, longest: int) -> None:
         if not value:
             raise self.bad(key, "is empty")
+        if len(value) <= longest and value.isascii():
+            return
         try:
             size = len(value.encode())
         except UnicodeEncodeError as error:
