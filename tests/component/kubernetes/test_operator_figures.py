@@ -120,6 +120,7 @@ def test_an_agent_that_is_silent_is_away_and_costs_one_write_at_each_end(
     assert value(broker, 'streambroker_agents{state="current"}') == 2
 
 
+@pytest.mark.long
 def test_replicas_tell_each_other_who_asks_and_who_leads_next_has_to_listen_first(
     api: ApiServer, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +148,7 @@ def test_replicas_tell_each_other_who_asks_and_who_leads_next_has_to_listen_firs
         until(lambda: ready_over(api, namespace, other, (feed, alerts)), 20.0, "it is back")
 
 
+@pytest.mark.long
 def test_who_cannot_know_yet_or_at_all_leaves_what_is_written(
     api: ApiServer, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
