@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.agent.store import Store
+from pe_agent.agent_tls import AgentTrust
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError
 from streambroker_core.model import Buffer, OnCongestion, PeKey, Policy, PortKey, Start
@@ -32,6 +33,7 @@ from streambroker_core.wire.view import (
     encode,
     seal,
 )
+from support.certificates import Authority
 from support.waiting import until
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
@@ -50,8 +52,18 @@ def rows(first: int, count: int, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
 class AgentProcess:
     """One agent over a data directory; it can be killed and started again on its port."""
 
-    def __init__(self, home: Path, job: str, *, port: int = 0, broker: str | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        job: str,
+        *,
+        port: int = 0,
+        broker: str | None = None,
+        secured: Authority | None = None,
+    ) -> None:
         self.home, self.job, self.port, self.broker = home, job, port, broker
+        self.secured = secured
+        self.trust = AgentTrust(secured.ca if secured else None)
         self.pe = f"default/{job}/0"
         self.key = zlib.crc32(job.encode()).to_bytes(4, "big") * 8
         self.process: subprocess.Popen[str] | None = None
@@ -73,6 +85,9 @@ class AgentProcess:
             command += ["--port", str(self.port)]
         if self.broker:
             command += ["--broker", self.broker]
+        if self.secured:
+            command += ["--tls-cert", str(self.secured.certificate)]
+            command += ["--tls-key", str(self.secured.key), "--agent-ca", str(self.secured.ca)]
         with self.log.open("a") as errors:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -108,12 +123,12 @@ class AgentProcess:
 
     @property
     def location(self) -> str:
-        return f"grpc+tcp://127.0.0.1:{self.port}"
+        return f"grpc+{'tls' if self.secured else 'tcp'}://127.0.0.1:{self.port}"
 
     @property
     def client(self) -> AgentClient:
         """A client that knows the agent's token."""
-        return AgentClient(self.location, str(self.address["token"]))
+        return AgentClient(self.location, str(self.address["token"]), self.trust)
 
     def limit_files(self, size: int) -> None:
         """Let no file of the running agent grow beyond ``size`` bytes; -1 for no limit."""
@@ -259,10 +274,16 @@ class Pair:
         self.importer.kill()
 
 
-def pair(directory: Path, **how: Any) -> Iterator[Pair]:
+def pair(
+    directory: Path,
+    *,
+    exporting: Authority | None = None,
+    importing: Authority | None = None,
+    **how: Any,
+) -> Iterator[Pair]:
     """Yield two running agents, connected as asked for; they are killed afterwards."""
-    exporter = AgentProcess(directory / "feed", "feed", port=free_port())
-    importer = AgentProcess(directory / "alerts", "alerts")
+    exporter = AgentProcess(directory / "feed", "feed", port=free_port(), secured=exporting)
+    importer = AgentProcess(directory / "alerts", "alerts", secured=importing)
     both = Pair(exporter, importer, Plumbing(**how))
     exporter.prepare()
     importer.prepare()
@@ -405,7 +426,8 @@ class Reading:
         return found
 
     def batches(self, ticket: dict[str, Any], skip: int = 0) -> list[pa.RecordBatch]:
-        return [b for b, _ in AgentClient(ticket["location"]).get({**ticket, "skip": skip})]
+        client = AgentClient(ticket["location"], trust=self.agent.trust)
+        return [b for b, _ in client.get({**ticket, "skip": skip})]
 
     def read(self, start: dict[str, Any] | None, end: dict[str, Any]) -> list[int]:
         """Return column ``n`` of a batch's rows, in order."""

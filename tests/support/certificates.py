@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -12,9 +13,12 @@ from aiohttp import web
 
 from streambroker_operator.serving import Broker
 
+AGENT = "DNS:streambroker-agent"
+"""What the certificate of an agent is for."""
+
 
 class Authority:
-    """A CA, and one certificate for 127.0.0.1 that comes from it.
+    """A CA, and one certificate that comes from it, for 127.0.0.1 unless told otherwise.
 
     Attributes:
         ca: file of what to trust.
@@ -22,23 +26,31 @@ class Authority:
         key: file of its key.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, names: str = "IP:127.0.0.1") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         made = {part: folder / f"{name}-{part}" for part in ("ca.crt", "ca.key", "crt", "key")}
         self.ca, self.certificate, self.key = made["ca.crt"], made["crt"], made["key"]
+        self._key, self._name = made["ca.key"], name
         _openssl(
             made["ca.crt"], made["ca.key"], f"/CN=ca {name}", "basicConstraints=critical,CA:true"
         )
+        self.issue(names)
+
+    def issue(self, names: str) -> None:
+        """Put another certificate with another key in the place of the one before.
+
+        Args:
+            names: what it is for, as openssl writes it.
+        """
+        authority = ("-CA", str(self.ca), "-CAkey", str(self._key))
         _openssl(
-            self.certificate,
-            self.key,
-            f"/CN={name}",
-            "subjectAltName=IP:127.0.0.1",
-            "-CA",
-            str(made["ca.crt"]),
-            "-CAkey",
-            str(made["ca.key"]),
+            self.certificate, self.key, f"/CN={self._name}", f"subjectAltName={names}", *authority
         )
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the certificate."""
+        der = ssl.PEM_cert_to_DER_cert(self.certificate.read_text())
+        return hashlib.sha256(der).hexdigest()
 
     def context(self) -> ssl.SSLContext:
         """Return what a server shows."""

@@ -16,6 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from pe_agent import agent_tls, tls
+from pe_agent.agent_tls import AgentTrust
 from pe_agent.flight_errors import AgentUnreachableError, from_flight
 
 OPTIONS: list[tuple[str, int]] = [
@@ -30,14 +32,41 @@ OPTIONS: list[tuple[str, int]] = [
 
 STALL_SECONDS = 60.0
 
-_clients: dict[tuple[int, str], flight.FlightClient] = {}
+_clients: dict[tuple[int, str], tuple[bytes | None, flight.FlightClient]] = {}
+_trust: AgentTrust | None = None
 
 
-def _client(location: str) -> flight.FlightClient:
+def trust_in_process(trust: AgentTrust) -> None:
+    """Say whom all clients of this process trust that are not told otherwise."""
+    global _trust
+    _trust = trust
+
+
+def _trusted() -> AgentTrust:
+    global _trust
+    if _trust is None:
+        _trust = agent_tls.trusted(None)
+    return _trust
+
+
+def _client(location: str, trust: AgentTrust) -> flight.FlightClient:
+    anchors = trust.anchors_for(location)
     key = (os.getpid(), location)
-    if key not in _clients:
-        _clients[key] = flight.FlightClient(location, generic_options=OPTIONS)
-    return _clients[key]
+    found = _clients.get(key)
+    if found is None or found[0] != anchors:
+        found = _clients[key] = (anchors, _connected(location, anchors))
+    return found[1]
+
+
+def _connected(location: str, anchors: bytes | None) -> flight.FlightClient:
+    if anchors is None:
+        return flight.FlightClient(location, generic_options=OPTIONS)
+    return flight.FlightClient(
+        location,
+        tls_root_certs=anchors,
+        override_hostname=tls.AGENT_NAME,
+        generic_options=OPTIONS,
+    )
 
 
 class _Stalls:
@@ -83,13 +112,18 @@ class AgentClient:
     """One agent, by its address.
 
     Args:
-        location: ``grpc+tcp://host:port``.
+        location: ``grpc+tcp://host:port``, or ``grpc+tls://host:port``.
         token: the agent's own token; needed for everything but what other agents may ask.
+        trust: whose certificates hold; default what holds in this process.
     """
 
-    def __init__(self, location: str, token: str = "") -> None:
+    def __init__(self, location: str, token: str = "", trust: AgentTrust | None = None) -> None:
         self.location = location
         self.token = token
+        self._trust = trust
+
+    def _client(self) -> flight.FlightClient:
+        return _client(self.location, self._trust or _trusted())
 
     def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
         """Perform an action and return its answer.
@@ -100,7 +134,7 @@ class AgentClient:
         """
         body["token"] = self.token
         try:
-            results = _client(self.location).do_action(
+            results = self._client().do_action(
                 flight.Action(action, json.dumps(body).encode()),
                 flight.FlightCallOptions(timeout=timeout),
             )
@@ -121,7 +155,7 @@ class AgentClient:
             json.dumps({**command, "token": self.token}).encode()
         )
         try:
-            writer, reader = _client(self.location).do_put(descriptor, schema)
+            writer, reader = self._client().do_put(descriptor, schema)
             try:
                 for batch in batches:
                     writer.write_batch(batch)
@@ -149,7 +183,7 @@ class AgentClient:
             AgentUnreachableError, AgentRefusedError: as :meth:`call`; also in the middle.
         """
         try:
-            reader = _client(self.location).do_get(flight.Ticket(json.dumps(ticket).encode()))
+            reader = self._client().do_get(flight.Ticket(json.dumps(ticket).encode()))
             try:
                 while True:
                     _stalls.watch(id(reader), stall, reader.cancel)

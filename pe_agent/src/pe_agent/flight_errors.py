@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow.flight as flight
 
+from pe_agent.tls import AGENT_CA_VARIABLE, AGENT_NAME, AGENT_TLS
 from streambroker_core.errors import StreambrokerError
 
 
@@ -45,4 +46,20 @@ def from_flight(error: Exception, location: str) -> StreambrokerError:
         except (ValueError, KeyError, TypeError):
             pass
     text = str(error).partition(". gRPC client debug context")[0]
-    return AgentUnreachableError(f"the agent at {location} does not answer: {text}")
+    return AgentUnreachableError(
+        f"the agent at {location} does not answer: {text}{_remedy(location, text)}"
+    )
+
+
+def _remedy(location: str, text: str) -> str:
+    """Return what to do about a call that failed, if TLS may be the reason; else nothing."""
+    if not location.startswith(AGENT_TLS):
+        return ""
+    if "is not in peer certificate" in text:
+        return f". Its certificate is none of an agent: it has to carry the DNS name {AGENT_NAME}."
+    if "certificate verify failed" in text:
+        return (
+            ". Its certificate has ended, or comes from nobody who is trusted here: give the CA's"
+            f" file with `agent_ca=` or {AGENT_CA_VARIABLE}."
+        )
+    return ""

@@ -13,6 +13,7 @@ from typing import Any
 
 from pe_agent import tokens
 from pe_agent.agent.process import read_address
+from pe_agent.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.tokens import Token
@@ -58,10 +59,14 @@ class AgentProcess:
         hint_port: int = 0,
         token: Token | None = None,
         broker_ca: Path | None = None,
+        certificate: AgentCertificate | None = None,
+        trust: AgentTrust | None = None,
     ) -> None:
         self._pe, self.home = pe, home
         self._broker, self._linger, self._host, self._port = broker, linger, host, port
         self._hint_port, self._broker_ca = hint_port, broker_ca
+        self._certificate, self.trust = certificate, trust or AgentTrust()
+        self._not_adopted = ""
         self._token = token or Token()
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
@@ -86,18 +91,21 @@ class AgentProcess:
             try:
                 return self._start(port)
             except AgentFailedError as error:
-                if "HomeInUse" not in str(error) or time.monotonic() > deadline:
+                if "HomeInUse" not in str(error):
                     raise
+                if time.monotonic() > deadline:
+                    raise AgentFailedError(f"{error} {self._not_adopted}".rstrip()) from None
             time.sleep(0.2)
 
     def _adopt(self) -> AgentClient | None:
         found = read_address(self.home)
         if found is None:
             return None
-        client = AgentClient(found["location"], found["token"])
+        client = AgentClient(found["location"], found["token"], self.trust)
         try:
             pe = client.call("status", timeout=2.0)["pe"]
-        except StreambrokerError:
+        except StreambrokerError as error:
+            self._not_adopted = f"It is not adopted: {error}"
             return None
         if pe != str(self._pe):
             raise AgentFailedError(
@@ -113,8 +121,13 @@ class AgentProcess:
         """Start the process and wait until it serves.
 
         Raises:
-            AgentFailedError: it ended or did not answer in time.
+            AgentFailedError: it ended or did not answer in time, or could not be called.
         """
+        if self.trust.anchors() and not self.trust.plain and not self._certificate:
+            raise AgentFailedError(
+                f"the agent of {self._pe} would have no certificate, and with `agent_ca=` only"
+                " agents with TLS are called: give `agent_certificate=` and `agent_key=` too."
+            )
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.home / "agent.log"
         with path.open("ab") as output:
@@ -161,6 +174,11 @@ class AgentProcess:
             command += ["--broker", self._broker]
         if self._broker_ca:
             command += ["--broker-ca", str(self._broker_ca)]
+        if self._certificate:
+            command += ["--tls-cert", str(self._certificate.chain)]
+            command += ["--tls-key", str(self._certificate.key)]
+        if self.trust.path:
+            command += ["--agent-ca", str(self.trust.path)]
         command += ["--token-file", str(tokens.write(self._token, self.home / SHOWN_FILE))]
         return command
 
@@ -173,7 +191,7 @@ class AgentProcess:
         found = read_address(self.home)
         if found is None or found["pid"] != pid:
             return None
-        client = AgentClient(found["location"], found["token"])
+        client = AgentClient(found["location"], found["token"], self.trust)
         try:
             client.call("status", timeout=5.0)
         except AgentUnreachableError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_agent import functions, tls, tokens
+from pe_agent import agent_tls, functions, tls, tokens
 from pe_agent import owner as owners
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
@@ -17,7 +17,7 @@ from pe_agent.datasource.options import SOURCE_FIELD, ddl_of, schema_of
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.memory import LastKnown
 from pe_agent.ports import ExportPort, ImportPort
-from pe_agent.tls import Trust
+from pe_agent.tls import Trust, TrustError
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
@@ -58,6 +58,9 @@ def start(
     token: str | None = None,
     token_file: str | Path | None = None,
     broker_ca: str | Path | None = None,
+    agent_certificate: str | Path | None = None,
+    agent_key: str | Path | None = None,
+    agent_ca: str | Path | None = None,
     owner: Mapping[str, str] | None = None,
 ) -> PE:
     """Start the PE of a job: its agent process, and the data source in this Spark session.
@@ -80,6 +83,12 @@ def start(
         token_file: a file with the token, read again when it changes; excludes ``token``.
         broker_ca: a file with the certificates to trust of a broker at ``https://``, read again
             when it changes; default ``$STREAMBROKER_CA``, or those that the system trusts.
+        agent_certificate: a file with the certificate that the agent shows other agents and this
+            job, read again when it changes; default ``$STREAMBROKER_AGENT_CERTIFICATE``, or no TLS.
+        agent_key: a file with its key; default ``$STREAMBROKER_AGENT_KEY``.
+        agent_ca: a file with the certificates to trust of agents, read again when it changes;
+            default ``$STREAMBROKER_AGENT_CA``. With it only agents with TLS are called, unless
+            ``$STREAMBROKER_AGENT_PLAIN`` is ``allow``.
         owner: in Kubernetes, what Exports and Imports that are made by the job belong to and go
             with: ``apiVersion``, ``kind``, ``name`` and ``uid`` of something in its namespace that
             outlives the driver pod; default ``$STREAMBROKER_OWNER``, as JSON, or nothing.
@@ -87,7 +96,7 @@ def start(
     Raises:
         OwnerError: the owner is incomplete, or a pod.
         TokenError: the token cannot be used, or both ways of giving it are used.
-        TrustError: the file of certificates cannot be used.
+        TrustError: a file of certificates cannot be used, or one that it needs is missing.
         AgentFailedError: the agent did not start, for instance because the port or the data
             directory is in use.
     """
@@ -95,6 +104,13 @@ def start(
 
     key = PeKey.parse(f"{namespace}/{job}/{pe}")
     shown, trust = tokens.given(token, token_file), tls.given(broker_ca)
+    certificate = agent_tls.shown(agent_certificate, agent_key)
+    agents = agent_tls.trusted(agent_ca)
+    if agents.anchors() is None and certificate is not None:
+        raise TrustError(
+            "the job could not call its own agent: give the CA of `agent_certificate=` with"
+            f" `agent_ca=` or {tls.AGENT_CA_VARIABLE}."
+        )
     belongs_to = owners.given(owner)
     spark.dataSource.register(StreambrokerDataSource)
     process = AgentProcess(
@@ -107,6 +123,8 @@ def start(
         hint_port=hint_port,
         token=shown,
         broker_ca=trust.path,
+        certificate=certificate,
+        trust=agents,
     )
     named = {"name": application or job, "scope": scope}
     return PE(spark, key, process, broker, named, shown, trust, belongs_to)
@@ -149,6 +167,14 @@ class PE:
     def agent(self) -> AgentClient:
         """The PE's own agent."""
         return self._process.client
+
+    def _to_agent(self) -> dict[str, str]:
+        """Return the options by which a query finds the agent and trusts it."""
+        trust = self._process.trust
+        options = {"agent": self.agent.location, "agentToken": self.agent.token}
+        if trust.path is not None:
+            options |= {"agentCa": str(trust.path), "agentPlain": "allow" if trust.plain else ""}
+        return options
 
     # -- importing ---------------------------------------------------------------------------
 
@@ -211,8 +237,7 @@ class PE:
             self._spark.readStream.format("streambroker")
             .schema(f"{ddl}, {SOURCE_FIELD}" if source else ddl)
             .option("import", port)
-            .option("agent", self.agent.location)
-            .option("agentToken", self.agent.token)
+            .options(**self._to_agent())
             .option("pollWait", "0.5")
             .option("source", str(source).lower())
         )
@@ -314,8 +339,7 @@ class PE:
         writer = (
             frame.writeStream.format("streambroker")
             .option("export", port)
-            .option("agent", self.agent.location)
-            .option("agentToken", self.agent.token)
+            .options(**self._to_agent())
             .option("checkpointLocation", str(checkpoint))
             .outputMode("append")
         )

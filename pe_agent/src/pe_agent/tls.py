@@ -12,6 +12,12 @@ from streambroker_core.errors import StreambrokerError
 
 VARIABLE = "STREAMBROKER_CA"
 
+AGENT_TLS = "grpc+tls://"
+"""How the location of an agent begins that speaks TLS."""
+AGENT_NAME = "streambroker-agent"
+"""The DNS name that every agent's certificate carries."""
+AGENT_CA_VARIABLE = "STREAMBROKER_AGENT_CA"
+
 _NOT_THIS_NAME = (62, 64)
 """What OpenSSL says of a certificate that is good, and for another name or address."""
 
@@ -43,7 +49,7 @@ class Trust:
             TrustError: the file could never be used.
         """
         try:
-            state = () if self.path is None else _state(self.path)
+            state = () if self.path is None else file_state(self.path)
             if self._context is None or state != self._seen:
                 self._context = ssl.create_default_context(cafile=self.path)
                 self._seen = state
@@ -92,6 +98,7 @@ def remedy(error: Exception, url: str) -> str:
     return ""
 
 
-def _state(path: Path) -> tuple[int, ...]:
+def file_state(path: Path) -> tuple[int, ...]:
+    """Return what differs once a file has been written or replaced."""
     found = path.stat()
     return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

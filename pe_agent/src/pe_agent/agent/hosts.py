@@ -59,6 +59,7 @@ class Hosts:
         self.declared = threading.Event()
         self.stopping = threading.Event()
         self.broker_status: Callable[[], dict[str, Any]] = dict
+        self.listener_status: Callable[[], dict[str, Any] | None] = lambda: None
         self._ill: dict[str, str] = {}
         self._exports: dict[str, HostedExport] = {}
         self._lock = threading.Lock()
@@ -342,6 +343,7 @@ class Hosts:
             "exports": {k: e.status() for k, e in sorted(self._exports.items())},
             "imports": self.imports.status(),
             "broker": self.broker_status(),
+            "certificate": self.listener_status(),
             "declarations": {
                 n: {"told": d["told"], "differs": d.get("differs")}
                 for n, d in self._declarations.items()

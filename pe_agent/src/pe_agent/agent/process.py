@@ -19,10 +19,12 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from pe_agent import tls, tokens
+from pe_agent import agent_tls, client, tls, tokens
 from pe_agent.agent.broker_link import BrokerLink
 from pe_agent.agent.hosts import Hosts
+from pe_agent.agent.listener import Listener
 from pe_agent.agent.service import AgentService
+from pe_agent.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.tls import Trust
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
@@ -60,6 +62,8 @@ class Settings:
     linger: float
     token: Token
     trust: Trust
+    agent_trust: AgentTrust
+    certificate: AgentCertificate | None
 
 
 def settings(arguments: Sequence[str] | None = None) -> Settings:
@@ -81,6 +85,21 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         "--token-file",
         type=Path,
         help="holds the token for the broker; without it $STREAMBROKER_TOKEN is taken, if set",
+    )
+    parser.add_argument(
+        "--tls-cert",
+        type=Path,
+        help="certificate to show other agents and the job, PEM; default"
+        f" ${agent_tls.CERTIFICATE_VARIABLE}, or no TLS",
+    )
+    parser.add_argument(
+        "--tls-key", type=Path, help=f"its key, PEM; default ${agent_tls.KEY_VARIABLE}"
+    )
+    parser.add_argument(
+        "--agent-ca",
+        type=Path,
+        help="certificates to trust of other agents, PEM; with it only agents with TLS are called,"
+        f" unless ${agent_tls.PLAIN_VARIABLE} is `allow`; default ${tls.AGENT_CA_VARIABLE}",
     )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
@@ -105,6 +124,8 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         # A file that is not there yet is no reason not to serve: the last routes hold.
         token=Token(path=got.token_file) if got.token_file else tokens.given(None, None),
         trust=Trust(got.broker_ca),
+        agent_trust=agent_tls.trusted(got.agent_ca),
+        certificate=agent_tls.shown(got.tls_cert, got.tls_key),
     )
 
 
@@ -116,14 +137,20 @@ class Agent:
         os.umask(0o077)
         chosen.home.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(chosen.home)
+        listener = Listener(chosen.host, self._serve, chosen.certificate)
+        chosen.agent_trust.anchors()
+        # Before the hosts: they call the agents of the last routes at once.
+        client.trust_in_process(chosen.agent_trust)
         pa.set_cpu_count(1)
         sys.setswitchinterval(0.0005)
         self.hosts = Hosts(chosen.pe, chosen.home, progress=_progress)
         self.instance = self._identity("instance")
         self.token = self._identity("token")
-        self.service = self._serve()
-        self.hosts.store.set("port", str(self.service.port))
-        self.location = f"grpc+tcp://{chosen.host}:{self.service.port}"
+        self._listen(listener)
+        self.listener = listener
+        self.hosts.listener_status = self.listener.status
+        self.hosts.store.set("port", str(self.listener.port))
+        self.location = self.listener.location
         self.link = None
         if chosen.broker:
             self.link = self._link(chosen.broker)
@@ -139,13 +166,17 @@ class Agent:
             self.hosts.store.set(name, found)
         return found
 
-    def _serve(self) -> AgentService:
+    def _serve(self, location: str, certificates: list[tuple[bytes, bytes]] | None) -> AgentService:
+        return AgentService(location, self.hosts, self.token, certificates)
+
+    def _listen(self, listener: Listener) -> None:
         chosen = self.settings
         before = int(self.hosts.store.get("port") or 0)
         wanted = [chosen.port] if chosen.port else [before, 0]
         for port in wanted:
             try:
-                return AgentService(f"grpc+tcp://{chosen.host}:{port}", self.hosts, self.token)
+                listener.open(port)
+                return
             except (pa.ArrowException, OSError) as error:
                 if port == wanted[-1]:
                     raise AddressInUseError(
@@ -153,7 +184,6 @@ class Agent:
                         f" ({str(error).partition('.')[0]}). Stop what uses the port, or start the"
                         " job with another `port`."
                     ) from error
-        raise AssertionError("unreachable")
 
     def _link(self, broker: str) -> BrokerLink:
         chosen = self.settings
@@ -184,7 +214,7 @@ class Agent:
                     "pid": os.getpid(),
                     "location": self.location,
                     "token": self.token,
-                    "port": self.service.port,
+                    "port": self.listener.port,
                     "pe": str(self.settings.pe),
                 },
                 f,
@@ -212,13 +242,11 @@ class Agent:
             self.link.close()
         self.hosts.news.close()
         # Waits for calls under way; one whose other side stands still must not keep us.
-        ending = threading.Thread(target=self.service.shutdown, daemon=True)
-        ending.start()
-        ending.join(SHUTDOWN_SECONDS)
+        ended = self.listener.close(SHUTDOWN_SECONDS)
         self.hosts.close()
         (self.settings.home / ADDRESS_FILE).unlink(missing_ok=True)
         self._lock.close()
-        if ending.is_alive():
+        if not ended:
             os._exit(0)
 
 

@@ -44,8 +44,14 @@ class BodyInvalidError(StreambrokerError):
 class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """Serves one agent. Handlers run in Flight's own threads."""
 
-    def __init__(self, location: str, hosts: Hosts, token: str) -> None:
-        super().__init__(location)
+    def __init__(
+        self,
+        location: str,
+        hosts: Hosts,
+        token: str,
+        certificates: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        super().__init__(location, tls_certificates=certificates)
         self._hosts = hosts
         self._token = token
         self._reader = BlockReader()

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pe_agent import agent_tls
+from pe_agent.agent_tls import AgentTrust
 from pe_agent.client import AgentClient
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.schema import Column, to_ddl
@@ -23,6 +25,8 @@ KNOWN = frozenset(
         "import",
         "agent",
         "agenttoken",
+        "agentca",
+        "agentplain",
         "maxbytesperbatch",
         "reconnect",
         "pollwait",
@@ -62,6 +66,8 @@ class Options:
         port: name of the import or export.
         agent: ``grpc+tcp://host:port`` of the job's own agent.
         token: that agent's token.
+        agent_ca: file of the certificates to trust of agents; None for that of the environment.
+        agent_plain: ``allow`` for agents without TLS, too; None for what the environment says.
         max_bytes: bytes of a micro-batch at most, or one epoch.
         reconnect: seconds for which a lost agent is tried again.
         poll_wait: seconds that ``latestOffset`` may wait for news.
@@ -75,6 +81,12 @@ class Options:
     reconnect: float = 60.0
     poll_wait: float = 0.02
     source: bool = False
+    agent_ca: str | None = None
+    agent_plain: str | None = None
+
+    def trust(self) -> AgentTrust:
+        """Return whose agents are called."""
+        return agent_tls.trusted(self.agent_ca, self.agent_plain)
 
     @staticmethod
     def read(options: Mapping[str, str], port_option: str) -> Options:
@@ -111,6 +123,8 @@ class Options:
             reconnect=_number(given, "reconnect", 60.0),
             poll_wait=_number(given, "pollwait", 0.02),
             source=given.get("source", "false").lower() == "true",
+            agent_ca=given.get("agentca"),
+            agent_plain=given.get("agentplain"),
         )
 
 

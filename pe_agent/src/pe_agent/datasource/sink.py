@@ -53,6 +53,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             )
         self._ddl = ddl_of(schema)
         self._options = options
+        self._trust = options.trust().now()  # executors need not have the file
 
     # -- tasks -------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         return staged
 
     def _client(self) -> AgentClient:
-        return AgentClient(self._options.agent, self._options.token)
+        return AgentClient(self._options.agent, self._options.token, self._trust)
 
     def _admit(self, staged: Staged) -> None:
         """Wait until the export takes this batch: its log has room and no other query has it."""

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pe_agent.agent_tls import AgentTrust
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import (
     SOURCE_FIELD,
@@ -50,7 +51,8 @@ class StreambrokerDataSource(DataSource):
     """``spark.readStream.format("streambroker").option("import", port)`` and the like.
 
     Options: ``import`` or ``export`` (the port), ``agent``, ``agentToken``, ``maxBytesPerBatch``
-    (bytes, default 256 MiB or one epoch), ``reconnect`` (seconds, default 60), ``source``.
+    (bytes, default 256 MiB or one epoch), ``reconnect`` (seconds, default 60), ``source``,
+    ``agentCa`` (a file) and ``agentPlain``.
     """
 
     @classmethod
@@ -61,7 +63,8 @@ class StreambrokerDataSource(DataSource):
     def schema(self) -> str:
         """Return the schema of the import's first match; waits up to 60 s for one."""
         options = Options.read(self.options, "import")
-        ddl = schema_of(AgentClient(options.agent, options.token), options.port)
+        agent = AgentClient(options.agent, options.token, options.trust())
+        ddl = schema_of(agent, options.port)
         return f"{ddl}, {SOURCE_FIELD}" if options.source else ddl
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
@@ -82,10 +85,11 @@ class StreambrokerDataSource(DataSource):
 
 
 class Slice(InputPartition):
-    """Blocks of planned epochs for one task: the ticket and where to show it."""
+    """Blocks of planned epochs for one task: the ticket, where to show it, and whom to trust."""
 
-    def __init__(self, ticket: dict[str, Any]) -> None:
+    def __init__(self, ticket: dict[str, Any], trust: AgentTrust) -> None:
         self.value = ticket
+        self.trust = trust
 
 
 class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -95,6 +99,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._schema = schema
         self._columns = StructType([f for f in schema.fields if f.name != "_source"])
         self._options = options
+        self._trust = options.trust()
         self._session = secrets.token_hex(8)
         self._mint = secrets.token_hex(16)
         self._limit: dict[str, int] | None = None
@@ -174,7 +179,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                         "end": end,
                     },
                 )
-                return [Slice(ticket) for ticket in answer["slices"]]
+                trust = self._trust.now()  # executors need not have the file
+                return [Slice(ticket, trust) for ticket in answer["slices"]]
             except StreambrokerError as error:
                 if error.code != "AgentUnreachable":
                     raise
@@ -209,7 +215,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             self._lease = _Lease(self._client(), reader, self._session)
 
     def _client(self) -> AgentClient:
-        return AgentClient(self._options.agent, self._options.token)
+        return AgentClient(self._options.agent, self._options.token, self._trust)
 
     # -- task side ---------------------------------------------------------------------------
 
@@ -221,13 +227,15 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         """
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        ticket: dict[str, Any] = partition.value
+        mine = cast(Slice, partition)
+        self._trust = mine.trust
+        ticket: dict[str, Any] = mine.value
         wanted = to_arrow_schema(self._schema, timezone="UTC")
         location, done = ticket["location"], 0
         until: float | None = None
         while True:
             try:
-                rows = AgentClient(location).get(
+                rows = AgentClient(location, trust=self._trust).get(
                     {**ticket, "skip": done}, stall=self._options.reconnect
                 )
                 for batch, meta in rows:
