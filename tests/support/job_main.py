@@ -1,7 +1,8 @@
 """A Spark job for tests: exports file streams, writes imports to files, runs until killed.
 
-The plan is a JSON file: ``{"job", "home", "broker", "exports": [{"port", "feed", "checkpoint",
-…publish settings}], "imports": [{"port", "out", "checkpoint", …subscribe settings}]}``.
+The plan is a JSON file: ``{"job", "home", "broker", "start": {…}, "exports": [{"port", "feed",
+"checkpoint", …publish settings}], "imports": [{"port", "out", "checkpoint", …subscribe
+settings}]}``; ``start`` may be left out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ def main(path: str) -> None:
     plan: dict[str, Any] = json.loads(Path(path).read_text())
     spark = session(plan["job"], cores=1, conf={**SMALL, "spark.driver.memory": "700m"})
     pe = pe_agent.start(
-        spark, job=plan["job"], data_dir=plan["home"], broker=plan["broker"], linger=20
+        spark,
+        job=plan["job"],
+        data_dir=plan["home"],
+        broker=plan["broker"],
+        linger=20,
+        **plan.get("start", {}),
     )
     for export in plan.get("exports", []):
         folder = export.pop("feed")

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pe_agent.agent.process import read_address
+from pe_agent.agent_tls import AgentTrust
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentUnreachableError
+from support.certificates import Authority
 from support.checkpoints import batches, committed, expected, files_by_batch, offset, received
 from support.feeds import Feed, Row
 from support.jobs import Broker, Job, end_agent
@@ -25,13 +27,19 @@ PASSES: Mapping[str, Callable[[Row], bool]] = {
 class World:
     """A broker, an exporter of two streams, an importer, and the files they work on.
 
+    Args:
+        folder: for all files.
+        secured: whose certificate both agents show; None for no TLS.
+
     Attributes:
         reviving: drivers that have ended are started again while something is waited for.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, secured: Authority | None = None) -> None:
         self.folder = folder
         self.reviving = False
+        self.trust = AgentTrust(secured.ca if secured else None)
+        start = _start(secured) if secured else {}
         self.broker = Broker(folder)
         self.trades = Feed(folder / "trades")
         self.quotes = Feed(folder / "quotes", first_line=1_000_000)
@@ -51,6 +59,7 @@ class World:
             {
                 "job": "feed",
                 "home": str(folder / "home-feed"),
+                "start": start,
                 "broker": self.broker.url,
                 "exports": exports,
             },
@@ -61,6 +70,7 @@ class World:
             {
                 "job": "alerts",
                 "home": str(folder / "home-alerts"),
+                "start": start,
                 "broker": self.broker.url,
                 "imports": [
                     {
@@ -85,7 +95,7 @@ class World:
         found = read_address(self.folder / f"home-{job}")
         if found is None:
             raise AgentUnreachableError(f"no agent of {job} runs")
-        return AgentClient(found["location"], found["token"])
+        return AgentClient(found["location"], found["token"], self.trust)
 
     def heads(self) -> dict[str, tuple[str, int]]:
         """Return port and next epoch by stream, as the exporter's agent says."""
@@ -130,6 +140,15 @@ class World:
             child.end()
         for job in ("feed", "alerts"):
             end_agent(self.folder / f"home-{job}")
+
+
+def _start(secured: Authority) -> dict[str, str]:
+    """Return what a job with TLS gives to ``pe_agent.start``."""
+    return {
+        "agent_certificate": str(secured.certificate),
+        "agent_key": str(secured.key),
+        "agent_ca": str(secured.ca),
+    }
 
 
 def check_rows(world: World) -> None:
