@@ -29,6 +29,15 @@ VARIANTS: dict[str, Values] = {
     "TLS from a secret": {"tls": {"mode": "secret", "secretName": "certificate"}},
     "TLS by cert-manager": {"tls": {"mode": "cert-manager", "certManager": {"issuerName": "ca"}}},
     "TLS self-signed": {"tls": {"mode": "self-signed", "dnsNames": ["broker.example.com"]}},
+    "agents' TLS from a secret": {"agentTls": {"mode": "secret", "secretName": "agents"}},
+    "agents' TLS by cert-manager": {
+        "watchNamespaces": ["jobs", "reports"],
+        "agentTls": {"mode": "cert-manager", "certManager": {"issuerName": "ca"}},
+    },
+    "agents' TLS self-signed": {
+        "watchNamespaces": ["jobs", "reports"],
+        "agentTls": {"mode": "self-signed"},
+    },
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},

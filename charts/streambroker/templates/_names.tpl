@@ -77,6 +77,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- concat (list $service $inside (printf "%s.svc" $inside) (printf "%s.svc.cluster.local" $inside)) .Values.tls.dnsNames | toJson -}}
 {{- end -}}
 
+{{- define "streambroker.agenttls" -}}
+{{- $mode := .Values.agentTls.mode | toString -}}
+{{- eq $mode "false" | ternary "off" $mode -}}
+{{- end -}}
+
+{{- define "streambroker.agentsecret" -}}
+{{- default (printf "%s-agent-tls" (include "streambroker.fullname" .)) .Values.agentTls.secretName -}}
+{{- end -}}
+
 {{- define "streambroker.scheme" -}}
 {{- eq (include "streambroker.tls" .) "off" | ternary "http" "https" -}}
 {{- end -}}

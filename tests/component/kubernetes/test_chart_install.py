@@ -158,6 +158,35 @@ def test_a_self_signed_certificate_is_made_once(
     assert certificate()["tls.crt"] != first["tls.crt"]
 
 
+def test_certificates_outlive_the_release_and_a_further_namespace_gets_that_of_the_others(
+    cluster: ApiServer, place: str, helm: helm_python.Config
+) -> None:
+    def kept(namespace: str, name: str) -> Any:
+        return get(cluster, f"/api/v1/namespaces/{namespace}/secrets/{name}")["data"]
+
+    others = [f"{place}-a", f"{place}-b"]
+    for namespace in others:
+        cluster.create_namespace(namespace)
+    values = without_crds(tls={"mode": "self-signed"}, agentTls={"mode": "self-signed"})
+    helm.install(charts.CHART, charts.RELEASE, {**values, "watchNamespaces": others[:1]})
+    agents, rest = kept(others[0], "streambroker-agent-tls"), kept(place, "streambroker-tls")
+    helm.upgrade(charts.CHART, charts.RELEASE, {**values, "watchNamespaces": others})
+    assert [kept(each, "streambroker-agent-tls") for each in others] == [agents, agents]
+
+    helm.uninstall(charts.RELEASE)
+    helm.install(charts.CHART, charts.RELEASE, {**values, "watchNamespaces": others})
+    assert [kept(each, "streambroker-agent-tls") for each in others] == [agents, agents]
+    assert kept(place, "streambroker-tls") == rest
+    trusted = get(cluster, f"/api/v1/namespaces/{others[1]}/configmaps/streambroker-ca")["data"]
+    assert trusted["ca.crt"].strip() == base64.b64decode(rest["ca.crt"]).decode().strip()
+
+    for each in others:
+        cluster.request("DELETE", f"/api/v1/namespaces/{each}/secrets/streambroker-agent-tls")
+    helm.upgrade(charts.CHART, charts.RELEASE, {**values, "watchNamespaces": others})
+    renewed = [kept(each, "streambroker-agent-tls") for each in others]
+    assert renewed[0] == renewed[1] != agents
+
+
 def test_a_chart_that_was_rendered_without_the_cluster_cannot_change_the_key(
     cluster: ApiServer, place: str, helm: helm_python.Config
 ) -> None:

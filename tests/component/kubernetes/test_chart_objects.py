@@ -9,6 +9,9 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 
+from pe_agent.agent import listener
+from pe_agent.agent_tls import AgentCertificate
+from pe_agent.tls import AGENT_NAME
 from support import charts
 
 FOREIGN = {"Certificate", "PrometheusRule", "ServiceMonitor"}
@@ -214,6 +217,64 @@ def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> No
             except ssl.SSLWantReadError:
                 continue
     assert ours.version() in ("TLSv1.2", "TLSv1.3")
+
+
+def test_the_self_signed_certificate_is_kept_and_its_ca_is_where_jobs_are() -> None:
+    found = charts.objects({"tls": {"mode": "self-signed"}, "watchNamespaces": ["jobs", "sb"]})
+    secret = charts.one(found, "Secret", "streambroker-tls")
+    assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    maps = charts.of_kind(found, "ConfigMap")
+    assert {each["metadata"]["namespace"] for each in maps} == {"jobs", "sb"}
+    assert len({each["data"]["ca.crt"] for each in maps}) == 1 < len(maps)
+
+
+def test_agents_of_all_namespaces_are_given_one_certificate_that_they_can_show(
+    tmp_path: Path,
+) -> None:
+    found = charts.objects(charts.VARIANTS["agents' TLS self-signed"])
+    secrets = [
+        x for x in charts.of_kind(found, "Secret") if x["metadata"]["name"].endswith("-agent-tls")
+    ]
+    assert [each["metadata"]["namespace"] for each in secrets] == ["jobs", "reports"]
+    assert secrets[0]["data"] == secrets[1]["data"]
+    for each in secrets:
+        assert each["metadata"]["name"] == "streambroker-agent-tls"
+        assert each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    for name, text in secrets[0]["data"].items():
+        (tmp_path / name).write_bytes(base64.b64decode(text, validate=True))
+    files = AgentCertificate(chain=tmp_path / "tls.crt", key=tmp_path / "tls.key")
+
+    assert listener.read(files).chain == (tmp_path / "tls.crt").read_bytes()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(files.chain, files.key)
+    client = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+    shake_hands(client, server, AGENT_NAME)
+
+
+def test_cert_manager_is_asked_for_a_certificate_of_agents_in_each_namespace() -> None:
+    found = charts.of_kind(
+        charts.objects(charts.VARIANTS["agents' TLS by cert-manager"]), "Certificate"
+    )
+    assert [each["metadata"]["namespace"] for each in found] == ["jobs", "reports"]
+    for each in found:
+        assert each["spec"]["secretName"] == "streambroker-agent-tls"
+        assert each["spec"]["dnsNames"] == [AGENT_NAME]
+        assert each["spec"]["issuerRef"] == {
+            "group": "cert-manager.io",
+            "kind": "ClusterIssuer",
+            "name": "ca",
+        }
+
+
+@pytest.mark.parametrize("mode", ["off", "secret"])
+def test_a_secret_of_agents_that_is_given_is_not_made(mode: str) -> None:
+    values = {"agentTls": {"mode": mode, "secretName": "agents"}, "watchNamespaces": "*"}
+    assert {charts.key_of(x) for x in charts.objects(values)} == {
+        charts.key_of(x) for x in charts.objects({"watchNamespaces": "*"})
+    }
+    notes = charts.files(values)["NOTES.txt"]
+    assert ("mounts the Secret agents" in notes) == (mode == "secret")
+    assert ("Between agents TLS is not used" in notes) == (mode == "off")
 
 
 # ---- names -----------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ def test_maps_that_users_fill_hold_texts_only() -> None:
         ({"feeder": "informer"}, "'kopf', 'reflector'"),
         ({"tls": {"mode": "on"}}, "/tls/mode"),
         ({"tls": {"mode": True}}, "/tls/mode"),
+        ({"agentTls": {"mode": "on"}}, "/agentTls/mode"),
         ({"image": {"digest": "sha256:1"}}, "/image/digest"),
         ({"runAsUser": 0}, "/runAsUser"),
         ({"extraArgs": ["feeder"]}, "/extraArgs/0"),
@@ -126,6 +127,14 @@ def test_a_value_out_of_its_range_is_refused(values: dict[str, Any], told: str) 
     [
         ({"tls": {"mode": "secret"}}, "tls.secretName: name the Secret"),
         ({"tls": {"mode": "cert-manager"}}, "tls.certManager.issuerName: name the issuer"),
+        (
+            {"agentTls": {"mode": "cert-manager"}},
+            "agentTls.certManager.issuerName: name the issuer",
+        ),
+        (
+            {"agentTls": {"mode": "self-signed"}, "watchNamespaces": "*"},
+            "make a Secret streambroker-agent-tls in each and set agentTls.mode to secret",
+        ),
     ],
 )
 def test_what_a_tls_mode_needs_is_asked_for(values: dict[str, Any], told: str) -> None:
@@ -134,8 +143,8 @@ def test_what_a_tls_mode_needs_is_asked_for(values: dict[str, Any], told: str) -
 
 
 def test_a_bare_off_in_a_values_file_is_off() -> None:
-    values = helm_python.values_from_yaml("tls: {mode: off}")
-    assert values == {"tls": {"mode": False}}
+    values = helm_python.values_from_yaml("{tls: {mode: off}, agentTls: {mode: off}}")
+    assert values == {"tls": {"mode": False}, "agentTls": {"mode": False}}
     assert charts.objects(values)[0] == charts.objects()[0]
     assert not any("--tls" in arg for arg in arguments(charts.objects(values)))
 
@@ -185,6 +194,7 @@ def test_values_become_options_of_the_operator() -> None:
         ("TLS from a secret", set(), set()),
         ("TLS by cert-manager", set(), {"Certificate"}),
         ("TLS self-signed", set(), {"Secret", "ConfigMap"}),
+        ("agents' TLS from a secret", set(), set()),
         (
             "admission policy",
             set(),

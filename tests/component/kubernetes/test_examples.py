@@ -11,12 +11,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from pe_agent import agent_tls, tls
 from pe_agent.agent.process import settings
 from streambroker_core.wire.manifest import API_VERSION, read_manifest
 from support import charts
 
 HOME = charts.ROOT / "examples/kubernetes"
-MANIFESTS = sorted(HOME.glob("*.yaml"))
+MANIFESTS = sorted(HOME.rglob("*.yaml"))
 TOKEN = {
     "serviceAccountToken": {"audience": "streambroker", "expirationSeconds": 600, "path": "token"}
 }
@@ -33,12 +34,12 @@ def documents(name: str) -> list[charts.Object]:
 
 
 def everything() -> list[charts.Object]:
-    return [each for path in MANIFESTS for each in documents(path.name)]
+    return [each for path in MANIFESTS for each in documents(str(path.relative_to(HOME)))]
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.relative_to(HOME)))
 def test_a_manifest_is_valid(path: Path) -> None:
-    for each in documents(path.name):
+    for each in documents(str(path.relative_to(HOME))):
         if each["apiVersion"] == API_VERSION:
             read_manifest(each)
         elif each["kind"] == "Pod":
@@ -53,7 +54,7 @@ def test_every_pod_fits_the_standard_that_its_namespace_enforces() -> None:
     namespace = charts.one(documents("jobs.yaml"), "Namespace")
     label = "pod-security.kubernetes.io/enforce"
     assert namespace["metadata"]["labels"][label] == "restricted"
-    for name in (*DRIVERS, "executor.yaml"):
+    for name in (*DRIVERS, *(f"tls/{each}" for each in DRIVERS), "executor.yaml"):
         charts.restricted(documents(name)[0]["spec"])
     (application,) = documents("alerts-sparkapplication.yaml")
     for role in ("driver", "executor"):
@@ -100,6 +101,53 @@ def test_jobs_call_the_service_of_the_chart() -> None:
     for _, _, containers in drivers():
         for container in containers:
             assert {"name": "STREAMBROKER_URL", "value": url} in container["env"]
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_a_driver_with_tls_is_the_one_without_and_what_tls_needs(name: str) -> None:
+    values = {"watchNamespaces": ["jobs"]}
+    made = charts.objects(
+        {**values, "tls": {"mode": "self-signed"}, "agentTls": {"mode": "self-signed"}},
+        namespace="streambroker",
+    )
+    there = {charts.key_of(each) for each in made}
+    ca, secret = "streambroker-ca", "streambroker-agent-tls"
+    assert {("ConfigMap", "jobs", ca), ("Secret", "jobs", secret)} <= there
+    plain, secured = documents(name)[0], documents(f"tls/{name}")[0]
+    plain["spec"]["volumes"] += [
+        {"name": "broker-ca", "configMap": {"name": ca}},
+        {"name": "agent-tls", "secret": {"secretName": secret, "defaultMode": 0o440}},
+    ]
+    place = "/var/run/secrets"
+    for container in [*plain["spec"]["containers"], *plain["spec"].get("initContainers", [])]:
+        for each in container["env"]:
+            if each["name"] == "STREAMBROKER_URL":
+                each["value"] = each["value"].replace("http:", "https:")
+        container["env"] += [
+            {"name": variable, "value": f"{place}/streambroker-{file}"}
+            for variable, file in (
+                (tls.VARIABLE, "ca/ca.crt"),
+                (agent_tls.CERTIFICATE_VARIABLE, "agent/tls.crt"),
+                (agent_tls.KEY_VARIABLE, "agent/tls.key"),
+                (tls.AGENT_CA_VARIABLE, "agent/ca.crt"),
+            )
+        ]
+        container["volumeMounts"] += [
+            {"name": n, "mountPath": f"{place}/streambroker-{m}", "readOnly": True}
+            for n, m in (("broker-ca", "ca"), ("agent-tls", "agent"))
+        ]
+
+    assert in_order(secured) == in_order(plain)
+
+
+def in_order(pod: charts.Object) -> charts.Object:
+    """Return a pod with its lists of named things sorted."""
+    spec = pod["spec"]
+    for container in [*spec["containers"], *spec.get("initContainers", [])]:
+        for part in ("env", "volumeMounts"):
+            container[part].sort(key=lambda each: each["name"])
+    spec["volumes"].sort(key=lambda each: each["name"])
+    return pod
 
 
 def test_an_executor_gets_neither_token_nor_volume() -> None:
