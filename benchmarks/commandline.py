@@ -17,6 +17,7 @@ from measure import Settings, load, machine, table
 
 NAMES = (
     "agent_alone",
+    "agent_tls",
     "spark_to_agent",
     "agent_to_spark",
     "spark_to_spark",

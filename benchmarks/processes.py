@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import rows
 
+from pe_agent.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.client import AgentClient
 from pe_agent.launcher import AgentProcess
 from streambroker_core.model import PeKey
@@ -116,11 +117,27 @@ class Broker(Child):
 class Agent:
     """An agent without Spark: what a job would ask for, asked for by hand."""
 
-    def __init__(self, place: Path, job: str, broker: str) -> None:
+    def __init__(
+        self,
+        place: Path,
+        job: str,
+        broker: str,
+        *,
+        certificate: AgentCertificate | None = None,
+        trust: AgentTrust | None = None,
+    ) -> None:
         self.pe = f"default/{job}/0"
         self.home = place / f"home-{job}"
+        self._trust = trust
         self._process = AgentProcess(
-            PeKey.parse(self.pe), self.home, broker=broker, linger=30.0, host="127.0.0.1", port=0
+            PeKey.parse(self.pe),
+            self.home,
+            broker=broker,
+            linger=30.0,
+            host="127.0.0.1",
+            port=0,
+            certificate=certificate,
+            trust=trust,
         )
         self._session = secrets.token_hex(8)
 
@@ -208,7 +225,8 @@ class Agent:
             "reader.slices", session=self._session, start=start, end=end, **named
         )
         for ticket in told["slices"]:
-            for batch, _ in AgentClient(ticket["location"]).get({**ticket, "skip": 0}):
+            client = AgentClient(ticket["location"], trust=self._trust)
+            for batch, _ in client.get({**ticket, "skip": 0}):
                 yield batch
 
 
