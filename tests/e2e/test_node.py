@@ -1,11 +1,12 @@
 """Two jobs as pods on a real node: what is changed, killed and deleted there costs no row.
 
 The tests go on from each other, in the order of the file, as one run of the same two jobs; the
-last one counts their rows.
+last one counts their rows. With ``STREAMBROKER_E2E_TLS=1`` the broker and both agents speak TLS.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from support.waiting import until
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
 
+TLS = os.environ.get("STREAMBROKER_E2E_TLS") == "1"
 BROKER = "streambroker"
 """Namespace of the release."""
 _READY_SECONDS = 180.0
@@ -86,7 +88,8 @@ def cluster(request: pytest.FixtureRequest, folder: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def world(cluster: Cluster, folder: Path) -> Iterator[World]:
     """Install the chart as the example's README says; remove it from a cluster that goes on."""
-    jobs = Jobs(cluster, prepared(folder / "example"))
+    jobs = Jobs(cluster, prepared(folder / "example"), TLS)
+    signed = {"mode": "self-signed" if TLS else "off"}
     with helm_python.Config(kubeconfig_path=cluster.kubeconfig, namespace=BROKER) as helm:
         try:
             cluster.kubectl("apply", f"--filename={jobs.folder / 'jobs.yaml'}")
@@ -94,7 +97,7 @@ def world(cluster: Cluster, folder: Path) -> Iterator[World]:
             helm.install(
                 CHART,
                 RELEASE,
-                {"watchNamespaces": [NAMESPACE]},
+                {"watchNamespaces": [NAMESPACE], "tls": signed, "agentTls": signed},
                 create_namespace=True,
                 wait="watcher",
                 timeout=int(_READY_SECONDS),
@@ -140,6 +143,8 @@ def test_jobs_that_are_submitted_find_the_declared_ports_and_each_other(world: W
     for name in ("import/alerts-trades", "export/feed-trades"):
         world.await_condition(name, "Ready", "True")
     world.jobs.await_row("rows", lambda row: row[2] > 80)
+    location = world.stream("export/feed-trades")["status"]["endpoint"]["location"]
+    assert location.partition(":")[0] == ("grpc+tls" if TLS else "grpc+tcp")
     listed = world.jobs.kubectl("get", "streams", "--no-headers")
     assert re.search(r"import.streambroker.io/alerts-trades +alerts +0 +trades .*1 +True", listed)
 
@@ -219,7 +224,7 @@ def test_a_driver_pod_that_is_deleted_under_load_goes_on_from_its_volume(world: 
     """The agent of the first driver ran beside it, that of the second one is a sidecar."""
     deleted = world.jobs.driver("feed")
     world.jobs.kubectl("delete", "pod", deleted, "--wait=false")
-    world.jobs.submit("feed", DRIVER="feed-driver-sidecar.yaml")
+    world.jobs.submit("feed", sidecar=True)
     assert world.jobs.driver("feed") != deleted
     world.jobs.await_row("a row after the restart", lambda row: row[2] > 60, 180.0)
     world.await_condition("export/feed-trades", "Ready", "True")

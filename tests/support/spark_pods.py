@@ -91,10 +91,12 @@ class Jobs:
     Attributes:
         cluster: where they run.
         folder: a copy of examples/kubernetes, with the programs changed.
+        tls: whether their driver pods are those with TLS.
     """
 
     cluster: Cluster
     folder: Path
+    tls: bool = False
 
     def kubectl(self, *arguments: str, stdin: str = "", **environment: str) -> str:
         """Run kubectl in the namespace of the jobs."""
@@ -110,8 +112,9 @@ class Jobs:
         )["items"]
         return found
 
-    def submit(self, job: str, **environment: str) -> None:
+    def submit(self, job: str, *, sidecar: bool = False) -> None:
         """Run submit.sh; the driver pod is made when it returns."""
+        driver = f"{'tls/' if self.tls else ''}{job}-driver{'-sidecar' if sidecar else ''}.yaml"
         settings = [
             word for name, value in _SMALL.items() for word in ("--conf", f"{name}={value}")
         ]
@@ -122,7 +125,7 @@ class Jobs:
             text=True,
             timeout=_SUBMIT_SECONDS,
             check=False,
-            env={**self.cluster.environment, "API": self.cluster.url, **environment},
+            env={**self.cluster.environment, "API": self.cluster.url, "DRIVER": driver},
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

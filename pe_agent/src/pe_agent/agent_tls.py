@@ -64,6 +64,14 @@ class AgentTrust:
             log.warning("%s; what was read before holds", said)
         return self._pem
 
+    def demands_tls(self) -> bool:
+        """Return whether no agent without TLS is called.
+
+        Raises:
+            TrustError: see :meth:`anchors`.
+        """
+        return self.anchors() is not None and not self.plain
+
     def anchors_for(self, location: str) -> bytes | None:
         """Return what the certificate of one agent is checked with, None if it shows none.
 
@@ -82,7 +90,7 @@ class AgentTrust:
                     f" to trust: give the CA's file with `agent_ca=` or {AGENT_CA_VARIABLE}."
                 )
             return pem
-        if pem is not None and not self.plain:
+        if self.demands_tls():
             raise AgentUnreachableError(
                 f"the agent at {location} speaks no TLS, and here only agents with TLS are"
                 f" called (`agent_ca=` or {AGENT_CA_VARIABLE} is set). Give that agent a"

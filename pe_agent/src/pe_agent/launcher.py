@@ -26,6 +26,8 @@ SHOWN_FILE = "broker-token"
 """Where in the data directory an agent finds its token; it looks again, so that who adopts the
 agent can give it another one."""
 START_SECONDS = 60.0
+ADOPT_SECONDS = 60.0
+"""How long an agent that has the data directory may take until it can be adopted."""
 PING_SECONDS = 0.5
 STOP_SECONDS = 10.0
 KEEPER_SECONDS = 5.0
@@ -83,7 +85,7 @@ class AgentProcess:
         Raises:
             AgentFailedError: see :meth:`_start`; the directory may be another PE's.
         """
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + ADOPT_SECONDS
         while True:
             adopted = self._adopt()
             if adopted is not None:
@@ -121,13 +123,8 @@ class AgentProcess:
         """Start the process and wait until it serves.
 
         Raises:
-            AgentFailedError: it ended or did not answer in time, or could not be called.
+            AgentFailedError: it ended or did not answer in time.
         """
-        if self.trust.anchors() and not self.trust.plain and not self._certificate:
-            raise AgentFailedError(
-                f"the agent of {self._pe} would have no certificate, and with `agent_ca=` only"
-                " agents with TLS are called: give `agent_certificate=` and `agent_key=` too."
-            )
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.home / "agent.log"
         with path.open("ab") as output:

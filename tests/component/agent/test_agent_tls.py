@@ -292,6 +292,14 @@ def test_an_agent_that_ends_waits_for_nobody_who_stands_still(tmp_path: Path) ->
         stands.close()  # type: ignore[attr-defined]  # a generator
 
 
+def test_the_switch_for_agents_without_tls_is_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMBROKER_AGENT_PLAIN", "yes")
+    with pytest.raises(TrustError, match="it has to be `allow`, or nothing"):
+        pe_agent.agent_tls.trusted(None)
+    monkeypatch.setenv("STREAMBROKER_AGENT_PLAIN", "allow")
+    assert pe_agent.agent_tls.trusted(None).plain
+
+
 # ---- a job and its agent ---------------------------------------------------------------------
 
 
@@ -317,12 +325,33 @@ def test_a_job_starts_and_adopts_its_agent_over_tls(tmp_path: Path, authority: A
         Launched(key, tmp_path / "home", **how)
 
 
+def test_a_job_with_a_ca_does_not_adopt_an_agent_without_tls_and_says_why(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how: dict[str, Any] = {"broker": None, "linger": 60.0, "host": "127.0.0.1", "port": 0}
+    key = PeKey.parse("default/feed/0")
+    plain = Launched(key, tmp_path / "home", **how)
+    monkeypatch.setattr("pe_agent.launcher.ADOPT_SECONDS", 0.0)
+    try:
+        with pytest.raises(AgentFailedError, match=r"HomeInUse.*not adopted.*speaks no TLS"):
+            Launched(
+                key,
+                tmp_path / "home",
+                certificate=pe_agent.agent_tls.shown(authority.certificate, authority.key),
+                trust=AgentTrust(authority.ca),
+                **how,
+            )
+    finally:
+        plain.stop(end_agent=True)
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ({"agent_certificate": "a"}, "give both `agent_certificate=` and `agent_key=`"),
         ({"agent_certificate": "a", "agent_key": "b"}, "could not call its own agent"),
         ({"agent_ca": "nowhere"}, "No such file.*Correct `agent_ca=`"),
+        ({"agent_ca": __file__}, "it is no PEM.*Correct `agent_ca=`"),
     ],
 )
 def test_start_refuses_half_of_what_tls_needs_before_anything_is_started(

@@ -25,7 +25,7 @@ from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.listener import Listener
 from pe_agent.agent.service import AgentService
 from pe_agent.agent_tls import AgentCertificate, AgentTrust
-from pe_agent.tls import Trust
+from pe_agent.tls import Trust, TrustError
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
@@ -138,7 +138,11 @@ class Agent:
         chosen.home.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(chosen.home)
         listener = Listener(chosen.host, self._serve, chosen.certificate)
-        chosen.agent_trust.anchors()
+        if chosen.agent_trust.demands_tls() and chosen.certificate is None:
+            raise TrustError(
+                f"the agent of {chosen.pe} would have no certificate, and with a CA only agents"
+                " with TLS are called: give `agent_certificate=` and `agent_key=` as well."
+            )
         # Before the hosts: they call the agents of the last routes at once.
         client.trust_in_process(chosen.agent_trust)
         pa.set_cpu_count(1)
