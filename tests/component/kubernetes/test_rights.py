@@ -1,13 +1,16 @@
-"""What the broker needs of RBAC for statuses, Lease, Events and reviews: each verb, and no more."""
+"""What the broker needs of RBAC: each verb that the chart gives it, and no more."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
 from streambroker_core.board import Event, ExportApplied, ImportApplied
+from streambroker_core.model import Kind
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
@@ -19,9 +22,10 @@ from streambroker_operator.kubernetes.objects import Objects, Place
 from streambroker_operator.kubernetes.permissions import Ask, Caller
 from streambroker_operator.kubernetes.reflector import ReflectorFeeder
 from streambroker_operator.kubernetes.status_writer import Name, StatusWrite, StatusWriter
+from support import charts
 from support.cluster import ApiServer
 from support.jwts import jwt
-from support.kube_calls import calls_of, create, grant, listed, manifest, open_to, true
+from support.kube_calls import PLURALS, calls_of, create, grant, listed, manifest, open_to, true
 
 Right = tuple[str, str, str]
 Use = Callable[[HttpApi, str], Awaitable[bool]]
@@ -42,14 +46,12 @@ class OneStatus:
         self.write = None
 
 
-async def write_status(api: HttpApi, namespace: str) -> bool:
-    write = StatusWrite(
-        kind="Export", namespace=namespace, name="feed", uid="u", status={"matches": 1}
-    )
+async def write_status(api: HttpApi, namespace: str, kind: Kind) -> bool:
+    write = StatusWrite(kind=kind, namespace=namespace, name="feed", uid="u", status={"matches": 1})
     desk = OneStatus(write)
     writer = StatusWriter(api, desk, leads=lambda: True, settle_s=0.0)
     running = asyncio.ensure_future(writer.run())
-    writer.offer(("Export", "u"))
+    writer.offer((kind, "u"))
     await true(lambda: writer.idle)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -94,11 +96,11 @@ async def review(api: HttpApi, namespace: str) -> bool:
     return await refusal_of(reviews.check(caller, ((ask,),), namespace)) == 403
 
 
-async def change_streams(api: HttpApi, namespace: str) -> bool:
-    """Make a resource, change it, and delete it."""
+async def change_stream(api: HttpApi, namespace: str, kind: Kind) -> bool:
+    """Make a resource, read it, and delete it."""
     objects = Objects(api)
-    place = Place(kind="Import", namespace=namespace, name="alerts")
-    wanted = manifest("Import", "alerts", job="alerts", port="in")
+    place = Place(kind=kind, namespace=namespace, name="made")
+    wanted = manifest(kind, "made", job="made", port="p", **SPECS[kind])
     wanted["metadata"]["namespace"] = namespace
     try:
         await objects.apply(place, wanted, manager="streambroker-api")
@@ -122,19 +124,32 @@ async def refusal_of(asked: Awaitable[object]) -> int:
     return raised.value.status
 
 
-USES: dict[Use, tuple[Right, ...]] = {
-    write_status: ((STREAMS, "exports/status", "patch"),),
-    hold_lease: (
-        (LEASES, "leases", "get"),
-        (LEASES, "leases", "create"),
-        (LEASES, "leases", "update"),
-    ),
-    change_streams: tuple((STREAMS, "imports", v) for v in ("get", "create", "patch", "delete")),
-    read_key: (("", "secrets", "get"),),
-    tell_events: ((EVENTS, "events", "create"), (EVENTS, "events", "patch")),
-    review: (
-        ("authentication.k8s.io", "tokenreviews", "create"),
-        ("authorization.k8s.io", "subjectaccessreviews", "create"),
+KINDS: tuple[Kind, ...] = ("Export", "Import")
+SPECS: dict[Kind, dict[str, Any]] = {"Export": {"properties": {}}, "Import": {}}
+USES: dict[str, tuple[Use, tuple[Right, ...]]] = {
+    **{
+        f"status of an {kind}": (
+            partial(write_status, kind=kind),
+            ((STREAMS, f"{PLURALS[kind]}/status", "patch"),),
+        )
+        for kind in KINDS
+    },
+    **{
+        f"change of an {kind}": (
+            partial(change_stream, kind=kind),
+            tuple((STREAMS, PLURALS[kind], v) for v in ("get", "create", "patch", "delete")),
+        )
+        for kind in KINDS
+    },
+    "Lease": (hold_lease, tuple((LEASES, "leases", v) for v in ("get", "create", "update"))),
+    "key": (read_key, (("", "secrets", "get"),)),
+    "Events": (tell_events, tuple((EVENTS, "events", v) for v in ("create", "patch"))),
+    "reviews": (
+        review,
+        (
+            ("authentication.k8s.io", "tokenreviews", "create"),
+            ("authorization.k8s.io", "subjectaccessreviews", "create"),
+        ),
     ),
 }
 
@@ -150,27 +165,53 @@ FOLLOWING: tuple[Right, ...] = (
 )
 
 CASES = [
-    pytest.param(use, missing, id=f"{use.__name__} without {missing}")
-    for use, rights in USES.items()
+    pytest.param(what, missing, id=f"{what} without {missing}")
+    for what, (_, rights) in USES.items()
     for missing in (None, *rights)
 ]
 
 
-@pytest.mark.parametrize(("use", "missing"), CASES)
+@pytest.mark.parametrize("watched", ["own", ["jobs", "reports"], "*"], ids=str)
+def test_the_chart_gives_the_rights_that_are_tried_here_and_no_other(watched: Any) -> None:
+    found = charts.objects({"watchNamespaces": watched})
+    bound = {
+        (kind, each["metadata"].get("namespace", ""), each["roleRef"]["name"])
+        for kind in ("Role", "ClusterRole")
+        for each in charts.of_kind(found, f"{kind}Binding")
+    }
+    given = {
+        (group, resource, verb)
+        for each in found
+        if charts.key_of(each) in bound
+        for rule in each["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+    assert given == {right for _, rights in USES.values() for right in rights} | set(FOLLOWING)
+
+
+@pytest.mark.parametrize(("what", "missing"), CASES)
 async def test_each_right_is_enough_with_the_others_and_needed(
-    api: ApiServer, namespace: str, use: Use, missing: Right | None
+    api: ApiServer, namespace: str, what: str, missing: Right | None
 ) -> None:
-    grant(api, "broker", "worker", *(right for right in USES[use] if right != missing))
+    use, rights = USES[what]
+    grant(api, "broker", "worker", *(right for right in rights if right != missing))
     async with calls_of(api) as admin, calls_of(api, "worker") as calls:
-        await create(
-            admin, namespace, [manifest("Export", "feed", job="feed", port="p", properties={})]
-        )
+        documents = [manifest(kind, "feed", job="feed", port="p", **SPECS[kind]) for kind in KINDS]
+        await create(admin, namespace, documents)
 
         assert await use(calls, namespace) is (missing is None)
 
-        (export,) = await listed(admin, namespace, "Export")
-        wrote = use is write_status and missing is None
-        assert export.get("status", {}).get("matches") == (1 if wrote else None)
+        for kind in KINDS:
+            (found,) = (
+                one
+                for one in await listed(admin, namespace, kind)
+                if one["metadata"]["name"] == "feed"
+            )
+            wrote = what == f"status of an {kind}" and missing is None
+            assert found.get("status", {}).get("matches") == (1 if wrote else None)
 
 
 @pytest.mark.parametrize("missing", [None, *FOLLOWING], ids=str)
