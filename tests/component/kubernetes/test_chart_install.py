@@ -18,7 +18,7 @@ import yaml
 from support import charts
 from support.cluster import MERGE, ApiServer, running_api_server
 from support.kube_calls import token_of
-from support.operators import connected, operator
+from support.operators import connected, declare, operator, status_of
 from support.samples import samples
 from support.waiting import until
 
@@ -318,23 +318,62 @@ def test_the_broker_may_do_its_work_and_nothing_beside_it(
     assert not asked(cluster, broker, "default", "list", "streambroker.io/exports")
 
 
-def test_the_rights_of_the_chart_are_enough_for_all_that_a_broker_does(
-    cluster: ApiServer, place: str, helm: helm_python.Config, tmp_path: Path
+@pytest.fixture
+def others(cluster: ApiServer) -> Iterator[list[str]]:
+    """Make two more namespaces."""
+    names = [f"jobs-{uuid4().hex[:8]}" for _ in range(2)]
+    for name in names:
+        cluster.create_namespace(name)
+    yield names
+    for name in names:
+        cluster.remove_namespace(name)
+
+
+@pytest.mark.parametrize("watched", ["own", "list", "all"])
+def test_the_rights_of_the_chart_are_enough_to_follow_what_it_watches_and_nothing_else(
+    cluster: ApiServer,
+    place: str,
+    others: list[str],
+    helm: helm_python.Config,
+    tmp_path: Path,
+    watched: str,
 ) -> None:
-    helm.install(charts.CHART, charts.RELEASE)
+    everywhere = [place, *others]
+    value, followed = {
+        "own": ("own", [place]),
+        "list": (others, others),
+        "all": ("*", everywhere),
+    }[watched]
+    helm.install(charts.CHART, charts.RELEASE, {"watchNamespaces": value})
     cluster.await_kinds()
+    deployment = get(cluster, f"/apis/apps/v1/namespaces/{place}/deployments/streambroker")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    of_the_place = ("--host", "--port", "--metrics-port")
+    options = [x for x in container["args"][1:] if x.partition("=")[0] not in of_the_place]
     audience = ("https://kubernetes.default.svc",)
     token = token_of(cluster, place, "streambroker", audiences=audience)
 
-    with operator(
-        cluster, tmp_path, place, "--secret-name", "streambroker-key", token=token
-    ) as broker:
-        _, alerts = connected(cluster, place, broker)
-        change = alerts.at("/import/in/filter"), {"filter": "price > 1.0"}
-        status, answer, _ = broker.call(alerts.token, "PUT", *change)
+    with operator(cluster, tmp_path, place, *options, token=token) as broker:
+        for name in set(everywhere) - set(followed):
+            declare(cluster, name)
+        agents = [connected(cluster, name, broker)[1] for name in followed]
+        for alerts in agents:
+            change = alerts.at("/import/in/filter"), {"filter": "price > 1.0"}
+            status, answer, _ = broker.call(alerts.token, "PUT", *change)
+            assert status == 200, answer
+        matched = broker.probe("/metrics")[1]
+        for name in followed:
+            cluster.kubectl("delete", "export", "feed", "-n", name)
+        # Less than the pause between two sweeps: this is told by who follows.
+        gone = "\nstreambroker_routes 0.0\n"
+        until(lambda: gone in broker.probe("/metrics")[1], 30.0, "the deletions are told")
         figures = broker.probe("/metrics")[1]
 
-    assert status == 200, answer
+    assert f"\nstreambroker_routes {len(followed)}.0\n" in matched
+    for name in set(everywhere) - set(followed):
+        for plural, stream in (("exports", "feed"), ("imports", "alerts")):
+            assert status_of(cluster, name, plural, stream) == {}
+    assert "\nstreambroker_feeder_restarts_total 0.0\n" in figures
     assert 'result="done"' in figures
     for missed in ("refused", "failed", "denied"):
         assert not re.search(rf'="{missed}"}} [1-9]', figures), missed
