@@ -60,6 +60,12 @@ def await_kopf(followed: Followed) -> None:
         )
 
 
+def end_kopf(feeder: KopfFeeder) -> None:
+    """Kill kopf's process, once there is one."""
+    process = until(lambda: feeder.process, 20.0, "kopf runs")
+    os.kill(process.pid, signal.SIGKILL)
+
+
 def pair(objects: ClusterObjects, name: str) -> set[str]:
     """Create an Export and an Import; return their uids."""
     return {objects.write("Export", name), objects.write("Import", name)}
@@ -334,6 +340,29 @@ def test_a_deleted_definition_leaves_the_board_and_the_next_list_decides(
 
 
 @one_now_and_both_at_length
+def test_while_one_definition_is_gone_the_other_kind_is_followed(
+    own: ClusterObjects, feeder: FeederName
+) -> None:
+    pair(own, "first")
+    with follow(own, feeder, timing=CALM).running() as followed:
+        followed.await_scan(own.api, ["default"])
+        await_kopf(followed)
+        own.api.request("DELETE", crd(own.api, "exports"))
+        until(lambda: followed.health().reason == "CrdMissing", 30.0, "the loss is noticed")
+        until(lambda: own.api.request("GET", f"{GROUP}/exports").status == 404, 30.0, "it is gone")
+        if isinstance(followed.feeder, KopfFeeder):
+            starts = followed.feeder.starts
+            end_kopf(followed.feeder)
+            until(lambda: followed.feeder.starts > starts, 20.0, "kopf is started again")  # type: ignore[attr-defined]
+        made = own.write("Import", "new")
+        until(lambda: made in followed.entries(), 20.0, "the other kind is followed")
+        own.delete("Import", "new")
+        until(lambda: made not in followed.entries(), 20.0, "its deletion is told")
+
+        assert followed.health().reason == "CrdMissing"
+
+
+@one_now_and_both_at_length
 def test_after_a_restore_of_etcd_the_list_decides_and_what_persists_is_kept(
     own: ClusterObjects, feeder: FeederName, tmp_path: Path
 ) -> None:
@@ -478,8 +507,7 @@ def test_kopf_is_started_again_when_it_is_killed(objects: ClusterObjects) -> Non
         await_kopf(followed)
         feeder = followed.feeder
         assert isinstance(feeder, KopfFeeder)
-        assert feeder.process is not None
-        os.kill(feeder.process.pid, signal.SIGKILL)
+        end_kopf(feeder)
         objects.delete("Export", "goes")
         until(lambda: feeder.starts >= 2, 20.0, "kopf is started again")
         pair(objects, "new")

@@ -52,7 +52,7 @@ _FETCHED_ONE_BY_ONE = 100
 """More than this and a list is cheaper."""
 
 Deliver = Callable[[Event], None]
-Load = Callable[[Event], Awaitable[None]]
+Load = Callable[[Synced], Awaitable[None]]
 """Takes a whole list, which may take some turns of the loop."""
 Look = Callable[[Kind, Body, bool], None]
 """Takes each whole object that was seen, and whether by a list."""
@@ -142,6 +142,7 @@ class KindFeed:
         mended: what else they brought to light: ``missing`` or ``changed``.
         last_error: what failed last.
         reason: why the kind is lost; empty if it is not.
+        on_lost: called when it is lost.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class KindFeed:
         self.heard = self.relists = self.swept = self.sweeps = 0
         self.mended: Counter[str] = Counter()
         self.last_error = self.reason = ""
+        self.on_lost: Callable[[], None] = lambda: None
         self._deliver = deliver
         self._look = look
         self._load = load
@@ -188,7 +190,9 @@ class KindFeed:
 
     def lose(self, reason: str) -> None:
         """Tell the board that the feed broke off."""
-        self.reason = reason
+        if not self.reason:
+            self.reason = reason
+            self.on_lost()
         self._tell(self.following.lost(reason))
         self.wanted.set()
 

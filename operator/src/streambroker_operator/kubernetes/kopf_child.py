@@ -27,7 +27,7 @@ import kopf
 from streambroker_core.model import Kind
 from streambroker_core.wire.manifest import API_VERSION
 from streambroker_operator.kubernetes.access import Access, Credentials
-from streambroker_operator.kubernetes.feed import KINDS, PLURAL
+from streambroker_operator.kubernetes.feed import PLURAL
 from streambroker_operator.kubernetes.kopf_feeder import Order
 
 BEAT_S = 5.0
@@ -113,7 +113,7 @@ def _registry(order: Order, tell: Tell) -> kopf.OperatorRegistry:
 
     kopf.on.login(registry=registry, id="login")(login)
     group, version = API_VERSION.split("/")
-    for kind in KINDS:
+    for kind in order.kinds:
         on = kopf.on.event(group, version, PLURAL[kind], registry=registry, id=PLURAL[kind])
         on(_handler(kind, tell))
     return registry

@@ -2,7 +2,8 @@
 
 The board is filled by our own lists; kopf only goes on from there. After every gap in its
 watches it lists anew and compares nothing, so its lists, its restarts and its end each call
-for a sweep.
+for a sweep. A kind whose definition is gone would end kopf again and again: it follows the
+other one alone meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from streambroker_core.model import Kind
 from streambroker_operator.kubernetes.access import Access
@@ -44,30 +45,31 @@ _END_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the parent asks for: where, which namespaces (empty for all), and how."""
+    """What the parent asks for: where, which namespaces (empty for all), how, and which kinds."""
 
     access: Access
     namespaces: tuple[str, ...]
     page: int
     server_s: int
     call_s: float
+    kinds: tuple[Kind, ...] = KINDS
 
     def encode(self) -> bytes:
         """Return this as one line, secrets included."""
-        return json.dumps(
-            [self.access.encode(), self.namespaces, self.page, self.server_s, self.call_s]
-        ).encode()
+        how = self.page, self.server_s, self.call_s
+        return json.dumps([self.access.encode(), self.namespaces, *how, self.kinds]).encode()
 
     @classmethod
     def decode(cls, line: bytes) -> Order:
         """Read the line back."""
-        access, namespaces, page, server_s, call_s = json.loads(line)
+        access, namespaces, page, server_s, call_s, kinds = json.loads(line)
         return cls(
             access=Access.decode(access),
             namespaces=tuple(namespaces),
             page=page,
             server_s=server_s,
             call_s=call_s,
+            kinds=tuple(kinds),
         )
 
 
@@ -93,11 +95,15 @@ class KopfFeeder(ApiFeeder):
         super().__init__(client, namespaces, look)
         self.starts = 0
         self.process: Process | None = None
-        self._listed = asyncio.Event()
+        # Set when what is to be followed is no longer what kopf was told of.
+        self._anew = asyncio.Event()
+        self._sessions: dict[Kind, int] = {}
 
     def parts(self) -> list[Awaitable[None]]:
         """Return what runs side by side."""
         feeds = self.feeds.values()
+        for feed in feeds:
+            feed.on_lost = self._anew.set
         return [
             *map(self.keep, feeds),
             *map(sweep_again_and_again, feeds),
@@ -106,17 +112,28 @@ class KopfFeeder(ApiFeeder):
 
     async def follow(self, feed: KindFeed, version: int) -> None:
         """Leave the following to kopf, begun anew, until a list is asked for."""
-        self._listed.set()
-        await feed.wanted.wait()
+        self._sessions[feed.kind] = feed.following.session
+        self._anew.set()
+        try:
+            await feed.wanted.wait()
+        finally:
+            del self._sessions[feed.kind]
+
+    def _due(self) -> dict[Kind, int]:
+        """Return the kinds to follow, each with its list; none while a list is waited for."""
+        here = {kind: feed for kind, feed in self.feeds.items() if not feed.reason}
+        if not self._sessions.keys() >= here.keys():
+            return {}
+        return {kind: self._sessions[kind] for kind in here}
 
     async def _supervise(self) -> None:
         loop, backoff = asyncio.get_running_loop(), Backoff(*self.client.timing.restart_s)
         while True:
-            await self._listed.wait()
-            self._listed.clear()
-            if not all(feed.following.synced for feed in self.feeds.values()):
+            await self._anew.wait()
+            self._anew.clear()
+            sessions = self._due()
+            if not sessions:
                 continue
-            sessions = {kind: feed.following.session for kind, feed in self.feeds.items()}
             began = loop.time()
             ended = await self._run_once(sessions)
             for feed in self.feeds.values():
@@ -126,31 +143,34 @@ class KopfFeeder(ApiFeeder):
             if ended:
                 # Not because of a list: kopf gave up. Go on with the sweep alone for a while.
                 await backoff.pause()
-                self._listed.set()
+                self._anew.set()
 
     async def _run_once(self, sessions: dict[Kind, int]) -> bool:
-        """Run kopf until it ends, or until a list has begun a new session; say whether it ended."""
-        process = await self._start()
+        """Run kopf until it ends, or until it has to begin anew; say whether it ended."""
+        process = await self._start(tuple(sessions))
         last_words: list[bytes] = []
         reading = asyncio.ensure_future(self._read(process, sessions))
         listening = asyncio.ensure_future(_listen(process, last_words))
-        listed = asyncio.ensure_future(self._listed.wait())
+        anew = asyncio.ensure_future(self._anew.wait())
         try:
-            await asyncio.wait({reading, listed}, return_when=asyncio.FIRST_COMPLETED)
-            ended = not self._listed.is_set()
+            await asyncio.wait({reading, anew}, return_when=asyncio.FIRST_COMPLETED)
+            ended = not self._anew.is_set()
         finally:
             self.process = None
-            for task in (reading, listed):
-                task.cancel()
-            await asyncio.gather(reading, listed, return_exceptions=True)
-            await _end(process)
+            ending = asyncio.ensure_future(_end_all(process, reading, anew))
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError:
+                # Who is told to end while a process ends still has to see to that.
+                await ending
+                raise
             await listening
         if ended:
             said = b" ".join(last_words).decode(errors="replace")
             _log.warning("kopf ended with %s and is started again: %s", process.returncode, said)
         return ended
 
-    async def _start(self) -> Process:
+    async def _start(self, kinds: tuple[Kind, ...]) -> Process:
         timing = self.client.timing
         order = Order(
             access=self.client.access,
@@ -158,6 +178,7 @@ class KopfFeeder(ApiFeeder):
             page=timing.page,
             server_s=timing.server_s,
             call_s=timing.call_s,
+            kinds=kinds,
         )
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
@@ -188,10 +209,10 @@ class KopfFeeder(ApiFeeder):
             if not data:
                 return
             told = [json.loads(line) for line in lines.feed(data)]
-            for kind in KINDS:
+            for kind, session in sessions.items():
                 changes = [(line[0], line[2]) for line in told if line and line[1] == kind]
                 if changes:
-                    await self._take(self.feeds[kind], changes, sessions[kind])
+                    await self._take(self.feeds[kind], changes, session)
 
     async def _take(self, feed: KindFeed, changes: list[Change], session: int) -> None:
         try:
@@ -218,6 +239,14 @@ async def _listen(process: Process, last_words: list[bytes]) -> None:
     pipe, lines = _there(process.stderr), Lines()
     while data := await pipe.read(_CHUNK):
         last_words[:] = lines.feed(data)[-1:] or last_words
+
+
+async def _end_all(process: Process, *tasks: asyncio.Future[Any]) -> None:
+    """End a process, and before that what is done with it."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await _end(process)
 
 
 async def _end(process: Process) -> None:
