@@ -23,6 +23,7 @@ from streambroker_core.board import (
     Event,
     ExportApplied,
     ExportRemoved,
+    FeedLost,
     Hint,
     ImportApplied,
     ImportRemoved,
@@ -70,6 +71,8 @@ _OfResource: TypeAlias = ExportApplied | ExportRemoved | ImportApplied | ImportR
 
 _MANY = 1000
 """Resources that are worth freezing."""
+_AT_ONCE = 50
+"""Resources that a later list changes in one turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +142,7 @@ class Runtime:
         self._closing = False
         self._warned = False
         self._loading: asyncio.Task[None] | None = None
-        # What the feed tells while a list is being taken in.
+        # What the feed tells while a list is being taken in, and is to come after it.
         self._held_back: list[Event] | None = None
         self.heard = Heard()
         self.changes = ChangeLog(
@@ -169,32 +172,57 @@ class Runtime:
             if self._follower is not None:
                 self._follower.followed(event, ())
 
-    async def load(self, event: Event) -> None:
+    async def load(self, event: Synced) -> None:
         """Take in a list that the feed tells, and let others have their turn meanwhile.
 
-        Only the first lists are long work. Whoever cancels this does not cut it short: a board
-        that is half told would never learn the rest.
+        Whoever cancels this does not cut it short: a board that is half told would never learn
+        the rest.
         """
-        if self.board.synced:
-            self.deliver(event)
-            return
+        if self._held_back is None:
+            self._held_back = []
         self._loading = asyncio.create_task(self._load(event, self._loading))
         await asyncio.shield(self._loading)
 
-    async def _load(self, event: Event, before: asyncio.Task[None] | None) -> None:
+    async def _load(self, event: Synced, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await before
-        self._held_back = []
         with without_collector():
-            await in_turns(self._steps(event))
-        held_back, self._held_back = self._held_back, None
+            if self.board.synced:
+                await in_turns(self._ahead(event))
+                self._take(event)
+            else:
+                await self._load_first(event)
+        if asyncio.current_task() is not self._loading:
+            # Another list waits, which may be what some of it has to come after.
+            return
+        held_back, self._held_back = self._held_back or (), None
+        for later in held_back:
+            self.deliver(later)
+
+    async def _load_first(self, event: Synced) -> None:
+        await in_turns(self._steps(event))
         if self._follower is not None:
             self._follower.followed(event, ())
         self._keep_from_collector()
         if self.board.synced:
             self._warn()
-        for later in held_back:
-            self.deliver(later)
+
+    def _ahead(self, event: Synced) -> Iterator[None]:
+        """Take in what a later list tells, some of it at once; the list itself is short work then.
+
+        The board is asked meanwhile, and has to be whole at any time.
+        """
+        several: list[Event] = []
+        for one in self.board.news(event):
+            if one is not None:
+                several.append(one)
+            if len(several) == _AT_ONCE:
+                self._take(*several)
+                several.clear()
+            yield
+        if several:
+            self._take(*several)
+            yield
 
     def _steps(self, event: Event) -> Iterator[None]:
         for action in self.board.steps((event,)):
@@ -204,7 +232,7 @@ class Runtime:
 
     def deliver(self, event: Event) -> None:
         """Take in what the feed tells."""
-        if self._held_back is not None:
+        if self._held_back is not None and self._waits(event):
             self._held_back.append(event)
         elif not self.board.synced:
             self._fill((event,))
@@ -215,6 +243,14 @@ class Runtime:
             self._agent(event)
         else:
             self._take(event)
+
+    def _waits(self, event: Event) -> bool:
+        """Say whether an event has to come after the list that is being taken in.
+
+        A half-told board takes nothing in; a whole one takes all but the end of the feed that the
+        list is of: that would make an old list the next one's equal.
+        """
+        return not self.board.synced or isinstance(event, FeedLost)
 
     def close(self) -> None:
         """Let everybody go who waits for a change."""
@@ -393,8 +429,12 @@ class Runtime:
             return [(event.kind, event.uid, event.version)]
         if not isinstance(event, Synced):
             return []
+        # All else is known as it is: a list is long.
+        listed = {resource.uid: resource for resource, _ in event.listed}
         here = self.board.each_export() if event.kind == "Export" else self.board.each_import()
-        uids = [*(resource.uid for resource in here), *(r.uid for r, _ in event.listed)]
+        there = {resource.uid: resource for resource in here}
+        uids = [uid for uid, resource in listed.items() if there.get(uid) != resource]
+        uids += [uid for uid in there if uid not in listed]
         return [(event.kind, uid, event.version) for uid in uids]
 
     def _told(

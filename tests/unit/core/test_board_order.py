@@ -241,3 +241,57 @@ def test_a_board_that_catches_up_with_each_event_shows_what_is_there(plan: list[
         assert orders == plain.handle(event)
 
     assert_shows(board, history)
+
+
+@settings(deadline=None, max_examples=150)
+@given(plan=steps, data=st.data())
+def test_the_news_of_a_list_ahead_of_it_are_true_and_more_may_happen_between_them(
+    plan: list[Step], data: st.DataObject
+) -> None:
+    history = history_of(plan)
+    end = len(history.events)
+    start = data.draw(st.integers(0, end))
+    at = data.draw(st.integers(start, end))
+    board = empty_board()
+    board.handle_all(history.events[:start])
+    between = data.draw(st.permutations(history.events[start:]))
+    steady = lasting(history, start)
+    for kind in KINDS:
+        listed = history.listed(kind, at)
+        for one in board.news(listed):
+            meanwhile: bool = data.draw(st.booleans())
+            if between and meanwhile:
+                board.handle(between.pop())
+            point = board.point
+            if one is not None:
+                board.handle(one)
+            assert board.point == point
+            assert steady <= {(route.export_uid, route.import_uid) for route in board.routes()}
+            views = map(board.view, board.pes())
+            assert all(view is not None and seal(view).version == view.version for view in views)
+        board.handle(listed)
+    board.handle_all(history.events[at:])
+    assert_shows(board, history)
+
+
+def lasting(history: History, start: int) -> set[tuple[str, str]]:
+    """Return the routes between resources that are there from a step on, as they are then."""
+    kept = [
+        resource
+        for uid, (resource, _) in history.worlds[start].items()
+        if all(world.get(uid, (None,))[0] == resource for world in history.worlds[start:])
+    ]
+    return {(route.export_uid, route.import_uid) for route in board_of(*kept).routes()}
+
+
+def test_the_news_of_a_list_are_no_more_than_what_is_another() -> None:
+    old, new = export_of("feed/a", uid="a"), export_of("feed/b", uid="b")
+    board = board_of(old, export_of("feed/c", uid="c"), version=10)
+    changed_ = replace(old, properties={"kind": "quote"}, generation=2)
+    listed = Synced(kind="Export", listed=((new, 11), (changed_, 12)), version=12)
+
+    assert [one for one in board.news(listed) if one is not None] == [
+        ExportRemoved(uid="c", version=10),
+        ExportApplied(export=new, version=11, early=True),
+        ExportApplied(export=changed_, version=12, early=True),
+    ]

@@ -136,7 +136,7 @@ class Synced:
     """A consistent list of all resources of one kind.
 
     Attributes:
-        listed: each resource with its own version; asked for once.
+        listed: each resource with its own version; `Board.handle` asks for it once.
         version: the version of the list; nothing listed is younger.
         unreadable: what the list had besides, each with its own version.
     """

@@ -255,6 +255,28 @@ class Shelf(Generic[R]):
         self.point = self._reached if self.stale else max(self.point, self._reached)
         self.synced, self.stale = True, False
 
+    def news(
+        self, resources: Iterable[tuple[R, int]], unreadable: Container[str], version: int
+    ) -> Iterator[tuple[int, str, R | None] | None]:
+        """Yield what a list tells that is not known, and None for each that is as it is known.
+
+        Each with its version and uid, None for one that is gone at the last version it was seen
+        at; the oldest first. Changes nothing, and what is done meanwhile may be anything.
+        """
+        here: set[str] = set()
+        found: list[tuple[int, str, R | None]] = []
+        for resource, own in resources:
+            here.add(resource.uid)
+            known = self._held.get(resource.uid)
+            if known is None or (known.entry is not resource and known.entry != resource):
+                found.append((own, resource.uid, resource))
+            yield None
+        for uid, held in list(self._held.items()):
+            if uid not in here and uid not in unreadable and held.seen <= version:
+                found.append((held.seen, uid, None))
+            yield None
+        yield from sorted(found, key=lambda one: one[:2])
+
     def _restored(self, listed: Mapping[str, _Held[R]], version: int) -> bool:
         if version < self._listed_at:
             return True

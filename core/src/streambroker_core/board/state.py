@@ -143,6 +143,28 @@ class Board:
         if self._exports.shelf.synced and self._imports.shelf.synced:
             yield from self._settle()
 
+    def news(self, event: Synced) -> Iterator[Event | None]:
+        """Yield what a list tells that is not known, as single events, and None for all else.
+
+        The events may be taken in one by one ahead of the list, and others between them: none
+        moves the point to where the feed has not come, nor says more than the list does.
+        Where the store was restored they say less, and the list itself has to say the rest.
+        """
+        unread = {what.uid for what in event.unreadable}
+        found = self._side(event.kind).shelf.news(event.listed, unread, event.version)
+        removed = ExportRemoved if event.kind == "Export" else ImportRemoved
+        for one in found:
+            if one is None:
+                yield None
+                continue
+            version, uid, resource = one
+            if resource is None:
+                yield removed(uid=uid, version=version)
+            elif isinstance(resource, Export):
+                yield ExportApplied(export=resource, version=version, early=True)
+            else:
+                yield ImportApplied(import_=resource, version=version, early=True)
+
     def _take(self, event: Event) -> Iterator[None]:
         match event:
             case ExportApplied(export=export, version=version, early=early):

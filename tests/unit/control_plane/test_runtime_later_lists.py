@@ -1,0 +1,137 @@
+"""How a broker that answers takes in a list after a gap, while it goes on with everything else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streambroker_core.board import (
+    Board,
+    ExportApplied,
+    ExportRemoved,
+    FeedLost,
+    ImportApplied,
+    Synced,
+)
+from streambroker_core.model import Resource
+from streambroker_core.wire.view import seal
+from streambroker_operator import long_work
+from streambroker_operator.hinting import HintSender
+from streambroker_operator.runtime import Runtime
+from streambroker_operator.store import Store
+from support.resources import board_of, export_of, import_of, picture
+
+COUNT = 60
+STAYS, CHANGES, GOES, COMES = (
+    [export_of(f"feed{n}/{name}", uid=f"{name}{n}") for n in range(COUNT)]
+    for name in ("stays", "changes", "goes", "comes")
+)
+CHANGED = [replace(one, properties={"kind": "quote"}, generation=2) for one in CHANGES]
+IMPORT = import_of("alerts/p", uid="i")
+LATE_EXPORT = export_of("feed/late", uid="late-export")
+LATE = import_of("late/p", uid="late")
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    monkeypatch.setattr(long_work, "TURN_S", -1.0)
+    store, sender = Store(tmp_path / "broker.db"), HintSender()
+    board = board_of(*STAYS, *CHANGES, *GOES, IMPORT)
+    yield Runtime(store, sender, board)
+    sender.close()
+    store.close()
+
+
+def listed(*resources: Resource, version: int) -> Synced:
+    return Synced(kind="Export", listed=tuple((one, version) for one in resources), version=version)
+
+
+LATER = listed(*STAYS, *CHANGED, *COMES, version=20)
+
+
+def expected() -> Board:
+    board = board_of(*STAYS, *CHANGES, *GOES, IMPORT)
+    board.handle(LATER)
+    return board
+
+
+async def test_others_have_their_turn_and_find_a_whole_board(runtime: Runtime) -> None:
+    loading = asyncio.ensure_future(runtime.load(LATER))
+    board, turns, states = runtime.board, 0, set()
+    while not loading.done():
+        await asyncio.sleep(0)
+        turns += 1
+        here = {route.export_uid for route in board.routes()}
+        states.add(len(here))
+        assert here >= {one.uid for one in STAYS}
+        view = board.view(IMPORT.key.owner)
+        assert view is not None
+        assert seal(view).version == view.version
+        assert board.point == (10, 10) or picture(board) == picture(expected())
+
+    assert turns > 5 * COUNT
+    assert len(states) > 2
+    assert picture(board) == picture(expected())
+
+
+async def test_what_is_as_it_was_is_told_to_nobody(runtime: Runtime) -> None:
+    count = runtime.changes.count
+    await runtime.load(listed(*STAYS, *CHANGES, *GOES, version=20))
+
+    assert runtime.changes.count == count
+
+
+async def test_all_changes_are_told_once(runtime: Runtime) -> None:
+    before = runtime.changes.count
+    await runtime.load(LATER)
+    told = runtime.changes.after(before, 10_000)
+
+    assert told is not None
+    assert len([one for one in told if one.name == "export"]) == 3 * COUNT
+
+
+@pytest.mark.parametrize("turns", range(0, 8 * COUNT, 41))
+async def test_what_the_feed_tells_meanwhile_is_not_lost(runtime: Runtime, turns: int) -> None:
+    loading = asyncio.ensure_future(runtime.load(LATER))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    news = ImportApplied(import_=LATE, version=21), ExportRemoved(uid=COMES[0].uid, version=22)
+    for one in news:
+        runtime.deliver(one)
+    await loading
+    board = expected()
+    board.handle_all(news)
+
+    assert picture(runtime.board) == picture(board)
+
+
+@pytest.mark.parametrize("turns", range(1, 8 * COUNT, 41))
+async def test_a_feed_that_is_lost_meanwhile_is_lost_after_the_list(
+    runtime: Runtime, turns: int
+) -> None:
+    loading = asyncio.ensure_future(runtime.load(LATER))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    # The next list decides about what was seen since the last one; this is not the next one.
+    runtime.deliver(ExportApplied(export=LATE_EXPORT, version=21))
+    runtime.deliver(FeedLost(kind="Export"))
+    await loading
+
+    assert runtime.board.stale
+    assert runtime.board.get("Export", LATE_EXPORT.uid) is LATE_EXPORT
+
+
+@pytest.mark.parametrize("turns", range(1, 8 * COUNT, 41))
+async def test_a_feed_that_is_cut_does_not_leave_half_a_list(runtime: Runtime, turns: int) -> None:
+    loading = asyncio.ensure_future(runtime.load(LATER))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    loading.cancel()
+    await asyncio.gather(loading, return_exceptions=True)
+    await runtime.load(LATER)
+
+    assert picture(runtime.board) == picture(expected())
