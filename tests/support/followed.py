@@ -1,21 +1,35 @@
-"""A feeder behind a proxy that misbehaves, and the board it fills, in a thread of their own."""
+"""A feeder behind a proxy that misbehaves, and the broker it feeds, in a thread of their own.
+
+The broker is all of one but REST, statuses and the Lease: its runtime, its desk and its store,
+which asks the API server itself and not the proxy.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
-from streambroker_core.board import Board, Event
-from streambroker_core.model import Kind
+from streambroker_core.board import Action, Board, Event, Synced, Unreadable
+from streambroker_core.model import Kind, PeKey, Resource
+from streambroker_operator.hinting import HintSender
 from streambroker_operator.kubernetes.access import Access
+from streambroker_operator.kubernetes.api import HttpApi
 from streambroker_operator.kubernetes.client import ApiClient, Timing
+from streambroker_operator.kubernetes.desk import Desk
+from streambroker_operator.kubernetes.events import EventWriter
 from streambroker_operator.kubernetes.feed import ApiFeeder, FeedHealth
 from streambroker_operator.kubernetes.following import Entry, read, sighting_of
 from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
+from streambroker_operator.kubernetes.objects import Objects
 from streambroker_operator.kubernetes.reflector import ReflectorFeeder
+from streambroker_operator.kubernetes.registrations import Registrations
+from streambroker_operator.kubernetes.statuses import Statuses
+from streambroker_operator.kubernetes.writes import KubernetesStore
+from streambroker_operator.runtime import Runtime
 from support.cluster import GROUP, ApiServer
 from support.kube_proxy import KubeProxy
 from support.object_store import KINDS
@@ -40,13 +54,28 @@ HASTY = Timing(
 CALM = Timing(page=5, retry_s=(0.02, 0.3), restart_s=(0.1, 0.5), settle_s=0.1, confirm_s=0.1)
 """No sweep and no doubt within the time of a test."""
 _SECONDS = 40.0
+_ANNOUNCE_S = 0.1
+
+
+class _Watched(Board):
+    """A board that somebody looks at whenever it is whole."""
+
+    def __init__(self, look: Callable[[Sequence[Event]], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    def steps(self, events: Iterable[Event]) -> Iterator[Action | None]:
+        events = list(events)
+        yield from super().steps(events)
+        self._look(events)
 
 
 class Followed:
-    """A board that is fed.
+    """A broker that is fed.
 
     Attributes:
         board: what the feeder has told, taken in.
+        runtime: the one who takes it in.
         events: all that the feeder has told.
         steady: uids that are never deleted; whoever of them was shown has to stay.
         torn: those that did not, with the event that did it.
@@ -59,8 +88,11 @@ class Followed:
         namespaces: Sequence[str] = (),
         timing: Timing = HASTY,
     ) -> None:
+        self._access = access
         self.proxy = KubeProxy(access)
-        self.board = Board()
+        self.board: Board = _Watched(self._look)
+        self.runtime: Runtime
+        self.store: KubernetesStore
         self.events: list[Event] = []
         self.steady: set[str] = set()
         self.torn: list[tuple[str, Event]] = []
@@ -104,15 +136,42 @@ class Followed:
         async with self.proxy.running():
             client = ApiClient(self.proxy.access(), self._timing)
             kind = KopfFeeder if self._name == "kopf" else ReflectorFeeder
-            self.feeder = kind(client, self._namespaces)
+            api, sender = HttpApi(self._access), HintSender()
+            self.store = KubernetesStore(Objects(api), self.board, secret=b"s" * 32)
+            events = EventWriter(api, "broker-0")
+            desk = Desk(self.board, self.store, events, leads=lambda: False, relay=lambda *_: None)
+            desk.statuses = Statuses(self.board, lambda *_: None)
+            self.runtime = Runtime(self.store, sender, self.board, desk)
+            desk.deliver, desk.why_cut = self.runtime.deliver, self.runtime.why_cut
+            self.feeder = kind(client, self._namespaces, desk.look)
+            announcing = asyncio.ensure_future(self._announce())
             self._ready.set()
-            await self.feeder.run(self._deliver)
+            try:
+                await self.feeder.run(self._deliver, self._load)
+            finally:
+                announcing.cancel()
+                await asyncio.gather(announcing, return_exceptions=True)
+                self.runtime.close()
+                sender.close()
+                self.store.close()
+                await api.close()
+
+    async def _announce(self) -> None:
+        while True:
+            await asyncio.sleep(_ANNOUNCE_S)
+            await self.store.announce()
 
     def _deliver(self, event: Event) -> None:
         self.events.append(event)
-        self.board.handle(event)
+        self.runtime.deliver(event)
+
+    async def _load(self, event: Synced) -> None:
+        self.events.append(event)
+        await self.runtime.load(event)
+
+    def _look(self, events: Sequence[Event]) -> None:
         shown = _uids(self.board)
-        self.torn += [(uid, event) for uid in self.steady & self._shown - shown]
+        self.torn += [(uid, events[-1]) for uid in self.steady & self._shown - shown]
         self._shown = shown
 
     # ---- for the test's thread -------------------------------------------
@@ -123,7 +182,11 @@ class Followed:
         async def calling() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(calling(), self._loop).result(10)
+        return self.wait_for(calling())
+
+    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have something done in the feeder's thread, and return what comes of it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def demand(self, what: str) -> None:
         """Have a list or a sweep of both kinds made at once."""
@@ -146,8 +209,10 @@ class Followed:
         """Say whether the board is what the server holds."""
         if not self.health().synced:
             return False
-        found, wanted = self.entries(), scan(api, namespaces)
-        return found == wanted
+        wanted = scan(api, namespaces)
+        if wanted is None or self.entries() != wanted.entries:
+            return False
+        return self.call(lambda: _views(self.board, wanted.board)) == wanted.board.versions()
 
     def await_scan(self, api: ApiServer, namespaces: Sequence[str], seconds: float = 40.0) -> None:
         """Wait until the board is what the server holds."""
@@ -189,14 +254,46 @@ def _entries(board: Board, feeder: ApiFeeder) -> dict[str, Entry]:
     return found
 
 
-def scan(api: ApiServer, namespaces: Sequence[str]) -> dict[str, Entry] | None:
-    """Return what a server holds, by uid; None while it cannot say."""
-    found: dict[str, Entry] = {}
+def _views(board: Board, wanted: Board) -> dict[PeKey, str]:
+    """Return the versions of the views but for those of PEs that nothing is left of."""
+    versions = board.versions()
+    return {pe: versions[pe] for pe in versions if any(board.ports(pe)) or pe in wanted.versions()}
+
+
+@dataclass
+class Scan:
+    """What a server holds.
+
+    Attributes:
+        entries: all that there is, readable or not, by uid.
+        board: filled with it, and with what it says of agents.
+    """
+
+    entries: dict[str, Entry]
+    board: Board
+
+
+def scan(api: ApiServer, namespaces: Sequence[str]) -> Scan | None:
+    """Return what a server holds; None while it cannot say."""
+    bodies: list[tuple[Kind, Any]] = []
     for kind in KINDS:
         for namespace in namespaces:
             answer = api.request("GET", f"{GROUP}/namespaces/{namespace}/{PLURAL[kind]}")
             if answer.status != 200:
                 return None
-            for body in answer.body["items"]:
-                found[body["metadata"]["uid"]] = read(kind, sighting_of(body))
-    return found
+            bodies += [(kind, body) for body in answer.body["items"]]
+    board, entries = Board(), {}
+    for kind in KINDS:
+        found = [read(kind, sighting_of(body)) for of, body in bodies if of == kind]
+        entries.update({one.uid: one for one in found})
+        listed: tuple[tuple[Resource, int], ...] = tuple(
+            (one, 1) for one in found if not isinstance(one, Unreadable)
+        )
+        unreadable = tuple(one for one in found if isinstance(one, Unreadable))
+        board.handle(Synced(kind=kind, listed=listed, version=1, unreadable=unreadable))
+    registrations = Registrations(Objects(HttpApi(Access(server=api.url))), board)
+    for kind, body in bodies:
+        agent = registrations.saw(kind, body)
+        if agent is not None:
+            board.handle(agent)
+    return Scan(entries=entries, board=board)

@@ -93,6 +93,7 @@ def test_what_is_created_changed_and_deleted_is_on_the_board(
         assert len(followed.entries()) == 3
         assert followed.health().relists == 2
         assert feeder == "kopf" or followed.health().swept == 0
+        assert getattr(followed.feeder, "starts", 1) == 1
 
 
 @both

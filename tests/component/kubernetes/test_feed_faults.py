@@ -1,25 +1,32 @@
 """Feeders on a real API server behind a proxy that misbehaves, in sequences nobody thought of.
 
-After each step nothing may be gone that is still there; after each pause the board is what the
-server holds.
+They feed a broker's runtime, by which changes are made as by REST, too. After each step nothing
+may be gone that is still there; after each pause the board is what the server holds, and so are
+the views.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.model import Kind
+from streambroker_core.model import Kind, PortKey
+from streambroker_core.wire.manifest import read_manifest
+from streambroker_operator import long_work, runtime
+from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.access import from_kubeconfig
+from streambroker_operator.terms import Terms
 from support.cluster import ApiServer
 from support.cluster_objects import ClusterObjects
 from support.followed import FeederName, Followed
 from support.kube_proxy import Fault, What
-from support.object_store import KINDS
+from support.object_store import KINDS, object_of
+from support.resources import registration
 
 NAMES = ("a", "b", "c")
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
@@ -30,6 +37,14 @@ writes = st.tuples(
     st.sampled_from(KINDS),
     st.sampled_from(NAMES),
     st.integers(0, 2),
+)
+CHANGES = ("put", "remove", "register")
+Change = tuple[Literal["put", "remove", "register"], Kind, str, int]
+changes = st.tuples(
+    st.sampled_from(("put", *CHANGES)),
+    st.sampled_from(KINDS),
+    st.sampled_from(NAMES),
+    st.integers(0, 1),
 )
 asked = st.sampled_from(
     (("watch",), ("watch",), ("list",), ("marks",), ("crd",), ("get",), ("list", "marks", "watch"))
@@ -68,7 +83,7 @@ others = st.sampled_from(
 faults = st.one_of(refusals, missing, cuts, others)
 words = st.sampled_from(("cut", "relist", "sweep", "pause", "pause"))
 steps = st.lists(
-    st.one_of(writes, writes, writes, faults, faults, words),
+    st.one_of(writes, writes, changes, changes, faults, faults, words),
     min_size=6,
     max_size=20,
 )
@@ -95,6 +110,40 @@ def take(objects: ClusterObjects, followed: Followed, write: Write) -> None:
         followed.call(lambda: followed.steady.add(now))
 
 
+async def change(followed: Followed, namespace: str, change: Change) -> str | None:
+    """Make a change as by REST; return the uid of what was made by it."""
+    action, kind, name, variant = change
+    key = PortKey(namespace=namespace, job=name, pe=0, port="p")
+    if not followed.board.synced:
+        return None
+    if action == "register":
+        agent = registration(f"grpc+tcp://127.0.0.1:{4711 + variant}", hint=None)
+        await followed.runtime.register(
+            key.owner, replace(agent, instance=f"{variant:016x}"), "account"
+        )
+        return None
+    if action == "remove":
+        known = followed.runtime.stored(kind, key)
+        followed.steady.discard("" if known is None else known.resource.uid)
+        await followed.runtime.delete(kind, key)
+        return None
+    resource = read_manifest(object_of(kind, name, variant, namespace=namespace))
+    written = await followed.runtime.put(resource, terms=Terms(force=True))
+    return written.stored.resource.uid if written.stored.created else None
+
+
+def make(objects: ClusterObjects, followed: Followed, what: Change) -> None:
+    """Make a change as by REST, which may be refused; what it made has to stay."""
+    refused = 0
+    try:
+        made = followed.wait_for(change(followed, objects.namespace, what))
+    except RequestError as error:
+        made, refused = None, error.status
+    assert refused in (0, 404, 409, 422)
+    if made is not None:
+        followed.call(lambda: followed.steady.add(made))
+
+
 def play(objects: ClusterObjects, followed: Followed, plan: list[object]) -> None:
     namespaces = [objects.namespace]
     for step in plan:
@@ -107,7 +156,8 @@ def play(objects: ClusterObjects, followed: Followed, plan: list[object]) -> Non
         elif step == "pause":
             followed.await_scan(objects.api, namespaces)
         else:
-            take(objects, followed, step)  # type: ignore[arg-type]  # all others are writes
+            act: Any = make if step[0] in CHANGES else take  # type: ignore[index]
+            act(objects, followed, step)
         assert followed.torn == []
     followed.await_scan(objects.api, namespaces)
 
@@ -115,9 +165,12 @@ def play(objects: ClusterObjects, followed: Followed, plan: list[object]) -> Non
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("feeder", ["reflector", "kopf"])
 def test_whatever_goes_wrong_nothing_is_torn_down_and_the_board_comes_right(
-    api: ApiServer, namespace: str, feeder: FeederName
+    api: ApiServer, namespace: str, feeder: FeederName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One feeder lives through all examples, each from where the one before has left it."""
+    # Lists are as short here as others are long.
+    monkeypatch.setattr(long_work, "TURN_S", -1.0)
+    monkeypatch.setattr(runtime, "_AT_ONCE", 1)
     objects = ClusterObjects(api, namespace)
     access = from_kubeconfig(api.kubeconfig())
     with Followed(access, feeder, [namespace]).running() as followed:
