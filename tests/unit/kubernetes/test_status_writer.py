@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 
 from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
-from streambroker_operator.kubernetes.status_writer import (
-    BURST,
-    IN_FLIGHT,
-    PER_S,
-    Name,
-    StatusWrite,
-    StatusWriter,
-)
+from streambroker_operator.kubernetes.status_pace import BURST, IN_FLIGHT, PER_S
+from streambroker_operator.kubernetes.status_writer import Name, StatusWrite, StatusWriter
 from support.api_servers import Call, FakeApi
 from support.kube_calls import true
 from support.virtual_loop import run

@@ -37,6 +37,7 @@ from streambroker_operator.kubernetes.objects import Objects
 from streambroker_operator.kubernetes.probes import counting, create_probes, parting
 from streambroker_operator.kubernetes.programming import AgentState
 from streambroker_operator.kubernetes.reflector import ReflectorFeeder
+from streambroker_operator.kubernetes.status_pace import StatusPace
 from streambroker_operator.kubernetes.status_writer import StatusWriter
 from streambroker_operator.kubernetes.statuses import Statuses
 from streambroker_operator.kubernetes.tls import Certificate
@@ -221,8 +222,8 @@ class ClusterBroker:
                 await asyncio.sleep(RETRY_S)
 
     def _put_together(self, objects: Objects, secret: bytes) -> None:
-        settings, board = self._settings, Board()
-        self.store = KubernetesStore(objects, board, secret=secret)
+        settings, board, pace = self._settings, Board(), StatusPace()
+        self.store = KubernetesStore(objects, board, secret=secret, pace=pace)
         self._sender = HintSender()
         self._events = EventWriter(self._api, settings.pod)
         self.lease = Lease(
@@ -245,7 +246,7 @@ class ClusterBroker:
             applied=self._applied,
             all_anew=self._all_anew,
         )
-        self.writer = StatusWriter(self._api, self.desk.statuses, leads=self._leads)
+        self.writer = StatusWriter(self._api, self.desk.statuses, leads=self._leads, pace=pace)
         self.runtime = Runtime(self.store, self._sender, board, self.desk, self._leads)
         self.desk.deliver = self.runtime.deliver
         self.desk.why_cut = self.runtime.why_cut

@@ -19,6 +19,7 @@ from streambroker_operator.kubernetes.change import identity
 from streambroker_operator.kubernetes.endpoints import Endpoints, read_shown, status_of
 from streambroker_operator.kubernetes.objects import Objects, Place
 from streambroker_operator.kubernetes.ownership import AGENT, Document
+from streambroker_operator.kubernetes.status_pace import StatusPace
 from streambroker_operator.store import KnownPe
 
 _log = logging.getLogger("streambroker.kubernetes")
@@ -48,10 +49,12 @@ class Registrations:
     Args:
         objects: single objects of the API server.
         board: filled by the feed.
+        pace: how fast statuses may be written; shared with others who write some.
     """
 
-    def __init__(self, objects: Objects, board: Board) -> None:
+    def __init__(self, objects: Objects, board: Board, pace: StatusPace | None = None) -> None:
         self._objects = objects
+        self._pace = StatusPace() if pace is None else pace
         self._board = board
         self._endpoints = Endpoints()
         self._unannounced: dict[PeKey, _Waiting] = {}
@@ -128,6 +131,8 @@ class Registrations:
             if known is None or not waiting.is_due():
                 continue
             try:
+                # Nobody waits for this.
+                await self._pace.turn()
                 await self._announce(pe, known[0], self._endpoints.account(pe), only_behind=True)
             except RequestError as error:
                 waiting.failed()
@@ -172,7 +177,10 @@ class Registrations:
             if all(live.get("status", {}).get(name) == value for name, value in status.items()):
                 return live
             body = {**identity(live), "status": status}
-            applied = await self._objects.apply(place, body, manager=AGENT, force=True, status=True)
+            async with self._pace.ahead():
+                applied = await self._objects.apply(
+                    place, body, manager=AGENT, force=True, status=True
+                )
             return applied.document
 
         return await self._objects.repeated(place, once)

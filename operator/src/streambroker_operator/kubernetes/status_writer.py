@@ -13,13 +13,9 @@ from streambroker_core.model import Kind
 from streambroker_core.wire.manifest import API_VERSION
 from streambroker_operator.kubernetes.api import Answer, Api, ApiUnreachableError
 from streambroker_operator.kubernetes.status import MANAGER
+from streambroker_operator.kubernetes.status_pace import StatusPace
 from streambroker_operator.kubernetes.status_queue import StatusQueue, delay_s
-from streambroker_operator.rest.limits import Buckets
 
-IN_FLIGHT = 4
-"""Requests at a time; more only make everybody else wait."""
-PER_S = 50.0
-BURST = 100
 TIMEOUT_S = 10.0
 
 Name: TypeAlias = tuple[Kind, str]
@@ -27,7 +23,6 @@ Name: TypeAlias = tuple[Kind, str]
 
 _APPLY = "application/apply-patch+yaml"
 _PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
-_TICK_S = 0.001
 _MANY = 50
 """How many names are looked at before others get their turn on the event loop."""
 
@@ -89,8 +84,7 @@ class StatusWriter:
         api: makes the calls.
         desk: what is to be written.
         leads: whether this process may write.
-        per_s: writes per second, lasting.
-        burst: writes at once.
+        pace: how fast it may write; shared with others who write statuses.
         settle_s: how long a change may settle.
     """
 
@@ -100,16 +94,14 @@ class StatusWriter:
         desk: Desk,
         *,
         leads: Callable[[], bool],
-        per_s: float = PER_S,
-        burst: int = BURST,
+        pace: StatusPace | None = None,
         settle_s: float = 1.0,
     ) -> None:
         self._api = api
         self._desk = desk
         self._leads = leads
         self._queue: StatusQueue[Name] = StatusQueue(settle_s)
-        self._bucket = Buckets(per_s, burst)
-        self._places = asyncio.Semaphore(IN_FLIGHT)
+        self._pace = StatusPace() if pace is None else pace
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._paused_until = 0.0
@@ -147,8 +139,11 @@ class StatusWriter:
         try:
             looked = 0
             while True:
-                await self._token()
-                await self._places.acquire()
+                if not self._token_held:
+                    await self._pace.token()
+                    # It stays until it is used.
+                    self._token_held = True
+                await self._pace.begin()
                 if not await self._next():
                     looked += 1
                     if looked % _MANY == 0:
@@ -158,20 +153,12 @@ class StatusWriter:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _token(self) -> None:
-        """Wait until a write is allowed; the token that is taken stays until it is used."""
-        while not self._token_held:
-            wait = self._bucket.take("", self._now())
-            self._token_held = not wait
-            if wait:
-                await asyncio.sleep(max(wait, _TICK_S))
-
     async def _next(self) -> bool:
         """Begin the next write and say so; give the place back where there is none to begin."""
         name = await self._due()
         write = self._drawn(name)
         if write is None:
-            self._places.release()
+            self._pace.end()
             return False
         self._token_held = False
         task = asyncio.create_task(self._send(name, write))
@@ -181,7 +168,7 @@ class StatusWriter:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._places.release()
+        self._pace.end()
         # It may have been offered again meanwhile, and waits now.
         self._wake.set()
 

@@ -57,6 +57,7 @@ from streambroker_operator.kubernetes.ownership import (
     own_fields,
 )
 from streambroker_operator.kubernetes.registrations import Registrations
+from streambroker_operator.kubernetes.status_pace import StatusPace
 from streambroker_operator.kubernetes.steering import Overwritten, Steering
 from streambroker_operator.store import KnownPe, Stored
 from streambroker_operator.terms import FREELY, Terms, Touched
@@ -123,6 +124,7 @@ class KubernetesStore:
         board: filled by the feed; what is read is read from it.
         secret: what this broker and all its replicas sign with.
         clock: seconds since 1970.
+        pace: how fast statuses may be written; shared with others who write some.
 
     Attributes:
         ordered: False: the versions of writes are no sequence of their own, the feed is.
@@ -140,13 +142,14 @@ class KubernetesStore:
         *,
         secret: bytes,
         clock: Callable[[], float] = time.time,
+        pace: StatusPace | None = None,
     ) -> None:
         self._objects = objects
         self._board = board
         self.secret = secret
         self._memory = sqlite3.connect(":memory:", isolation_level=None)
         self.answered = Answered(self._memory, clock)
-        self.registrations = Registrations(objects, board)
+        self.registrations = Registrations(objects, board, pace)
         self.steering = Steering()
 
     def close(self) -> None:
@@ -154,11 +157,6 @@ class KubernetesStore:
         self._memory.close()
 
     # ---- reading ---------------------------------------------------------
-
-    @property
-    def version(self) -> int:
-        """The highest version of both kinds that was processed."""
-        return max(self._board.point)
 
     def get(self, kind: Kind, key: PortKey) -> Stored | None:
         """Return the resource that holds a port."""
