@@ -66,7 +66,7 @@ class Guarded:
         reviews = Reviews(self) if remembers else Reviews(self, clock=leaping)
         identities = Identities(reviews, key_of=self._key_of, account_of=self._account_of)
         self._guard = ClusterGuard(
-            Gate(identities, reviews, self._account_of), lambda *_: self.jobs
+            identities, Gate(reviews, self._account_of), lambda *_: self.jobs
         )
 
     def app(self) -> web.Application:

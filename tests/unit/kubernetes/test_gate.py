@@ -33,13 +33,13 @@ class Bench:
         self.api = FakeApi(self.answer)
         reviews = Reviews(self.api)
         self.account = account
-        identities = Identities(
+        self.identities = Identities(
             reviews,
             key_of=lambda pe, instance: KEY if (pe, instance) == (AGENT, INSTANCE) else None,
             account_of=self.account_of,
             wall=lambda: 1000.0,
         )
-        self.gate = Gate(identities, reviews, self.account_of)
+        self.gate = Gate(reviews, self.account_of)
 
     def account_of(self, namespace: str, job: str) -> str | None:
         return self.account
@@ -84,8 +84,8 @@ class Bench:
             return b""
 
         async def through() -> Admitted:
-            self.caller = await self.gate.caller(
-                [header], method=method, target=TARGET + more, body=body
+            self.caller = await self.identities.caller(
+                [header], method=method, path=TARGET + more, body=body
             )
             return await self.gate.admit(
                 self.caller,

@@ -263,7 +263,7 @@ class ClusterBroker:
         reviews = Reviews(self._api)
         self._reviews = reviews
         identities = Identities(reviews, key_of=self._key_of, account_of=known.account_of)
-        return ClusterGuard(Gate(identities, reviews, known.account_of), known.jobs_of)
+        return ClusterGuard(identities, Gate(reviews, known.account_of), known.jobs_of)
 
     def _instance_of(self, pe: PeKey) -> str:
         registration = self.runtime.board.registration(pe)

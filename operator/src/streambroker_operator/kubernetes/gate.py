@@ -1,4 +1,4 @@
-"""Let a request through whose caller is known and may do that: identity, rules and reviews in one.
+"""Let a request through whose caller may do that: rules and reviews in one.
 
 While the API server is away, agents that sign come through to their own ports, and so does whoever
 was reviewed a moment ago; all others get 503.
@@ -6,13 +6,13 @@ was reviewed a moment ago; all others get 503.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
 from streambroker_core.model import PeKey
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.identity import Identities, Reviews
+from streambroker_operator.kubernetes.identity import Reviews
 from streambroker_operator.kubernetes.permissions import Caller, judge
 
 
@@ -30,58 +30,20 @@ class Admitted:
 
 
 class Gate:
-    """Stands before every request.
+    """Stands before every request whose caller is known.
 
     Args:
-        identities: say who sends it.
         reviews: say what they may do.
         account_of: the service account that a job (namespace, name) is fixed to, or None.
     """
 
     def __init__(
         self,
-        identities: Identities,
         reviews: Reviews,
         account_of: Callable[[str, str], str | None],
     ) -> None:
-        self._identities = identities
         self._reviews = reviews
         self._account_of = account_of
-
-    async def caller(
-        self,
-        headers: Sequence[str],
-        *,
-        method: str,
-        target: str,
-        body: Callable[[], Awaitable[bytes]],
-        unknown: Callable[[], None] | None = None,
-        repeatable: bool = False,
-        reading: bool = False,
-    ) -> Caller:
-        """Return who sends a request.
-
-        Args:
-            headers: all that are called ``Authorization``.
-            method: of the request.
-            target: as in the request line, with its query.
-            body: returns that of the request.
-            unknown: called before a token is reviewed that was not good before; may raise.
-            repeatable: whether it may come twice under one signature, as what changes nothing may.
-            reading: whether it changes nothing: `Reviews.caller`.
-
-        Raises:
-            RequestError: 401, nobody known; 503, nobody could say.
-        """
-        return await self._identities.caller(
-            headers,
-            method=method,
-            path=target,
-            body=body,
-            unknown=unknown,
-            repeatable=repeatable,
-            reading=reading,
-        )
 
     async def admit(
         self,

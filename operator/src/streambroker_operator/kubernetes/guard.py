@@ -11,6 +11,7 @@ from streambroker_core.model import name_of
 from streambroker_operator.auth import Job, Principal
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.gate import Admitted, Gate, forces
+from streambroker_operator.kubernetes.identity import Identities
 from streambroker_operator.kubernetes.permissions import Caller
 from streambroker_operator.rest.authentication import Asked, is_reading
 from streambroker_operator.rest.limits import GAUGES
@@ -28,11 +29,18 @@ class ClusterGuard:
     """Stands before REST.
 
     Args:
+        identities: say who sends a request.
         gate: says who comes through.
         jobs_of: the jobs of a namespace that are bound to a service account, by name.
     """
 
-    def __init__(self, gate: Gate, jobs_of: Callable[[str, str], Iterable[str]]) -> None:
+    def __init__(
+        self,
+        identities: Identities,
+        gate: Gate,
+        jobs_of: Callable[[str, str], Iterable[str]],
+    ) -> None:
+        self._identities = identities
         self._gate = gate
         self._jobs_of = jobs_of
 
@@ -44,10 +52,10 @@ class ClusterGuard:
                 could say.
         """
         with request.app[GAUGES].guessing(request) as unknown:
-            caller = await self._gate.caller(
+            caller = await self._identities.caller(
                 request.headers.getall("Authorization", []),
                 method=request.method,
-                target=request.raw_path,
+                path=request.raw_path,
                 body=request.read,
                 unknown=unknown,
                 # Figures change nothing, and come once a second while somebody looks.
