@@ -141,6 +141,9 @@ class AgentProcess:
             if client is not None:
                 return client
             time.sleep(0.02)
+        if self._process.poll() is not None:
+            # The agent that serves, if one does, is somebody else's.
+            self._process = None
         raise AgentFailedError(
             f"the agent of {self._pe} did not start: {_last_words(path)} (all of it in {path})"
         )
