@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +22,34 @@ class Call:
     path: str
     body: Mapping[str, Any]
     query: Mapping[str, str]
+    content_type: str = "application/json"
+    timeout_s: float = 10.0
+
+
+class Api(ABC):
+    """What stands in for an API server: takes calls as the real one's client does."""
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        timeout_s: float = 10.0,
+    ) -> Answer:
+        """Take a call."""
+        at, sent, asked = asyncio.get_running_loop().time(), dict(body or {}), dict(query or {})
+        return await self.take(Call(at, method, path, sent, asked, content_type, timeout_s))
+
+    @abstractmethod
+    async def take(self, call: Call) -> Answer:
+        """Answer a call, or raise `ApiUnreachableError`."""
 
 
 @dataclass
-class FakeApi:
+class FakeApi(Api):
     """Answers calls by a function; counts how many are under way at the same time.
 
     Attributes:
@@ -38,24 +63,14 @@ class FakeApi:
     under_way: int = 0
     most: int = 0
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-        timeout_s: float = 10.0,
-    ) -> Answer:
-        loop = asyncio.get_running_loop()
-        found = Call(loop.time(), method, path, dict(body or {}), dict(query or {}))
-        self.calls.append(found)
+    async def take(self, call: Call) -> Answer:
+        """Answer a call by the function."""
+        self.calls.append(call)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
-        answering = asyncio.ensure_future(self._answer(found))
+        answering = asyncio.ensure_future(self._answer(call))
         try:
-            await asyncio.wait([answering], timeout=timeout_s)
+            await asyncio.wait([answering], timeout=call.timeout_s)
             if answering.done():
                 return answering.result()
             raise ApiUnreachableError("no answer in time")

@@ -20,6 +20,7 @@ from streambroker_operator.rest import create_app
 from streambroker_operator.rest.limits import Limits
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Store
+from support.api_servers import Api, Call
 from support.jwts import claims_of, jwt
 
 TOKEN = jwt(sub="pod")
@@ -31,7 +32,7 @@ _USER = {
 }
 
 
-class Guarded:
+class Guarded(Api):
     """Such a broker, its API server, and what it was shown.
 
     Attributes:
@@ -89,15 +90,13 @@ class Guarded:
         self._sender.close()
         self._store.close()
 
-    async def call(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, **more: Any
-    ) -> Answer:
+    async def take(self, call: Call) -> Answer:
         """Answer a review."""
         if self.away:
             raise ApiUnreachableError
-        assert body is not None
-        answer = self._reviewed if "token" in body["spec"] else self._access
-        return Answer(status=201, body={"status": answer(body["spec"])})
+        spec = call.body["spec"]
+        answer = self._reviewed if "token" in spec else self._access
+        return Answer(status=201, body={"status": answer(spec)})
 
     def _reviewed(self, spec: Mapping[str, Any]) -> Mapping[str, Any]:
         self.reviewed += 1

@@ -18,6 +18,7 @@ from streambroker_operator.kubernetes.objects import Objects
 from streambroker_operator.kubernetes.writes import KubernetesStore
 from streambroker_operator.store import Stored
 from streambroker_operator.terms import FREELY, Terms, Touched
+from support.api_servers import Api, Call
 from support.cluster import APPLY, GROUP, ApiServer
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")
@@ -26,7 +27,7 @@ FEED = {"job": "feed", "port": "trades"}
 ALERTS = {"job": "alerts", "port": "trades"}
 
 
-class Meddling:
+class Meddling(Api):
     """Calls before whose next writes something else happens.
 
     Args:
@@ -38,22 +39,13 @@ class Meddling:
         self.before: list[Callable[[], object]] = []
         self.sent: list[str] = []
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-        timeout_s: float = 10.0,
-    ) -> Answer:
-        self.sent.append(method)
-        if method != "GET" and self.before:
+    async def take(self, call: Call) -> Answer:
+        self.sent.append(call.method)
+        if call.method != "GET" and self.before:
             self.before.pop(0)()
-        return await self._calls.call(
-            method, path, body, query=query, content_type=content_type, timeout_s=timeout_s
-        )
+        how: dict[str, Any] = {"content_type": call.content_type, "timeout_s": call.timeout_s}
+        body = call.body or None
+        return await self._calls.call(call.method, call.path, body, query=call.query, **how)
 
 
 class Replica:

@@ -18,6 +18,7 @@ from streambroker_operator.kubernetes.objects import Objects
 from streambroker_operator.kubernetes.ownership import AGENT, API
 from streambroker_operator.kubernetes.writes import KubernetesStore, read_secret
 from streambroker_operator.terms import Terms
+from support.api_servers import Api, Call
 from support.resources import board_of, import_of, pe, registration
 
 ALERTS = replace(import_of("alerts/trades", uid="i", filter="price > 1.0"), name="alerts")
@@ -26,7 +27,7 @@ STALE = Answer(status=409, body={"message": "the object has been modified"})
 
 
 @dataclass
-class Scripted:
+class Scripted(Api):
     """An API server that says what it was told to say, and holds one Import."""
 
     answers: list[Answer | Exception] = field(default_factory=list)
@@ -38,22 +39,13 @@ class Scripted:
     uids: list[str] = field(default_factory=list)
     status: Any = None
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-        timeout_s: float = 10.0,
-    ) -> Answer:
-        self.asked.append((method, path))
-        if method == "GET" and path.endswith("/alerts"):
+    async def take(self, call: Call) -> Answer:
+        self.asked.append((call.method, call.path))
+        if call.method == "GET" and call.path.endswith("/alerts"):
             self.uid = self.uids.pop(0) if self.uids else self.uid
             return Answer(status=200, body=self.live())
-        self.queries.append(query or {})
-        self.bodies.append(body)
+        self.queries.append(call.query)
+        self.bodies.append(call.body)
         found = self.answers.pop(0)
         if isinstance(found, Exception):
             raise found
@@ -302,14 +294,14 @@ class Refusing(Scripted):
         live["spec"] |= {"job": name}
         return live if status is None else {**live, "status": status}
 
-    async def call(self, method: str, path: str, body: Any = None, **_: Any) -> Answer:
-        self.asked.append((method, path))
-        name = "alerts" if "/alerts" in path else "zebra"
-        if method == "GET":
+    async def take(self, call: Call) -> Answer:
+        self.asked.append((call.method, call.path))
+        name = "alerts" if "/alerts" in call.path else "zebra"
+        if call.method == "GET":
             return Answer(status=200, body=self.one(name))
         if name == "alerts":
             return failure(403)
-        return Answer(status=200, body=self.one(name, body["status"]))
+        return Answer(status=200, body=self.one(name, call.body["status"]))
 
 
 async def test_a_resource_that_cannot_be_told_of_its_agent_holds_no_other_up() -> None:
