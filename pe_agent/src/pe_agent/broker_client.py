@@ -5,14 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import ssl
 import threading
+import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from pe_agent import tls
+from pe_agent.timely import Timely
 from pe_agent.tls import Trust, TrustError
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
@@ -21,6 +21,8 @@ MAX_ANSWER = 64 << 20
 """Bytes of an answer that are read."""
 
 Sign = Callable[[str, str, bytes], str | None]
+_Asked = tuple[str, str, "bytes | None", dict[str, str]]
+_LEAST_S = 0.001
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -96,6 +98,45 @@ class BrokerAnswer:
         self.body = body
 
 
+class _Connection(http.client.HTTPConnection):
+    """One connection, with one time limit for all that is done with it."""
+
+    auto_open = 0
+
+    def __init__(self, host: str, port: int, seconds: float) -> None:
+        super().__init__(host, port, timeout=seconds)
+        self._until = time.monotonic() + seconds
+        self._timely: Timely | None = None
+
+    def open(self, secured: Callable[[socket.socket], socket.socket]) -> None:
+        """Connect, and agree on the encryption if there is one."""
+        self.connect()
+        self._timely = Timely(secured(self.sock), self._until)
+        self.sock = self._timely
+        self._timely.shake_hands()
+
+    def again(self, seconds: float) -> None:
+        """Give the next exchange its time."""
+        if self._timely is not None:
+            self._timely.until = time.monotonic() + seconds
+
+    @property
+    def late(self) -> bool:
+        """Whether it was connected, and time is up."""
+        return self._timely is not None and self._timely.late
+
+    def exchange(
+        self, method: str, target: str, data: bytes | None, sent: dict[str, str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Return a whole answer and its body."""
+        self.request(method, target, body=data, headers=sent)
+        with self.getresponse() as response:
+            text = response.read(MAX_ANSWER)
+            if response.read(1):
+                raise TimeoutError("the answer did not end")
+        return response, text
+
+
 class BrokerClient:
     """Requests about one PE.
 
@@ -132,6 +173,8 @@ class BrokerClient:
         self._token = token or Token()
         self._sign = sign
         self._trust = (trust or Trust()) if parts.scheme == "https" else None
+        self._lock = threading.Lock()
+        self._kept: _Connection | None = None
 
     def request(
         self,
@@ -142,6 +185,7 @@ class BrokerClient:
         headers: dict[str, str] | None = None,
         timeout: float = 5.0,
         query: dict[str, str] | None = None,
+        keep: bool = False,
     ) -> BrokerAnswer:
         """Perform one request below ``/api/subscriptions``.
 
@@ -152,6 +196,8 @@ class BrokerClient:
             headers: more of them.
             timeout: seconds in which the whole answer has to be there.
             query: parameters beside the namespace.
+            keep: whether the next such request may use this one's connection, until `rest`; only
+                for requests that may be made twice.
 
         Raises:
             BrokerUnavailableError: no whole answer in time, 503 or 429.
@@ -161,47 +207,67 @@ class BrokerClient:
             {"namespace": self.namespace, **(query or {})}
         )
         data = None if body is None else json.dumps(body).encode()
-        sent = self._headers(data, headers or {})
-        shown = self._sign(method, target, data or b"") or self._bearer()
-        if shown is not None:
-            sent["Authorization"] = shown
-        return self._exchange(method, target, data, sent, timeout)
+
+        def asked() -> _Asked:
+            # Asked anew it is signed anew: who checks signatures takes each of them once.
+            sent = self._headers(data, headers or {})
+            shown = self._sign(method, target, data or b"") or self._bearer()
+            if shown is not None:
+                sent["Authorization"] = shown
+            return method, target, data, sent
+
+        return self._answer(*self._exchange(timeout, asked, keep=keep))
 
     def _exchange(
-        self, method: str, target: str, data: bytes | None, sent: dict[str, str], timeout: float
-    ) -> BrokerAnswer:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
-        late = threading.Event()
+        self, timeout: float, asked: Callable[[], _Asked], *, keep: bool
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        until = time.monotonic() + timeout
+        connection = self._take_kept() if keep else None
+        found = None if connection is None else self._again(connection, timeout, asked())
+        if connection is None or found is None:
+            left = max(_LEAST_S, until - time.monotonic())
+            connection = _Connection(self._host, self._port, left)
+            found = self._anew(connection, asked())
+        if keep and not found[0].will_close:
+            self._put_kept(connection)
+        else:
+            connection.close()
+        return found
+
+    def _again(
+        self, connection: _Connection, timeout: float, asked: _Asked
+    ) -> tuple[http.client.HTTPResponse, bytes] | None:
+        """Ask over a connection that was kept; None where it is of no use any more."""
+        connection.again(timeout)
+        try:
+            return connection.exchange(*asked)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            connection.close()
+            if connection.late:
+                raise self._silent(error, "", sent=True) from error
+            # Closed meanwhile, as brokers that end do. To ask anew does no harm.
+            return None
+
+    def _anew(
+        self, connection: _Connection, asked: _Asked
+    ) -> tuple[http.client.HTTPResponse, bytes]:
         reached = False
         try:
-            connection.connect()
-            connection.sock = self._secured(connection.sock)
-            deadline = threading.Timer(timeout, _cut, (connection.sock, late))
-            deadline.daemon = True
-            deadline.start()
-            try:
-                if isinstance(connection.sock, ssl.SSLSocket):
-                    connection.sock.do_handshake()
-                reached = True
-                connection.request(method, target, body=data, headers=sent)
-                with connection.getresponse() as response:
-                    text = response.read(MAX_ANSWER)
-                    whole = not response.read(1)
-            finally:
-                deadline.cancel()
-            if late.is_set() or not whole:
-                raise TimeoutError("the answer did not end")
+            connection.open(self._secured)
+            reached = True
+            return connection.exchange(*asked)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            begun = late.is_set() or (reached and self._trust is not None)
-            remedy = "" if begun else tls.remedy(error, self.url)
-            raise BrokerUnavailableError(
-                f"the broker at {self.url} does not answer ({type(error).__name__}: {error})."
-                f" Routes stay as they are. {remedy or 'Try again when it is back.'}",
-                sent=reached,
-            ) from error
-        finally:
             connection.close()
-        return self._answer(response, text)
+            begun = connection.late or (reached and self._trust is not None)
+            remedy = "" if begun else tls.remedy(error, self.url)
+            raise self._silent(error, remedy, sent=reached) from error
+
+    def _silent(self, error: Exception, remedy: str, *, sent: bool) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"the broker at {self.url} does not answer ({type(error).__name__}: {error})."
+            f" Routes stay as they are. {remedy or 'Try again when it is back.'}",
+            sent=sent,
+        )
 
     def _secured(self, plain: socket.socket) -> socket.socket:
         """Return the connection to use; where TLS is spoken, it has still to be agreed on."""
@@ -213,6 +279,30 @@ class BrokerClient:
             plain.close()
             raise BrokerUnavailableError(str(error)) from error
         return context.wrap_socket(plain, server_hostname=self._host, do_handshake_on_connect=False)
+
+    # ---- the connection that is kept ---------------------------------------
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a connection is kept."""
+        return self._kept is not None
+
+    def rest(self) -> None:
+        """Close the connection that is kept, if any."""
+        kept = self._take_kept()
+        if kept is not None:
+            kept.close()
+
+    def _take_kept(self) -> _Connection | None:
+        with self._lock:
+            kept, self._kept = self._kept, None
+        return kept
+
+    def _put_kept(self, connection: _Connection) -> None:
+        with self._lock:
+            before, self._kept = self._kept, connection
+        if before is not None:
+            before.close()
 
     def _bearer(self) -> str | None:
         token = self._token.current()
@@ -242,14 +332,6 @@ class BrokerClient:
             raise refusal
         headers = {k.lower(): v for k, v in response.getheaders()}
         return BrokerAnswer(response.status, headers, parsed)
-
-
-def _cut(sock: socket.socket, late: threading.Event) -> None:
-    """End a connection whose other side takes too long, piece by piece, for a whole answer."""
-    late.set()
-    with suppress(OSError):
-        # Not that of TLS: it would take the encryption away from whoever reads just now.
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def pe_path(job: str, pe: int) -> str:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -96,3 +97,114 @@ def test_an_answer_that_is_nested_without_end_is_read_as_text(
     answer = served(serve).request("GET", "/x")
 
     assert answer.body == {"title": "[" * 200}
+
+
+class Kept:
+    """A broker that answers over connections that it keeps, and counts them."""
+
+    def __init__(self, answers: int, head: bytes = b"") -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.client = BrokerClient(
+            f"http://127.0.0.1:{self.listening.getsockname()[1]}",
+            "default",
+            sign=lambda *_: f"number {len(self.signed)}",
+        )
+        self.connections, self.signed = 0, list[bytes]()
+        self.open: socket.socket | None = None
+        self._answers, self._head = answers, head
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                self.open, _ = self.listening.accept()
+                self.connections += 1
+                with self.open as connection:
+                    for _ in range(self._answers):
+                        asked = connection.recv(65536)
+                        if not asked:
+                            break
+                        self.signed.append(asked.partition(b"Authorization: ")[2].split(b"\r")[0])
+                        head = b"HTTP/1.1 200 OK\r\n" + self._head
+                        connection.sendall(head + b"Content-Length: 2\r\n\r\n{}")
+
+    def end(self) -> None:
+        self.client.rest()
+        self.listening.shutdown(socket.SHUT_RDWR)
+        self.listening.close()
+        self._thread.join(10)
+
+
+@pytest.fixture
+def kept() -> Iterator[Callable[..., Kept]]:
+    made: list[Kept] = []
+
+    def make(*given: Any) -> Kept:
+        made.append(Kept(*given))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def test_a_connection_is_kept_until_it_is_not_wanted(kept: Callable[..., Kept]) -> None:
+    broker = kept(100)
+    for _ in range(3):
+        broker.client.request("GET", "/x", keep=True)
+    assert (broker.connections, broker.client.keeps) == (1, True)
+
+    broker.client.rest()
+    assert not broker.client.keeps
+    broker.client.request("GET", "/x", keep=True)
+    assert broker.connections == 2
+
+
+def test_a_request_that_may_not_be_made_twice_has_a_connection_of_its_own(
+    kept: Callable[..., Kept],
+) -> None:
+    broker = kept(1)
+    for _ in range(2):
+        broker.client.request("PUT", "/x", {})
+
+    assert (broker.connections, broker.client.keeps) == (2, False)
+
+
+def test_where_the_broker_closed_the_connection_it_is_asked_anew_and_signed_anew(
+    kept: Callable[..., Kept],
+) -> None:
+    broker = kept(1)
+    for _ in range(3):
+        assert broker.client.request("GET", "/x", keep=True).status == 200
+
+    assert broker.connections == 3
+    assert broker.signed == [b"number 0", b"number 1", b"number 2"]
+
+
+def test_a_broker_that_wants_its_connection_closed_has_it_closed(
+    kept: Callable[..., Kept],
+) -> None:
+    broker = kept(100, b"Connection: close\r\n")
+    broker.client.request("GET", "/x", keep=True)
+
+    assert not broker.client.keeps
+
+
+def test_an_answer_over_a_kept_connection_ends_with_the_timeout_too(
+    served: Callable[[Serve], BrokerClient],
+) -> None:
+    def serve(connection: socket.socket, ended: threading.Event) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        connection.recv(65536)
+        drip(b"HTTP/1.1 200 OK\r\n\r\n")(connection, ended)
+
+    client = served(serve)
+    client.request("GET", "/x", keep=True)
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailableError) as caught:
+        client.request("GET", "/x", keep=True, timeout=0.5)
+
+    assert caught.value.sent
+    assert not client.keeps
+    assert 0.4 < time.monotonic() - began < 10

@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 
 from pe_agent.agent import broker_link
-from pe_agent.agent.broker_link import BrokerLink
+from pe_agent.agent.broker_link import (
+    ACKNOWLEDGE_SECONDS,
+    BUSY_ACKNOWLEDGE_SECONDS,
+    BUSY_SECONDS,
+    BrokerLink,
+)
 from pe_agent.agent.hosts import Hosts
 from pe_agent.broker_client import BrokerAnswer, BrokerUnavailableError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.hints import STALE_S
 from streambroker_core.wire.view import View, encode, seal
+from streambroker_operator.kubernetes.status_queue import SETTLE_S
 from support.waiting import until
 
 
@@ -98,3 +104,28 @@ def test_a_broker_that_says_later_is_asked_more_and_more_seldom(
     link._run()
 
     assert pauses == [2.0, 4.0, 8.0, 16.0, 16.0, 16.0, 33.0, 1.0]
+
+
+def test_an_agent_of_many_changes_tells_of_them_with_its_polls(
+    link: BrokerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, pauses, sent = [100.0], list[float](), list[bool]()
+    monkeypatch.setattr(broker_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def request(*_: Any, headers: dict[str, str], **__: Any) -> BrokerAnswer:
+        sent.append("Running-For" in headers)
+        view = View(pe=PeKey.parse("default/feed/0"), version=f"v{len(sent)}", point=(1, len(sent)))
+        return BrokerAnswer(200, {"acknowledge": "at-once"}, encode(view))
+
+    monkeypatch.setattr(link._client, "request", request)
+    # One change, one half a second later, and one long after these.
+    for pause in (0.5, 5.0, 0.0):
+        link._poll()
+        pauses.append(link._acknowledge_in())
+        now[0] += pause
+
+    assert sent == [False, True, True]
+    assert pauses == [ACKNOWLEDGE_SECONDS, BUSY_ACKNOWLEDGE_SECONDS, BUSY_ACKNOWLEDGE_SECONDS]
+    assert BUSY_ACKNOWLEDGE_SECONDS < SETTLE_S
+    now[0] += BUSY_SECONDS
+    assert link._acknowledge_in() == ACKNOWLEDGE_SECONDS

@@ -128,6 +128,24 @@ def test_the_time_until_a_change_is_applied_is_told_once() -> None:
     assert bench.took == [0.5]
 
 
+def test_an_agent_that_tells_only_with_its_next_change_has_applied_each_in_its_own_time() -> None:
+    bench = Bench()
+    bench.poll(FEED)
+    views = []
+    for version, at in ((20, 10.0), (21, 20.0), (22, 30.0)):
+        bench.now = at
+        bench.refilter(f"price > {version}.0", version)
+        views.append(bench.version(FEED))
+    told = [view for view in views if view is not None]
+    # The first was run after half a second, the second never, the third after a quarter.
+    bench.now = 30.1
+    bench.programming.heard(FEED, told[0], ago_s=19.6)
+    bench.now = 31.0
+    bench.programming.heard(FEED, told[2], ago_s=0.75)
+
+    assert [round(seconds, 3) for seconds in bench.took] == [0.5, 10.25]
+
+
 def test_an_agent_that_is_silent_for_long_is_away_until_it_asks_again() -> None:
     bench = Bench()
     bench.programming.presence.lead(True)

@@ -34,20 +34,29 @@ class _Early(NamedTuple):
     since: float
 
 
+class _Former(NamedTuple):
+    """A view that is no longer current: the last change that it was so at, and since when."""
+
+    change: int
+    drawn: float
+
+
 @dataclass(slots=True)
 class _Agent:
     """One PE.
 
     Attributes:
         current: version of its view, None while it has none.
-        recent: former versions, oldest first, each with the last change that it was current at.
+        drawn: since when that is its view.
+        recent: former versions, oldest first.
         ran: the last change that its agent runs; None while it has not been heard of.
         runs_current: its agent runs its current view.
         late_since: when its view changed that the agent does not run yet, or None.
     """
 
     current: str | None = None
-    recent: dict[str, int] = field(default_factory=dict)
+    drawn: float = 0.0
+    recent: dict[str, _Former] = field(default_factory=dict)
     ran: int | None = None
     runs_current: bool = False
     late_since: float | None = None
@@ -158,10 +167,21 @@ class Programming:
                 self._applied(max(0.0, self._clock() - ago_s - agent.late_since))
                 agent.late_since = None
             return not before[0]
-        ran = agent.recent.get(version, -1)
+        former = agent.recent.get(version)
+        ran = -1 if former is None else former.change
         if agent.ran is None or ran > agent.ran:
             agent.ran = ran
+            self._came_to(agent, former, ago_s)
         return agent.ran != before[1]
+
+    def _came_to(self, agent: _Agent, former: _Former | None, ago_s: float) -> None:
+        """Note that an agent has come to a view since which there were others."""
+        late = agent.late_since
+        if former is None or late is None or former.drawn < late:
+            return
+        self._applied(max(0.0, self._clock() - ago_s - late))
+        later = (other.drawn for other in agent.recent.values() if other.drawn > former.drawn)
+        agent.late_since = min(later, default=agent.drawn)
 
     def state(self, pe: PeKey) -> AgentState:
         """Return how a registered agent is, as far as this process can know."""
@@ -226,15 +246,16 @@ class Programming:
         agent = self._agents.get(pe)
         if agent is None:
             return
+        now = self._clock()
         if agent.current is not None:
             agent.recent.pop(agent.current, None)
-            agent.recent[agent.current] = self._change - 1
+            agent.recent[agent.current] = _Former(self._change - 1, agent.drawn)
             if len(agent.recent) > _RECENT:
                 del agent.recent[next(iter(agent.recent))]
         if agent.runs_current:
             agent.ran, agent.runs_current = self._change - 1, False
-            agent.late_since = self._clock()
-        agent.current = version
+            agent.late_since = now
+        agent.current, agent.drawn = version, now
 
 
 def _no_agent(*, own: bool) -> Condition:

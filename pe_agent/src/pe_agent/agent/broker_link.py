@@ -40,6 +40,12 @@ MOST_DOUBLED = 4
 SPACING_SECONDS = hints.POLL_SPACING_S
 ACKNOWLEDGE_SECONDS = 0.25
 """How soon a broker that wants to know hears that a view is run, unless the next poll tells it."""
+BUSY_SECONDS = 2.0
+BUSY_ACKNOWLEDGE_SECONDS = 0.7
+"""How soon it hears that where it heard of another view a moment ago: the next change may be near,
+whose poll tells it too. Below the second for which a broker lets a status settle."""
+LINGER_SECONDS = 1.0
+"""How long a connection is kept after a poll: where changes come, the next is near."""
 REGISTER_SECONDS = 600.0
 """How often an agent registers though the broker shows that it knows it."""
 
@@ -95,6 +101,7 @@ class BrokerLink:
         self._polls = 0
         # Whether the broker waits to hear that the view is run, and since when it is.
         self._owes, self._runs_since = False, 0.0
+        self._told_at = -BUSY_SECONDS
         hosts.broker_status = self.status
         self._reports = Reporter(
             lambda: hosts.actions["status"]({}),
@@ -112,6 +119,7 @@ class BrokerLink:
         self._stopped.set()
         self._wake.set()
         self._reports.close()
+        self._client.rest()
         self._socket.close()
 
     def wake(self) -> None:
@@ -135,7 +143,7 @@ class BrokerLink:
             pause = self._poll_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - jitter
             try:
                 self._round()
-                pause = min(pause, ACKNOWLEDGE_SECONDS) if self._owes else pause
+                pause = min(pause, self._acknowledge_in()) if self._owes else pause
                 if self._away:
                     log.info("broker is back", extra={"broker": self._client.url})
                 self._away, self._refused, self._told_later = False, None, 0
@@ -153,9 +161,23 @@ class BrokerLink:
                 self._told_later = min(self._told_later + 1, MOST_DOUBLED) if later else 0
                 pause *= 2**self._told_later
             ended = time.monotonic()
-            self._wake.wait(pause)
+            self._wait(pause)
             self._wake.clear()
             self._stopped.wait(max(0.0, ended + SPACING_SECONDS - time.monotonic()))
+        self._client.rest()
+
+    def _wait(self, pause: float) -> None:
+        """Wait for the next round; meanwhile no connection is kept for long."""
+        if pause > LINGER_SECONDS and self._client.keeps:
+            if self._wake.wait(LINGER_SECONDS):
+                return
+            self._client.rest()
+            pause -= LINGER_SECONDS
+        self._wake.wait(pause)
+
+    def _acknowledge_in(self) -> float:
+        busy = time.monotonic() - self._told_at < BUSY_SECONDS
+        return BUSY_ACKNOWLEDGE_SECONDS if busy else ACKNOWLEDGE_SECONDS
 
     def _note(self, error: StreambrokerError) -> None:
         """Say once that the broker is away, or what it has against this agent."""
@@ -229,8 +251,9 @@ class BrokerLink:
         headers = {"If-None-Match": f'"{view.version}"'} if view and view.version else {}
         if self._owes:
             headers["Running-For"] = f"{time.monotonic() - self._runs_since:.3f}"
+            self._told_at = time.monotonic()
         self._polls += 1
-        answer = self._client.request("GET", self._path, headers=headers)
+        answer = self._client.request("GET", self._path, headers=headers, keep=True)
         self._known = answer.headers.get("agent")
         self._signer.answered(answer.headers)
         self._owes = False

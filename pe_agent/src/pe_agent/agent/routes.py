@@ -73,7 +73,8 @@ class RouteTable:
     def _keep(self, view: View) -> None:
         temporary = self._path.with_suffix(".new")
         with temporary.open("w") as file:
-            json.dump(wire.encode(view), file)
+            # At once: piece by piece takes five times as long.
+            file.write(json.dumps(wire.encode(view)))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
