@@ -1,249 +1,204 @@
-"""A whole broker on a real API server: from its start, and from ``kubectl`` to the agents' routes.
+"""From a PATCH at a real API server to the agents' routes: at two rates, and a burst.
 
-API server, etcd, broker, agents and whoever makes the changes share the cores.
+API server, etcd, broker, agents and whoever makes the changes share the cores. In each round the
+API server is changed alone, too, without a broker: nobody can be faster than its answer.
 """
 
 from __future__ import annotations
 
-import asyncio
-import http.client
-import itertools
-import json
 import os
-import ssl
-import sys
-import threading
 import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import mean
 from typing import Any
 
-import pytest
 from change_to_route import Links, took_of
-from feed import fill, processor_seconds
+from feed import processor_seconds
+from kube_resources import Cluster, Place, api_server, child_of
 from links import PORT
-from measure import Figures, Settings, quantile
+from measure import Figures, Settings, quantile, turns
 
-from streambroker_operator.kubernetes.access import from_kubeconfig
+from streambroker_operator.kubernetes.feed import FEEDERS
 
-PURPOSE = "a broker on a real API server: cold start, PATCH -> routes of agents, a burst, and rest"
-EACH = 10_000
+PURPOSE = "a broker on a real API server: PATCH -> routes of 50 agents, and a burst of 1,000"
 AGENTS = 50
 RATES = (10, 100)
 SECONDS = 10.0
-BURST = 1_000
-REST_S = 600.0
-JSON = "application/json"
-PATCH = "application/merge-patch+json"
+PORTS = 20
+"""Imports of each agent that is there for the burst: so many times `AGENTS` change in it."""
+STATUS_S = 30.0
+SETTLED_S = 3.0
+ALONE = "API server alone"
+SHARES = (("p50", 0.5), ("p99", 0.99))
 
 
 def run(settings: Settings) -> Figures:
-    """Start an API server for each part, and measure."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from support.cluster import running_api_server
-    from support.kube_programs import assets
-
+    """Run one API server; each round changes it alone, and with a broker of each feeder."""
     figures = Figures()
-    try:
-        programs = assets()
-    except pytest.skip.Exception as missing:
-        figures.note(f"not measured: {missing}")
-        return figures
-    for name, part in (("start", cold_start), ("changes", changes)):
-        with running_api_server(programs, settings.place / name) as api:
-            part(settings, api, figures)
-    figures.note("All on the same cores: API server, etcd, broker, agents, and who changes.")
+    with api_server(settings, figures, "changes") as api:
+        if api is None:
+            return figures
+        from support.operators import Agent, make_key
+
+        make_key(api, "default")
+        os.environ["STREAMBROKER_TOKEN"] = Agent(api, "default", "jobs").token
+        bench = Cluster(api)
+        declare(bench)
+        for round_ in range(settings.rounds):
+            figures.yardstick()
+            for name in turns((ALONE, *FEEDERS), round_):
+                if name == ALONE:
+                    alone(settings, figures, bench)
+                else:
+                    measure(settings, figures, api, bench, name)
+            settings.say(f"round {round_ + 1} of {settings.rounds} done")
+    figures.note(
+        f"{AGENTS} agents with one Import each, one of them changed at a time; from sending the"
+        " PATCH to the agent's route table (file flushed). The exporter's view has all routes."
+    )
+    figures.note(
+        f"Burst: one change of each of {AGENTS * PORTS:,} Imports of {AGENTS} more agents, by eight"
+        f" at a time; {PORTS} exporters. Then one of them 10 times a second for {STATUS_S:.0f} s."
+    )
+    figures.note("Agents are real links and route tables in one process of Python, without rows.")
+    figures.note("All on the same cores: API server, etcd, broker, kopf, agents, and who changes.")
     return figures
 
 
-# ---- start -------------------------------------------------------------------------------------
+def takers() -> list[Place]:
+    """Return the places that are changed at a rate."""
+    return [(f"taker-{number}", PORT) for number in range(AGENTS)]
 
 
-def cold_start(settings: Settings, api: Any, figures: Figures) -> None:
-    """Measure from the start of the process until it is ready, with many resources there."""
-    from support.operators import make_key, operator
-
-    count = EACH // (10 if settings.quick else 1)
-    make_key(api, "default")
-    asyncio.run(fill(from_kubeconfig(api.kubeconfig()), count))
-    for _ in range(settings.rounds):
-        figures.yardstick()
-        before, began = processor_seconds(api.program.pid), time.perf_counter()
-        listening = Listening()
-        with operator(api, settings.place, "default", listens=listening.begin) as broker:
-            figures.add("start to served board", time.perf_counter() - began, "s")
-            spent = processor_seconds(api.program.pid) - before
-            figures.add("of it, processor of the API server", spent, "s")
-            figures.add("resident memory of the broker", memory(broker.process.pid), "MiB")
-            for label, share in (("p99", 0.99), ("max", 1.0)):
-                delay = quantile(listening.end(), share) * 1e3
-                figures.add(f"an answer of its loop meanwhile, {label}", delay, "ms")
-    figures.note(f"{count:,} Exports and {count:,} Imports; kopf's process is not in the memory.")
+def burst_places() -> list[Place]:
+    """Return the places that are changed at once."""
+    return [(f"many-{agent}", f"p{port}") for port in range(PORTS) for agent in range(AGENTS)]
 
 
-class Listening:
-    """Asks for ``/livez`` again and again, which the loop that reads and matches answers."""
-
-    def __init__(self) -> None:
-        self._took: list[float] = []
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def begin(self, url: str) -> None:
-        """Begin to ask."""
-        self._thread = threading.Thread(target=self._ask, args=(url,), daemon=True)
-        self._thread.start()
-
-    def _ask(self, url: str) -> None:
-        door = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        while not self._over.wait(0.005):
-            began = time.perf_counter()
-            with door.open(f"{url}/livez", timeout=30.0) as answer:
-                answer.read()
-            self._took.append(time.perf_counter() - began)
-
-    def end(self) -> list[float]:
-        """Stop; return the seconds that each answer took."""
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-        return self._took
+def jobs() -> list[str]:
+    """Return the jobs of all agents."""
+    places = [*takers(), *burst_places()]
+    return ["feed", *(f"feed-{n}" for n in range(PORTS)), *dict.fromkeys(job for job, _ in places)]
 
 
-def memory(pid: int) -> float:
-    """Return the most resident memory that a process has had, in MiB."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
-
-
-# ---- changes -----------------------------------------------------------------------------------
-
-
-def changes(settings: Settings, api: Any, figures: Figures) -> None:
-    """Measure changes of filters by the API server until agents run them."""
-    from support.operators import Agent, make_key, operator
-
-    make_key(api, "default")
-    takers = [f"taker-{number}" for number in range(AGENTS)]
-    bench = Cluster(api)
+def declare(bench: Cluster) -> None:
+    """Make all Exports and Imports."""
     bench.declare("Export", "feed", job="feed", port="out", properties={"kind": "out"})
-    for job in takers:
-        bench.declare("Import", job, job=job, port=PORT, subscription='kind == "out"')
-    os.environ["STREAMBROKER_TOKEN"] = Agent(api, "default", "jobs").token
-    with operator(api, settings.place, "default") as broker:
-        links = Links(settings.place, broker.url, ["feed", *takers])
+    for number in range(PORTS):
+        job, kind = f"feed-{number}", {"kind": f"p{number}"}
+        bench.declare("Export", job, job=job, port="out", properties=kind)
+    for job, port in [*takers(), *burst_places()]:
+        wanted = f'kind == "{"out" if port == PORT else port}"'
+        bench.declare("Import", f"{job}-{port}", job=job, port=port, subscription=wanted)
+
+
+@contextmanager
+def broker_and_agents(settings: Settings, api: Any, *options: str) -> Iterator[tuple[Any, Links]]:
+    """Run a broker and all agents."""
+    from support.operators import operator
+
+    with operator(api, settings.place, "default", *options) as broker:
+        place = settings.place / f"agents-{time.monotonic_ns()}"
+        place.mkdir()
+        links = Links(place, broker.url, jobs())
         try:
-            measure(settings, figures, bench, links, takers)
-            rest(settings, figures, api, bench)
+            yield broker, links
         finally:
             links.end()
 
 
-def measure(
-    settings: Settings, figures: Figures, bench: Cluster, links: Links, takers: list[str]
-) -> None:
-    """Change at several rates, then as fast as the API server takes it."""
+def alone(settings: Settings, figures: Figures, bench: Cluster) -> None:
+    """Change without a broker: what remains of the time if that took none."""
+    for rate in RATES:
+        sent = bench.changed(takers(), rate, 2.0 if settings.quick else SECONDS)
+        for label, share in SHARES:
+            answered = quantile([one[3] for one in sent], share) * 1e3
+            figures.add(f"{ALONE}: answer at {rate} changes/s, {label}", answered, "ms")
+
+
+def measure(settings: Settings, figures: Figures, api: Any, bench: Cluster, feeder: str) -> None:
+    """Change at several rates, then all at once."""
     seconds = 2.0 if settings.quick else SECONDS
-    bench.changed(takers, 10, 2.0)
-    for _ in range(settings.rounds):
-        figures.yardstick()
+    with broker_and_agents(settings, api, "--feeder", feeder) as (broker, links):
+        settled(bench)
+        bench.changed(takers(), 10, 2.0)
         for rate in RATES:
-            sent = bench.changed(takers, rate, seconds)
-            took = took_of([one[:3] for one in sent], lambda: links.ask("seen"))
-            for label, share in (("p50", 0.5), ("p99", 0.99)):
-                name = f"PATCH -> agent, {rate} changes/s, {label}"
-                figures.add(name, quantile(took, share) * 1e3, "ms")
-            answered = quantile([one[3] for one in sent], 0.5) * 1e3
-            figures.add(f"the API server's answer, {rate} changes/s, p50", answered, "ms")
-        sent = bench.changed(takers, 0, 0.0)
-        last = max(began + answer for _, began, _, answer in sent)
-        newest = {job: max(g for j, _, g, _ in sent if j == job) for job in takers}
-        took = took_of([(job, last, g) for job, g in newest.items()], lambda: links.ask("seen"))
-        figures.add(f"burst of {BURST:,}: last answer -> all agents", max(0.0, *took), "s")
-        figures.add(f"burst of {BURST:,}: API server", last - min(o[1] for o in sent), "s")
+            before, began = spent(api, broker, links), time.perf_counter()
+            sent = bench.changed(takers(), rate, seconds)
+            took_s = time.perf_counter() - began
+            after = spent(api, broker, links)
+            changes = [(job, began, generation) for (job, _), began, generation, _ in sent]
+            took = took_of(changes, lambda: links.ask("seen"))
+            name = f"{feeder}, {rate} changes/s"
+            for label, share in SHARES:
+                figures.add(f"{name}: PATCH -> agent, {label}", quantile(took, share) * 1e3, "ms")
+            for label, share in SHARES:
+                answered = quantile([one[3] for one in sent], share) * 1e3
+                figures.add(f"{name}: the API server's answer, {label}", answered, "ms")
+            for who, used in after.items():
+                figures.add(f"{name}: processor, {who}", (used - before[who]) / took_s, "cores")
+            figures.add(f"{name}: changes made", len(sent) / took_s, "per s")
+        burst(settings, figures, bench, links, feeder)
 
 
-def rest(settings: Settings, figures: Figures, api: Any, bench: Cluster) -> None:
-    """Count what is written while nothing changes, once the statuses of the changes are."""
-    time.sleep(35.0)
-    before = len(api.writes())
-    leases = bench.leases()
-    time.sleep(10.0 if settings.quick else REST_S)
-    written = len(api.writes()) - before - (bench.leases() - leases)
-    figures.add("writes in ten minutes of rest, the Lease apart", float(written), "writes")
+def spent(api: Any, broker: Any, links: Links) -> dict[str, float]:
+    """Return what the processes have used of the cores, in seconds."""
+    kopf = child_of(broker.process.pid, "kopf_child")
+    pids = {
+        "API server": api.program.pid,
+        "etcd": api.etcd.program.pid,
+        "broker": broker.process.pid,
+        **({} if kopf is None else {"kopf": kopf}),
+        "agents": links.process.pid,
+    }
+    return {
+        **{who: processor_seconds(pid) for who, pid in pids.items()},
+        "who changes": time.process_time(),
+    }
 
 
-class Cluster:
-    """Declares and changes resources as kubectl would.
+def settled(bench: Cluster) -> None:
+    """Wait until no statuses are written any more."""
+    count, since = -1, time.perf_counter()
+    while time.perf_counter() - since < SETTLED_S:
+        time.sleep(0.5)
+        now = bench.status_writes().total()
+        if now != count:
+            count, since = now, time.perf_counter()
 
-    Args:
-        api: the API server.
-    """
 
-    def __init__(self, api: Any) -> None:
-        self._api = api
-        self._numbers = itertools.count(1)
-        self._own = threading.local()
-        self._tls = ssl.create_default_context(cafile=str(api.ca))
-
-    def declare(self, kind: str, name: str, **spec: Any) -> None:
-        """Make a resource."""
-        body = {"apiVersion": "streambroker.io/v1alpha1", "kind": kind, "spec": spec}
-        self._send("POST", f"{kind.lower()}s", {**body, "metadata": {"name": name}})
-
-    def _send(self, method: str, rest: str, body: Any, content_type: str = JSON) -> Any:
-        path = f"/apis/streambroker.io/v1alpha1/namespaces/default/{rest}"
-        headers = {
-            "Authorization": f"Bearer {self._api.tokens['admin']}",
-            "Content-Type": content_type,
-        }
-        connection = self._connection()
-        connection.request(method, path, json.dumps(body), headers)
-        answer = connection.getresponse()
-        found = json.loads(answer.read())
-        if answer.status not in (200, 201):
-            raise RuntimeError(found)
-        return found
-
-    def _connection(self) -> http.client.HTTPSConnection:
-        """Return this thread's connection, which it keeps: programs do so, too."""
-        known: http.client.HTTPSConnection | None = getattr(self._own, "connection", None)
-        if known is None:
-            known = http.client.HTTPSConnection(
-                "127.0.0.1", self._api.port, timeout=60.0, context=self._tls
-            )
-            self._own.connection = known
-        return known
-
-    def changed(
-        self, jobs: list[str], rate: int, seconds: float
-    ) -> list[tuple[str, float, int, float]]:
-        """Change filters in turn, at a rate, or a burst as fast as it goes if that is 0.
-
-        Returns:
-            of each its job, when it was sent, its generation, and seconds until the answer.
-        """
-        count = int(rate * seconds) if rate else BURST
-        due = time.perf_counter()
-        sent: list[tuple[str, float, int, float]] = []
-
-        def change(number: int) -> None:
-            if rate:
-                time.sleep(max(0.0, due + number / rate - time.perf_counter()))
-            job = jobs[number % len(jobs)]
-            began = time.perf_counter()
-            spec = {"filter": f"a > {next(self._numbers)}"}
-            body = self._send("PATCH", f"imports/{job}", {"spec": spec}, PATCH)
-            answered = time.perf_counter() - began
-            sent.append((job, began, int(body["metadata"]["generation"]), answered))
-
-        with ThreadPoolExecutor(8) as pool:
-            for order in [pool.submit(change, number) for number in range(count)]:
-                order.result()
-        return sent
-
-    def leases(self) -> int:
-        """Return how many writes of Leases there were."""
-        return len(self._api.writes(plural="leases"))
+def burst(settings: Settings, figures: Figures, bench: Cluster, links: Links, feeder: str) -> None:
+    """Change every Import once as fast as the API server takes it, and watch what follows."""
+    seconds = 2.0 if settings.quick else SECONDS
+    # What changed all the time is written at last after ten seconds.
+    time.sleep(0.0 if settings.quick else 10.0)
+    settled(bench)
+    every = burst_places()
+    again = every[:1]
+    quiet = quantile([one[3] for one in bench.changed(again, 10, seconds)], 0.99)
+    settled(bench)
+    before = bench.status_writes()
+    sent = bench.changed(every, 0, 0.0)
+    last = max(began + answer for _, began, _, answer in sent)
+    # One of the first agent's is changed on and on: how long does that take meanwhile?
+    during = bench.changed(again, 10, STATUS_S)
+    wanted = {place: generation for place, _, generation, _ in sent if place not in again}
+    newest = links.ask("newest")
+    came = {place: newest[place[0]][place[1]] for place in wanted}
+    behind = sum(came[place][0] != generation for place, generation in wanted.items())
+    if behind:
+        raise RuntimeError(f"{behind} agents have not run the last change after 30 s")
+    name = f"{feeder}, burst of {len(every):,}"
+    took = max(0.0, *(at - last for _, at in came.values()))
+    figures.add(f"{name}: API server", last - min(one[1] for one in sent), "s")
+    figures.add(f"{name}: its last answer -> all agents", took, "s")
+    busy = quantile([one[3] for one in during], 0.99)
+    figures.add(f"{name}: a PATCH before, p99", quiet * 1e3, "ms")
+    figures.add(f"{name}: a PATCH while statuses are written, p99", busy * 1e3, "ms")
+    figures.add(f"{name}: the second over the first", busy / quiet, "ratio")
+    written = bench.status_writes() - before
+    each = [written[f"{job}-{port}"] for job, port in wanted]
+    figures.add(f"{name}: status writes of an object in {STATUS_S:.0f} s", mean(each), "each")
+    odd = sum(n != 1 for n in each)
+    figures.add(f"{name}: objects with more or fewer than one", odd, "objects")

@@ -29,15 +29,20 @@ NAMES = (
     "matching",
     "cold_start",
     "feed",
+    "cluster_start",
     "cluster",
 )
+LONG = ("cluster_rest",)
+"""Those that are measured only where they are named."""
 RESULTS = Path(__file__).parent / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmarks that are asked for; returns the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks", description="Measure against peers.")
-    parser.add_argument("names", nargs="*", metavar="name", help="which; all by default")
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help="which; all but the long ones by default"
+    )
     parser.add_argument("--list", action="store_true", help="say what each one measures")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of a micro-batch")
@@ -45,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=RESULTS / "latest.json", metavar="FILE")
     parser.add_argument("--directory", type=Path, help="disk to write to; default: temporary")
     options = parser.parse_args(arguments)
-    modules = {name: importlib.import_module(name) for name in NAMES}
+    modules = {name: importlib.import_module(name) for name in (*NAMES, *LONG)}
     if options.list:
         for name, module in modules.items():
             sys.stdout.write(f"{name:16} {module.PURPOSE}\n")

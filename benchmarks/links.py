@@ -1,7 +1,8 @@
 """Many agents in one process, without rows: the real link to the broker and route table of each.
 
 ``python -m links URL PLACE JOB...`` says ``ready`` and then answers one line for each line it gets:
-``seen`` with what the agents have applied since, ``hints on`` and ``hints off`` once the broker has
+``seen`` with what the agents have applied since, ``newest`` with the generation of each of their
+imports and when it was the last to come, ``hints on`` and ``hints off`` once the broker has
 another address for hints, which with ``off`` is one where nobody listens.
 """
 
@@ -29,13 +30,17 @@ class Linked:
 
     Attributes:
         seen: ``[generation, time]`` by the clock that all processes of a machine share.
+        newest: likewise, of each import the last.
     """
 
     def __init__(self, number: int, job: str, url: str, place: Path) -> None:
         home = place / f"home-{job}"
         home.mkdir()
         self.seen: list[tuple[int, float]] = []
+        self.newest: dict[str, tuple[int, float]] = {}
         self._hosts = Hosts(PeKey.parse(f"default/{job}/0"), home, progress=lambda *_: None)
+        # No rows: who holds none would be asked for them each second.
+        self._hosts.imports.peers.follow = lambda _: None  # type: ignore[assignment]
         self._hosts.routes.listen(self._note)
         self.link = BrokerLink(
             self._hosts,
@@ -51,6 +56,9 @@ class Linked:
         now = time.perf_counter()
         if PORT in view.imports:
             self.seen.append((view.imports[PORT].generation, now))
+        for name, port in view.imports.items():
+            if self.newest.get(name, (0, 0.0))[0] != port.generation:
+                self.newest[name] = port.generation, now
 
     def hints(self, on: bool) -> None:
         """Let the broker know where hints go."""
@@ -69,10 +77,12 @@ def main() -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     for line in sys.stdin:
-        answer = {}
+        answer: dict[str, object] = {}
         if line.startswith("hints"):
             for agent in agents.values():
                 agent.hints(line.strip() == "hints on")
+        elif line.startswith("newest"):
+            answer = {job: agent.newest for job, agent in agents.items()}
         else:
             answer = {job: agent.seen for job, agent in agents.items()}
         sys.stdout.write(ANSWER + json.dumps(answer) + "\n")

@@ -146,7 +146,7 @@ def token_of(
     audiences: tuple[str, ...] = ("streambroker",),
 ) -> str:
     """Return a token of a service account, bound to a pod (name, uid) or to none."""
-    spec: dict[str, Any] = {"audiences": list(audiences), "expirationSeconds": 600}
+    spec: dict[str, Any] = {"audiences": list(audiences), "expirationSeconds": 3600}
     if pod is not None:
         spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", **pod}
     answer = server.request(

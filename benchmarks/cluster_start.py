@@ -1,0 +1,151 @@
+"""From the start of a broker's process until it serves 20,000 resources of a real API server.
+
+Both feeders in turns, first with resources that nobody has told anything of, then with statuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import urllib.request
+from typing import Any
+
+from feed import fill, processor_seconds
+from kube_resources import api_server, child_of, memory
+from measure import Figures, Settings, quantile, turns
+
+from streambroker_core.board import Board, Event
+from streambroker_operator.kubernetes.access import Access, from_kubeconfig
+from streambroker_operator.kubernetes.api import HttpApi
+from streambroker_operator.kubernetes.client import ApiClient
+from streambroker_operator.kubernetes.feed import FEEDERS
+from streambroker_operator.kubernetes.reflector import ReflectorFeeder
+from streambroker_operator.kubernetes.status_writer import StatusWriter
+from streambroker_operator.kubernetes.statuses import Statuses
+
+PURPOSE = "a broker on a real API server: its start with 10,000 Exports and 10,000 Imports"
+EACH = 10_000
+QUIET_S = 2.0
+"""Whose process has used next to nothing of the cores for so long has listed everything."""
+
+
+def run(settings: Settings) -> Figures:
+    """Fill an API server, start brokers, write all statuses, start brokers."""
+    figures = Figures()
+    count = EACH // (10 if settings.quick else 1)
+    with api_server(settings, figures, "start") as api:
+        if api is None:
+            return figures
+        from support.operators import make_key
+
+        make_key(api, "default")
+        access = from_kubeconfig(api.kubeconfig())
+        asyncio.run(fill(access, count))
+        settings.say(f"{2 * count:,} resources are there")
+        rounds(settings, figures, api, "")
+        asyncio.run(fill_statuses(access, 2 * count))
+        settings.say("and their statuses")
+        rounds(settings, figures, api, ", with statuses")
+    figures.note(f"{count:,} Exports and {count:,} Imports; starts, one after the other, in turns.")
+    figures.note("kopf's process begins once the board is served; its memory after it has listed.")
+    figures.note("All on the same cores: API server, etcd, broker, kopf, and who asks.")
+    return figures
+
+
+def rounds(settings: Settings, figures: Figures, api: Any, label: str) -> None:
+    """Start a broker with each feeder in turn."""
+    for round_ in range(settings.rounds):
+        figures.yardstick()
+        for feeder in turns(FEEDERS, round_):
+            start(settings, figures, api, feeder, label)
+
+
+def start(settings: Settings, figures: Figures, api: Any, feeder: str, label: str) -> None:
+    """Measure one start."""
+    from support.operators import operator
+
+    name, listening, written = f"{feeder}{label}", Listening(), len(api.writes())
+    written -= len(api.writes(plural="leases"))
+    before, began = processor_seconds(api.program.pid), time.perf_counter()
+    options = ("--feeder", feeder)
+    with operator(api, settings.place, "default", *options, listens=listening.begin) as broker:
+        figures.add(f"{name}: start to served board", time.perf_counter() - began, "s")
+        spent = processor_seconds(api.program.pid) - before
+        figures.add(f"{name}: of it, processor of the API server", spent, "s")
+        for what, share in (("p99", 0.99), ("max", 1.0)):
+            delay = quantile(listening.end(), share) * 1e3
+            figures.add(f"{name}: an answer of its loop meanwhile, {what}", delay, "ms")
+        kopf = child_of(broker.process.pid, "kopf_child") if feeder == "kopf" else None
+        if kopf is not None:
+            await_quiet(kopf)
+            figures.add(f"{name}: resident memory of kopf's process", memory(kopf), "MiB")
+        own = memory(broker.process.pid)
+        figures.add(f"{name}: resident memory of the broker", own, "MiB")
+        if label:
+            # Long enough for a Lease to be taken and for statuses to be looked at.
+            time.sleep(0.0 if settings.quick else 5.0)
+    figures.add("resident memory of the API server", memory(api.program.pid), "MiB")
+    if label:
+        writes = len(api.writes()) - len(api.writes(plural="leases")) - written
+        figures.add(f"{name}: writes, the Lease apart", writes, "writes")
+
+
+def await_quiet(pid: int) -> None:
+    """Wait until a process has hardly used the cores for a while."""
+    last, since = processor_seconds(pid), time.perf_counter()
+    while time.perf_counter() - since < QUIET_S:
+        time.sleep(0.1)
+        now = processor_seconds(pid)
+        if now - last > 0.02 * QUIET_S:
+            last, since = now, time.perf_counter()
+
+
+async def fill_statuses(access: Access, count: int) -> None:
+    """Write of every resource what a broker would that no agent has registered with."""
+    board, api = Board(), HttpApi(access)
+    statuses = Statuses(board, lambda name, urgent: writer.offer(name, urgent=urgent))
+    writer = StatusWriter(api, statuses, leads=lambda: True, per_s=1e6, burst=1000, settle_s=0.0)
+    feeder = ReflectorFeeder(ApiClient(access), (), statuses.look)
+
+    def deliver(event: Event) -> None:
+        statuses.followed(event, list(board.handle(event)))
+
+    running = [asyncio.ensure_future(part) for part in (feeder.run(deliver), writer.run())]
+    while writer.figures.written < count or not writer.idle:
+        done, _ = await asyncio.wait(running, timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    await api.close()
+
+
+class Listening:
+    """Asks for ``/livez`` again and again, which the loop that reads and matches answers."""
+
+    def __init__(self) -> None:
+        self._took: list[float] = []
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, url: str) -> None:
+        """Begin to ask."""
+        self._thread = threading.Thread(target=self._ask, args=(url,), daemon=True)
+        self._thread.start()
+
+    def _ask(self, url: str) -> None:
+        door = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while not self._over.wait(0.005):
+            began = time.perf_counter()
+            with door.open(f"{url}/livez", timeout=30.0) as answer:
+                answer.read()
+            self._took.append(time.perf_counter() - began)
+
+    def end(self) -> list[float]:
+        """Stop; return the seconds that each answer took."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        return self._took
