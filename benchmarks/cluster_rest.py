@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from change_to_route import Links
-from kube_resources import Cluster, api_server
+from kube_resources import Cluster, api_server, but_leases
 from measure import Figures, Settings
 
 from cluster import AGENTS, declare, jobs, settled, takers
@@ -66,16 +66,12 @@ def rest(
     leading = sum(broker.leads for broker in replicas)
     if leading != 1:
         raise RuntimeError(f"{leading} replicas lead")
-    before, leases = len(api.writes()), bench.leases()
-    time.sleep(10.0 if settings.quick else REST_S)
-    new = api.writes()[before:]
-    renewed = bench.leases() - leases
-    if len(new) != renewed:
-        refs = [f"{entry['verb']} {entry.get('objectRef')}" for entry in new]
-        settings.say("\n".join(ref for ref in refs if "leases" not in ref))
-    seconds = 10.0 if settings.quick else REST_S
-    figures.add(f"two replicas at rest for {seconds:.0f} s: writes", len(new) - renewed, "writes")
-    figures.add("renewals of the Lease meanwhile", renewed, "writes")
+    before, seconds = len(but_leases(api)), 10.0 if settings.quick else REST_S
+    time.sleep(seconds)
+    new = but_leases(api)[before:]
+    for entry in new:
+        settings.say(f"{entry['verb']} {entry.get('objectRef')}")
+    figures.add(f"two replicas at rest for {seconds:.0f} s: writes", len(new), "writes")
 
 
 def away(settings: Settings, figures: Figures, api: Any, replicas: tuple[Any, Any]) -> None:

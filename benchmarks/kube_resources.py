@@ -42,6 +42,11 @@ def api_server(settings: Settings, figures: Figures, name: str) -> Iterator[Any]
         yield api
 
 
+def but_leases(api: Any) -> list[dict[str, Any]]:
+    """Return all writes of brokers and others, but those of Leases."""
+    return [one for one in api.writes() if one.get("objectRef", {}).get("resource") != "leases"]
+
+
 def child_of(pid: int, word: str) -> int | None:
     """Return the process that another one started with a word in its command; None for none."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -135,7 +140,3 @@ class Cluster:
         """Return how often the status of each Import was written."""
         entries = (entry["objectRef"] for entry in self._api.writes(plural="imports"))
         return Counter(ref["name"] for ref in entries if ref.get("subresource") == "status")
-
-    def leases(self) -> int:
-        """Return how many writes of Leases there were."""
-        return len(self._api.writes(plural="leases"))
