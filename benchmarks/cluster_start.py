@@ -21,6 +21,7 @@ from streambroker_operator.kubernetes.api import HttpApi
 from streambroker_operator.kubernetes.client import ApiClient
 from streambroker_operator.kubernetes.feed import FEEDERS
 from streambroker_operator.kubernetes.reflector import ReflectorFeeder
+from streambroker_operator.kubernetes.status_pace import StatusPace
 from streambroker_operator.kubernetes.status_writer import StatusWriter
 from streambroker_operator.kubernetes.statuses import Statuses
 
@@ -109,7 +110,8 @@ async def fill_statuses(access: Access, count: int) -> None:
     """Write of every resource what a broker would that no agent has registered with."""
     board, api = Board(), HttpApi(access)
     statuses = Statuses(board, lambda name, urgent: writer.offer(name, urgent=urgent))
-    writer = StatusWriter(api, statuses, leads=lambda: True, per_s=1e6, burst=1000, settle_s=0.0)
+    pace = StatusPace(per_s=1e6, burst=1000)
+    writer = StatusWriter(api, statuses, leads=lambda: True, pace=pace, settle_s=0.0)
     feeder = ReflectorFeeder(ApiClient(access), (), statuses.look)
 
     def deliver(event: Event) -> None:

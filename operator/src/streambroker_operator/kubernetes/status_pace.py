@@ -24,10 +24,14 @@ class StatusPace:
     """Tokens for writes, and places for those under way.
 
     All methods are called on one event loop.
+
+    Args:
+        per_s: writes per second, in the long run.
+        burst: writes that may be made at once after some rest.
     """
 
-    def __init__(self) -> None:
-        self._bucket = Buckets(PER_S, BURST)
+    def __init__(self, per_s: float = PER_S, burst: int = BURST) -> None:
+        self._bucket = Buckets(per_s, burst)
         self._places = asyncio.Semaphore(IN_FLIGHT)
 
     async def token(self) -> None:
