@@ -55,7 +55,7 @@ images: $(READY) ## build the images of the broker and of Spark (needs docker, o
 .PHONY: test
 test: check $(READY) ## all checks and tests, under 20 minutes on 2 cores
 	tests/cluster/build.sh api --if-possible
-	$(BIN)/python -m pytest tests -m "not long and not node"
+	$(BIN)/python tests/run.py -m "not long and not node" --durations 20
 
 .PHONY: test-long
 test-long: $(READY) ## the full kill tables, soaks and long property runs

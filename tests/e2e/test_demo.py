@@ -113,6 +113,7 @@ def test_the_demonstration_checks_every_batch_and_names_where_each_change_holds(
     assert not list(tmp_path.glob("streambroker-demo-*")), "its directory is left"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(480)
 def test_the_demonstration_fails_and_names_the_line_when_one_row_is_left_out(
     tmp_path: Path,

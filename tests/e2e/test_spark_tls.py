@@ -25,6 +25,7 @@ def world(tmp_path: Path, secured: Authority) -> Iterator[World]:
     world.end()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_every_row_arrives_once_while_both_agents_take_in_another_certificate(
     world: World, secured: Authority

@@ -82,7 +82,7 @@ def listeners(port: int) -> int:
     return sum(int(row[1].split(":")[1], 16) == port and row[3] == "0A" for row in lines)
 
 
-@pytest.mark.parametrize("pause_s", [0.1, 5.0])
+@pytest.mark.parametrize("pause_s", [0.1, pytest.param(5.0, marks=pytest.mark.long)])
 def test_after_a_kill_one_agent_serves_and_the_stream_goes_on(agents: Pair, pause_s: float) -> None:
     """The driver's turn comes some two seconds after the kill."""
     home, port = agents.exporter.home, agents.exporter.port

@@ -113,6 +113,7 @@ def test_who_is_killed_is_followed_when_its_lease_has_run_out(
         assert 11.0 <= took <= 16.0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(90)
 def test_an_api_server_that_hangs_ends_leading_and_it_goes_on_afterwards(
     own_api: ApiServer,
