@@ -1,6 +1,7 @@
-"""Run the tests in two processes, with pytest's own arguments: ``python tests/run.py -m "not long"``.
+"""Run the tests in two processes, with pytest's own arguments.
 
-Those on an API server mostly wait for it, for a Lease, for a time to pass. All others run meanwhile.
+Those on an API server mostly wait: for it, for a Lease, for a time to pass. All others run
+meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ PYTEST = [sys.executable, "-m", "pytest"]
 
 
 def main(arguments: list[str]) -> int:
-    """Run all, show what the others say as they go and the cluster's at the end; return the worse code."""
+    """Run all, and show what those on an API server say at the end; return the worse code."""
     with tempfile.TemporaryFile("w+") as said:
         cluster = subprocess.Popen(
             [*PYTEST, CLUSTER, *arguments], stdout=said, stderr=subprocess.STDOUT

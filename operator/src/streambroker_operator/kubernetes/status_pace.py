@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager
 
 from streambroker_operator.rest.limits import Buckets
 
-IN_FLIGHT = 4
+IN_FLIGHT = 2
 """Requests at a time; more only make everybody else wait."""
-PER_S = 50.0
-BURST = 100
+PER_S = 40.0
+"""A thousand statuses take less than half a minute; faster would only slow other writes down."""
+BURST = 20
 
 _TICK_S = 0.001
 
