@@ -1,7 +1,7 @@
 """Run the tests in two processes, with pytest's own arguments.
 
-Those on an API server mostly wait: for it, for a Lease, for a time to pass. All others run
-meanwhile.
+Those on an API server and those with Spark mostly wait: for a server to start, for a Lease, for a
+batch. All others run meanwhile.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ import subprocess
 import sys
 import tempfile
 
-CLUSTER = "tests/component/kubernetes"
+WAITING = ["tests/component/kubernetes", "tests/component/spark", "tests/e2e"]
 PYTEST = [sys.executable, "-m", "pytest"]
 
 
 def main(arguments: list[str]) -> int:
-    """Run all, and show what those on an API server say at the end; return the worse code."""
+    """Run all, and show what those that wait say at the end; return the worse code."""
+    others = ["tests", *(f"--ignore={path}" for path in WAITING)]
     with tempfile.TemporaryFile("w+") as said:
-        cluster = subprocess.Popen(
-            [*PYTEST, CLUSTER, *arguments], stdout=said, stderr=subprocess.STDOUT
+        waiting = subprocess.Popen(
+            [*PYTEST, *WAITING, *arguments], stdout=said, stderr=subprocess.STDOUT
         )
         try:
-            others = subprocess.run(
-                [*PYTEST, "tests", f"--ignore={CLUSTER}", *arguments], check=False
-            ).returncode
-            code = cluster.wait()
+            code = subprocess.run([*PYTEST, *others, *arguments], check=False).returncode
+            code = max(code, waiting.wait())
         finally:
-            if cluster.poll() is None:
-                cluster.terminate()
-                cluster.wait()
+            if waiting.poll() is None:
+                waiting.terminate()
+                waiting.wait()
             said.seek(0)
             shutil.copyfileobj(said, sys.stdout)
-    return max(others, code)
+    return code
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.board import (
@@ -302,6 +302,17 @@ def test_an_old_list_tears_nothing_down(plan: list[Step]) -> None:
 
 @settings(deadline=None, max_examples=400)
 @given(plan=steps("save", "save", "restore", "outgrow"))
+@example(
+    # Restored, and at the same version again, before anybody looks: one name is another object's.
+    plan=[
+        ("write", "Import", 0, 0),
+        ("write", "Export", 1, 0),
+        ("deliver", "Export", 0, 0),
+        ("restore", "Export", 0, 0),
+        ("write", "Export", 1, 0),
+        ("write", "Export", 0, 0),
+    ]
+)
 def test_after_a_restore_the_list_decides_and_what_persists_is_kept(plan: list[Step]) -> None:
     rig = Rig()
     for step in plan:

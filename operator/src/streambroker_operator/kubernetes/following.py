@@ -38,6 +38,9 @@ from streambroker_core.wire.manifest import API_VERSION, read_manifest, size_pro
 
 Entry: TypeAlias = "Export | Import | Unreadable"
 
+_Name: TypeAlias = "tuple[str, str]"
+"""Namespace and name."""
+
 _METADATA = ("name", "namespace", "uid", "generation", "creationTimestamp")
 _PRINT_BYTES = 16
 
@@ -83,6 +86,22 @@ class _Known:
     seen: int
     print: bytes
     entry: Entry
+
+    @property
+    def name(self) -> _Name:
+        """Which name it has, in which namespace."""
+        entry = self.entry
+        if isinstance(entry, Unreadable):
+            return entry.namespace, entry.name
+        return entry.key.namespace, entry.name
+
+
+class _Gone(NamedTuple):
+    """That an object went: at which version that was known, and until when it had its name."""
+
+    version: int
+    name: _Name
+    until: int
 
 
 def mark_of(body: Mapping[str, Any]) -> Mark:
@@ -181,7 +200,7 @@ class Following:
         self.session = 0
         self.high = 0
         self._known: dict[str, _Known] = {}
-        self._gone: dict[str, int] = {}
+        self._gone: dict[str, _Gone] = {}
         # Whoever is not known at this version is gone, or never was.
         self._floor = -1
 
@@ -212,14 +231,32 @@ class Following:
             version: the version of the list.
             asked_at: `high` at the time of the question.
         """
-        return version < asked_at or any(self._contradicts(mark, version) for mark in marks)
+        if version < asked_at:
+            return True
+        names = self._held_names(version)
+        return any(self._contradicts(mark, version, names) for mark in marks)
 
-    def _contradicts(self, mark: Mark, version: int) -> bool:
+    def _contradicts(self, mark: Mark, version: int, names: Mapping[_Name, int]) -> bool:
         known = self._known.get(mark.uid)
         if known is not None:
             return mark.version < known.version <= version
         gone = self._gone.get(mark.uid)
-        return mark.version <= self._floor if gone is None else gone <= version
+        if gone is not None:
+            return gone.version <= version
+        # Two objects cannot have had one name at the same time.
+        held = names.get((mark.namespace, mark.name), -1)
+        return mark.version <= max(self._floor, held)
+
+    def _held_names(self, version: int) -> dict[_Name, int]:
+        """Return until which version each name was held, of what a list can judge."""
+        held: dict[_Name, int] = {}
+        for known in self._known.values():
+            if known.seen <= version:
+                held[known.name] = max(known.seen, held.get(known.name, -1))
+        for gone in self._gone.values():
+            if gone.until <= version:
+                held[gone.name] = max(gone.until, held.get(gone.name, -1))
+        return held
 
     def listed(
         self, found: Sequence[Listed], version: int, *, restored: bool = False
@@ -237,7 +274,7 @@ class Following:
         fresh = not self.synced
         known = {} if fresh else self._younger({listed.mark.uid for listed in found}, version)
         for mark, print_, entry in found:
-            if mark.uid not in known and (fresh or self._gone.get(mark.uid, -1) <= version):
+            if mark.uid not in known and (fresh or self._gone_at(mark.uid) <= version):
                 known[mark.uid] = _Known(
                     version=mark.version,
                     seen=max(mark.version, version),
@@ -260,8 +297,12 @@ class Following:
             if (known.version if uid in here else known.seen) > version
         }
 
-    def _gone_after(self, version: int) -> dict[str, int]:
-        return {uid: at for uid, at in self._gone.items() if at > version}
+    def _gone_at(self, uid: str) -> int:
+        gone = self._gone.get(uid)
+        return -1 if gone is None else gone.version
+
+    def _gone_after(self, version: int) -> dict[str, _Gone]:
+        return {uid: gone for uid, gone in self._gone.items() if gone.version > version}
 
     def _synced(self, found: Sequence[Listed], version: int) -> Synced:
         listed: list[tuple[Resource, int]] = []
@@ -313,7 +354,8 @@ class Following:
         elif mark.version < known.seen:
             return None
         self._known.pop(mark.uid, None)
-        self._gone[mark.uid] = mark.version
+        name = mark.namespace, mark.name
+        self._gone[mark.uid] = _Gone(mark.version, name, mark.version)
         return self._removed(mark.uid, mark.version)
 
     def bookmark(self, version: int) -> Event | None:
@@ -342,7 +384,7 @@ class Following:
         for uid, known in list(self._known.items()):
             if uid not in here and known.seen <= version:
                 del self._known[uid]
-                self._gone[uid] = version
+                self._gone[uid] = _Gone(version, known.name, known.seen)
                 events.append(self._removed(uid, known.seen))
         return events
 
