@@ -21,7 +21,8 @@ from streambroker_core.board.events import (
     Synced,
     Unreadable,
 )
-from streambroker_core.board.state import Board, stream_of
+from streambroker_core.board.shown import stream_of
+from streambroker_core.board.state import Board
 
 __all__ = [
     "Action",
