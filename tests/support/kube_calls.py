@@ -114,7 +114,10 @@ def grant(server: ApiServer, name: str, user: str, *rules: tuple[str, str, str])
             content_type="application/apply-patch+yaml",
         )
         assert answer.status in (200, 201), answer.message
-    wanted = {right: right in rules for right in before | set(rules)}
+    wanted = {
+        (group, resource, verb): bool({(group, resource, verb), (group, resource, "*")} & {*rules})
+        for group, resource, verb in before | set(rules)
+    }
     until(
         lambda: all(may(server, user, right) is given for right, given in wanted.items()),
         10.0,

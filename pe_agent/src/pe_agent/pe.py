@@ -160,6 +160,7 @@ class PE:
         self._application = application
         self.known = LastKnown(lambda: self.agent.call("view", timeout=2.0)["view"])
         self._queries: list[_Running] = []
+        self._beating = threading.Lock()
         self.stopped = threading.Event()
         process.beat.append(self._beat)
 
@@ -386,18 +387,22 @@ class PE:
         )
 
     def _beat(self) -> None:
-        """Keep the publisher leases of the queries that run; give back those of ended ones."""
-        for running in list(self._queries):
-            active = running.is_active()
-            if active:
-                self._hurry(running.hurried)
-            else:
-                self._queries.remove(running)
-            self.agent.call(
-                "publisher.renew" if active else "publisher.renounce",
-                export=running.port,
-                query=running.id,
-            )
+        """Keep the publisher leases of the queries that run; give back those of ended ones.
+
+        Told by the thread that keeps the agent, and by who stops the PE meanwhile.
+        """
+        with self._beating:
+            for running in list(self._queries):
+                active = running.is_active()
+                if active:
+                    self._hurry(running.hurried)
+                else:
+                    self._queries.remove(running)
+                self.agent.call(
+                    "publisher.renew" if active else "publisher.renounce",
+                    export=running.port,
+                    query=running.id,
+                )
 
     def _hurry(self, ports: Sequence[str]) -> None:
         for port in ports:

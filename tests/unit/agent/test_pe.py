@@ -1,0 +1,43 @@
+"""What a PE of a job tells its agent, from whichever thread."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+from pe_agent.pe import PE, _Running
+from streambroker_core.model import PeKey
+
+
+class EndedQuery:
+    """A query that is found ended; who asks first gives another thread time to ask as well."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.again = threading.Event()
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 (Spark's name)
+        if self.asked.is_set():
+            self.again.set()
+        self.asked.set()
+        self.again.wait(0.2)
+        return False
+
+
+def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+    client = SimpleNamespace(call=lambda name, **said: calls.append((name, said)))
+    process = SimpleNamespace(beat=[], client=client, stop=lambda end_agent: None)
+    pe = PE(cast(Any, None), PeKey("default", "job", 0), cast(Any, process), None, {})
+    query = EndedQuery()
+    pe._queries.append(_Running("out", cast(Any, query), "query-1", ()))
+
+    beat = threading.Thread(target=process.beat[0])
+    beat.start()
+    query.asked.wait(10.0)
+    pe.stop()
+    beat.join(10.0)
+
+    assert calls == [("publisher.renounce", {"export": "out", "query": "query-1"})]
