@@ -1,37 +1,59 @@
-"""Run the tests in two processes, with pytest's own arguments.
+"""Run the tests in two lanes, with pytest's own arguments.
 
 Those on an API server and those with Spark mostly wait: for a server to start, for a Lease, for a
-batch. All others run meanwhile.
+batch. No two groups with Spark run at once. What a group says is shown when it has ended.
 """
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
-WAITING = ["tests/component/kubernetes", "tests/component/spark", "tests/e2e"]
-PYTEST = [sys.executable, "-m", "pytest"]
+LANES = 2
+SPARK = ["tests/component/spark", "tests/e2e"]
+CLUSTER = ["tests/component/kubernetes"]
+GROUPS = [
+    SPARK,
+    CLUSTER,
+    ["tests/component", *(f"--ignore={path}" for path in SPARK + CLUSTER)],
+    ["tests", "--ignore=tests/component", "--ignore=tests/e2e"],
+]
+"""The longest first; whatever is in none of the others is in the last."""
+
+
+def say(text: str) -> None:
+    """Show at once what there is to say."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def run(group: list[str], arguments: list[str]) -> tuple[int, str]:
+    """Return the code of one pytest and what it said."""
+    began = time.monotonic()
+    say(f"--- {group[0]}: begun")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *group, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    title = f"--- {group[0]}: code {done.returncode} after {time.monotonic() - began:.0f} s"
+    return done.returncode, f"{title}\n{done.stdout}"
 
 
 def main(arguments: list[str]) -> int:
-    """Run all, and show what those that wait say at the end; return the worse code."""
-    others = ["tests", *(f"--ignore={path}" for path in WAITING)]
-    with tempfile.TemporaryFile("w+") as said:
-        waiting = subprocess.Popen(
-            [*PYTEST, *WAITING, *arguments], stdout=said, stderr=subprocess.STDOUT
-        )
-        try:
-            code = subprocess.run([*PYTEST, *others, *arguments], check=False).returncode
-            code = max(code, waiting.wait())
-        finally:
-            if waiting.poll() is None:
-                waiting.terminate()
-                waiting.wait()
-            said.seek(0)
-            shutil.copyfileobj(said, sys.stdout)
-    return code
+    """Run all; return the worst code."""
+    worst = 0
+    with ThreadPoolExecutor(LANES) as lanes:
+        for ended in as_completed([lanes.submit(run, group, arguments) for group in GROUPS]):
+            code, said = ended.result()
+            say(said)
+            worst = max(worst, abs(code))  # a signal's is negative
+    return worst
 
 
 if __name__ == "__main__":
