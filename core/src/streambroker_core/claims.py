@@ -1,0 +1,211 @@
+"""Who claims which epoch of an export, and what may be removed.
+
+Claims, strongest first:
+
+1. planned: never removed until acknowledged or the reader is away for longer than grace;
+2. held: every epoch that a routed ``wait`` reader, live or within grace, has not finished;
+3. size and age: remove the oldest epochs that nobody claims.
+
+A ``drop`` reader claims nothing but its plan, so size and age take the oldest epochs it has not
+planned; that is what dropping is. Nothing is counted at removal: what a reader lost is the
+distance between its position and the next epoch that is still there, so a replay counts once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from streambroker_core.epochs import Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an export may keep.
+
+    Attributes:
+        max_bytes: size at which unclaimed epochs are removed and ``wait`` waits; bytes.
+        max_age: age at which unclaimed epochs are removed; seconds, None for no limit.
+        grace: how long a reader that is away keeps its claims; seconds.
+    """
+
+    max_bytes: int = 1 << 30
+    max_age: float | None = None
+    grace: float = 600.0
+
+
+@dataclass(slots=True)
+class Cursor:
+    """A reader's place in one stream.
+
+    Attributes:
+        next: first epoch it has not finished.
+        planned: the epochs ``[first, next)`` it has pinned, or None.
+        first: where it began to read the stream; an older checkpoint that does not know the
+            stream begins there again.
+    """
+
+    next: int
+    planned: tuple[int, int] | None = None
+    first: int = 0
+
+
+@dataclass(slots=True)
+class Reader:
+    """One query that reads an import of some job.
+
+    Attributes:
+        until: end of its lease; it is away from then on.
+        routed: its import is connected; a reader without a route claims only its plan.
+        opened: it has read this export, or was connected before there was a stream; streams
+            that come later are read from their first epoch.
+        resume: lowest epoch it may read of a stream, set when its route returned.
+        agreed: epochs below that are gone were lost by agreement (before it was connected, under
+            ``drop``), by stream; a ``wait`` reader does not stop at them.
+    """
+
+    id: str
+    import_: str
+    policy: str
+    start: str
+    until: float
+    routed: bool = True
+    opened: bool = False
+    cursors: dict[str, Cursor] = field(default_factory=dict)
+    resume: dict[str, int] = field(default_factory=dict)
+    agreed: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A reader that keeps the log full. ``bytes`` it has not finished; ``away`` seconds or 0."""
+
+    reader: str
+    import_: str
+    bytes: int
+    away: float
+
+
+class Claims:
+    """The streams of one export, its readers, and what they hold."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.streams: dict[str, Stream] = {}
+        self.readers: dict[str, Reader] = {}
+
+    def _claims(self, reader: Reader, now: float) -> bool:
+        return now <= reader.until + self.limits.grace
+
+    def _wanted_from(self, reader: Reader, stream: Stream) -> int:
+        """Return the first epoch of ``stream`` that a reader still has to read."""
+        if not self._reads(reader, stream):
+            return stream.next
+        cursor = reader.cursors.get(stream.id)
+        return max(0 if cursor is None else cursor.next, reader.resume.get(stream.id, 0))
+
+    def _reads(self, reader: Reader, stream: Stream) -> bool:
+        """Whether a stream is the one the reader began with, or a successor of it."""
+        known = next((name for name in self.streams if name in reader.cursors), None)
+        if known is None:
+            return reader.opened
+        names = list(self.streams)
+        return names.index(stream.id) >= names.index(known)
+
+    def wanted(self, stream: str) -> bool:
+        """Whether a known reader has not come to the end of a stream, be it there or removed.
+
+        While one has, the stream has to stay known: its loss is told or counted, not passed over.
+        """
+        known = self.streams[stream]
+        return any(self._wanted_from(r, known) < known.next for r in self.readers.values())
+
+    def lag(self, reader: Reader) -> tuple[int, int]:
+        """Return how many epochs and bytes a reader has still to finish of what is retained."""
+        if not reader.routed:
+            return 0, 0
+        epochs = size = 0
+        for stream in self.streams.values():
+            wanted = self._wanted_from(reader, stream)
+            if wanted < stream.next:
+                first = stream.at_or_after(wanted)
+                epochs += stream.next - first
+                size += stream.bytes_from(first)
+        return epochs, size
+
+    def _holding(self, now: float) -> list[Reader]:
+        return [
+            r
+            for r in self.readers.values()
+            if r.policy == "wait" and r.routed and self._claims(r, now)
+        ]
+
+    def held_bytes(self, now: float) -> int:
+        """Return the bytes that ``wait`` readers have not finished, each epoch counted once."""
+        holding = self._holding(now)
+        if not holding:
+            return 0
+        return sum(
+            s.bytes_from(min(self._wanted_from(r, s) for r in holding))
+            for s in self.streams.values()
+        )
+
+    def blocked_by(self, now: float) -> list[Holder]:
+        """Return who keeps the export waiting, slowest first; empty if a batch may be admitted."""
+        if self.held_bytes(now) < self.limits.max_bytes:
+            return []
+        holders = [
+            Holder(
+                reader=r.id,
+                import_=r.import_,
+                bytes=sum(s.bytes_from(self._wanted_from(r, s)) for s in self.streams.values()),
+                away=max(0.0, now - r.until),
+            )
+            for r in self._holding(now)
+        ]
+        return sorted((h for h in holders if h.bytes), key=lambda h: -h.bytes)
+
+    def sweep(self, now: float) -> dict[str, list[int]]:
+        """Remove the epochs that size and age take, and return their numbers by stream.
+
+        Size never takes the newest epoch: a reader that drops would otherwise never get one that
+        is larger than the log.
+        """
+        total = sum(s.bytes for s in self.streams.values())
+        limits = self.limits
+        oldest = None if limits.max_age is None else now - limits.max_age
+        if total <= limits.max_bytes and oldest is None:
+            return {}
+        removed: dict[str, list[int]] = {}
+        for stream in self.streams.values():
+            claimed = self._claimed_in(stream, now)
+            for epoch in list(stream.epochs.values()):
+                newest = not stream.sealed and epoch.number + 1 == stream.next
+                full = total > limits.max_bytes and not newest
+                old = oldest is not None and epoch.published < oldest
+                if epoch.number >= claimed.held or not (full or old):
+                    break
+                if claimed.planned(epoch.number):
+                    continue
+                total -= stream.remove(epoch.number).bytes
+                removed.setdefault(stream.id, []).append(epoch.number)
+        return removed
+
+    def _claimed_in(self, stream: Stream, now: float) -> _Claimed:
+        held = min((self._wanted_from(r, stream) for r in self._holding(now)), default=stream.next)
+        plans = tuple(
+            cursor.planned
+            for reader in self.readers.values()
+            if self._claims(reader, now)
+            for cursor in [reader.cursors.get(stream.id)]
+            if cursor is not None and cursor.planned is not None
+        )
+        return _Claimed(held=held, plans=plans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Claimed:
+    held: int
+    plans: tuple[tuple[int, int], ...]
+
+    def planned(self, number: int) -> bool:
+        return any(first <= number < next_ for first, next_ in self.plans)

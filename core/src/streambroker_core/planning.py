@@ -1,0 +1,289 @@
+"""What a reader of an export may read next: its position, its plan, and the loss it is told of.
+
+A reader brings its position; that acknowledges all below. It gets a plan: epochs that are pinned
+for it until it acknowledges them. Changes of a reader's place are made here and, where routes
+come and go, in the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streambroker_core.claims import Claims, Cursor, Limits, Reader
+from streambroker_core.epochs import Epoch, Stream
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.offset import Planned
+
+READERS = 1_000
+
+
+class DataLossError(StreambrokerError):
+    """Epochs that nobody agreed to lose are gone. Raised to the reader; changes nothing."""
+
+    code = "DataLoss"
+
+    def __init__(self, stream: str, first: int, last: int | None, why: str) -> None:
+        self.stream, self.first, self.last = stream, first, last
+        which = f"epochs from {first} on" if last is None else f"epochs {first} to {last - 1}"
+        super().__init__(
+            f"{which} of stream {stream} are gone: {why}. Nothing was skipped;"
+            " the query stops here. Restore the exporter's data directory, or start the importer"
+            " with a new checkpoint."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a reader says when it wants its next micro-batch.
+
+    Attributes:
+        positions: first unfinished epoch by stream; acknowledges all below. Streams of other
+            exports may be in it and are passed over.
+        own: the streams in ``positions`` that the reader knows to be of this export.
+        known: the reader has opened this export before, so a stream it does not know is a
+            successor and is read from its first epoch.
+        last: query and batch id of the last epoch it read of this export; epochs of that query
+            up to that batch are published again over a lost log, and passed over.
+        limit: do not plan at or above these, by stream; None for no limit.
+        budget: bytes to plan at most; one epoch is planned whatever its size if ``one``.
+        lease: seconds until the reader counts as away.
+    """
+
+    reader: str
+    import_: str
+    policy: str
+    start: str
+    positions: Mapping[str, int]
+    own: frozenset[str] = frozenset()
+    known: bool = False
+    last: tuple[str, int] | None = None
+    limit: Mapping[str, int] | None = None
+    budget: int = 256 << 20
+    one: bool = True
+    lease: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The plan, stream by stream; ``finished`` are the epochs acknowledged by this very call."""
+
+    planned: tuple[Planned, ...]
+    finished: tuple[tuple[str, int, int], ...] = ()
+    bytes: int = 0
+    last: tuple[str, int] | None = None
+    routed: bool = True
+
+
+class Planning(Claims):
+    """Plans of readers, over the epochs there are."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        super().__init__(limits)
+        self.forgotten: set[str] = set()
+        self.evicted: list[str] = []
+        self._cut: set[str] = set()
+        self._routes: dict[str, str] = {}
+
+    def plan(self, ask: Ask, now: float) -> Answer:
+        """Acknowledge the reader's position and pin its next epochs.
+
+        Raises:
+            DataLossError: the reader's next epochs are gone and its policy is ``wait``.
+        """
+        reader = self._reader(ask, now)
+        finished = self._acknowledge(reader, ask.positions)
+        if not reader.routed:
+            return Answer(planned=(), finished=finished, routed=False)
+        planned: list[Planned] = []
+        budget, total = ask.budget, 0
+        if not self._follows(reader, ask):
+            return Answer(planned=(), finished=finished)
+        self._open(reader, ask)
+        for stream in list(self.streams.values()):
+            if not self._reads(reader, stream):
+                continue
+            cursor = reader.cursors.setdefault(stream.id, Cursor(next=0))
+            if stream.id not in ask.positions:
+                cursor.next = cursor.first
+            elif stream.sealed and cursor.next >= stream.next:
+                continue
+            plan, size = self._plan_stream(reader, stream, ask, budget, one=ask.one and total == 0)
+            planned.append(plan)
+            budget, total = budget - size, total + size
+            if plan.next < stream.next:
+                break
+        self._pin(reader, planned)
+        return Answer(
+            planned=tuple(planned), finished=finished, bytes=total, last=self._last(planned)
+        )
+
+    def _follows(self, reader: Reader, ask: Ask) -> bool:
+        """Whether what there is follows what the reader has read, where its stream was lost.
+
+        Returns:
+            False while that cannot be told, because nothing new has been published.
+
+        Raises:
+            DataLossError: epochs of the lost stream may not have been read, under ``wait``.
+        """
+        lost = sorted(s for s in ask.own if s not in self.streams and s not in self.forgotten)
+        if not lost or reader.policy == "drop" or any(s in ask.positions for s in self.streams):
+            return True
+        epochs = [e for s in self.streams.values() for e in s.epochs.values()]
+        first = next((e for e in epochs if not _again(e, ask.last)), None)
+        if first is None:
+            return False
+        if ask.last is not None and (first.query, first.batch) == (ask.last[0], ask.last[1] + 1):
+            return True
+        raise DataLossError(
+            lost[-1],
+            ask.positions[lost[-1]],
+            None,
+            f"the exporter has lost its log; it goes on with batch {first.batch} of query"
+            f" {first.query}, the last one read was {ask.last}",
+        )
+
+    def _reader(self, ask: Ask, now: float) -> Reader:
+        reader = self.readers.get(ask.reader)
+        if reader is None:
+            policy = self._routes.get(ask.import_, ask.policy)
+            reader = Reader(
+                id=ask.reader,
+                import_=ask.import_,
+                policy=policy,
+                start=ask.start,
+                until=now,
+                routed=ask.import_ not in self._cut,
+            )
+            self.readers[ask.reader] = reader
+            while len(self.readers) > READERS:
+                others = (r for r in self.readers.values() if r is not reader)
+                oldest = min(others, key=lambda r: r.until)
+                del self.readers[oldest.id]
+                self.evicted.append(oldest.id)
+        reader.start = ask.start
+        reader.until = max(reader.until, now + ask.lease)
+        return reader
+
+    def _acknowledge(
+        self, reader: Reader, positions: Mapping[str, int]
+    ) -> tuple[tuple[str, int, int], ...]:
+        own = [s for s in self.streams.values() if s.id in positions]
+        for stream in own:
+            if positions[stream.id] > stream.next:
+                raise DataLossError(
+                    stream.id,
+                    stream.next,
+                    positions[stream.id],
+                    f"the reader has read up to epoch {positions[stream.id] - 1}, the log ends"
+                    f" before epoch {stream.next} (was an older copy of it restored?)",
+                )
+        finished = []
+        for stream in own:
+            next_ = positions[stream.id]
+            cursor = reader.cursors.setdefault(stream.id, Cursor(next=next_, first=next_))
+            if next_ > cursor.next:
+                finished.append((stream.id, cursor.next, next_))
+            cursor.next = next_
+            if cursor.planned and cursor.planned[1] <= next_:
+                cursor.planned = None
+        return tuple(finished)
+
+    def _open(self, reader: Reader, ask: Ask) -> None:
+        """Give a reader that comes for the first time its place by its ``start`` policy."""
+        if not (reader.opened or ask.known or any(s in ask.positions for s in self.streams)):
+            self._agree(reader)
+            streams = list(self.streams.values())
+            if reader.start == "latest":
+                for stream in streams[-1:]:
+                    reader.cursors[stream.id] = Cursor(next=stream.next, first=stream.next)
+            else:
+                for stream in ([s for s in streams if s.epochs] or streams[-1:])[:1]:
+                    first = stream.at_or_after(0)
+                    reader.cursors[stream.id] = Cursor(next=first, first=first)
+        reader.opened = True
+
+    def _agree(self, reader: Reader) -> None:
+        """Whatever is gone by now, the reader does not miss."""
+        for stream in self.streams.values():
+            reader.agreed[stream.id] = stream.whole_from()
+
+    def _plan_stream(
+        self, reader: Reader, stream: Stream, ask: Ask, budget: int, *, one: bool
+    ) -> tuple[Planned, int]:
+        cursor = reader.cursors[stream.id]
+        wanted = max(cursor.next, reader.resume.get(stream.id, 0))
+        found = stream.at_or_after(wanted)
+        if found > wanted and reader.policy != "drop" and found > reader.agreed.get(stream.id, 0):
+            raise DataLossError(
+                stream.id, wanted, found, "they were removed while the reader was away"
+            )
+        from_ = found
+        while from_ in stream.epochs and _again(stream.epochs[from_], ask.last):
+            from_ += 1
+        end, size = from_, 0
+        limit = stream.next if ask.limit is None else ask.limit.get(stream.id, from_)
+        while end in stream.epochs and end < limit:
+            bytes_ = stream.epochs[end].bytes
+            if size + bytes_ > budget and not (one and end == from_):
+                break
+            size, end = size + bytes_, end + 1
+        plan = Planned(
+            stream=stream.id,
+            from_=from_,
+            next=end,
+            dropped=(found - wanted, stream.rows_between(wanted, found)),
+            duplicates=(from_ - found, stream.rows_between(found, from_)),
+            moved=from_ > cursor.next,
+        )
+        return plan, size
+
+    def _pin(self, reader: Reader, planned: list[Planned]) -> None:
+        for plan in planned:
+            pinned = (plan.from_, plan.next) if plan.from_ < plan.next else None
+            reader.cursors[plan.stream].planned = pinned
+
+    def _last(self, planned: list[Planned]) -> tuple[str, int] | None:
+        for plan in reversed(planned):
+            epoch = self.streams[plan.stream].epochs.get(plan.next - 1)
+            if epoch is not None and plan.next > plan.from_:
+                return (epoch.query, epoch.batch)
+        return None
+
+    def replan(
+        self, ask: Ask, ranges: Mapping[str, tuple[int, int]], now: float
+    ) -> tuple[tuple[str, int, int], ...]:
+        """Register a plan again that is already in the reader's checkpoint.
+
+        Returns:
+            The epochs acknowledged by this call, as in :class:`Answer`.
+
+        Raises:
+            DataLossError: an epoch of the plan is gone, whatever the policy.
+        """
+        for name, (first, next_) in ranges.items():
+            stream = self.streams.get(name)
+            gone = [n for n in range(first, next_) if stream is None or n not in stream.epochs]
+            if gone:
+                raise DataLossError(
+                    name, gone[0], gone[-1] + 1, "they were planned by a batch in the checkpoint"
+                )
+        reader = self._reader(ask, now)
+        reader.opened = True
+        finished = self._acknowledge(reader, ask.positions)
+        for name, (first, next_) in ranges.items():
+            cursor = reader.cursors.setdefault(name, Cursor(next=first, first=first))
+            cursor.planned = (first, next_)
+        return finished
+
+    def is_planned(self, reader: str, stream: str, epoch: int) -> bool:
+        """Whether the reader may read this epoch now."""
+        known = self.readers.get(reader)
+        cursor = known.cursors.get(stream) if known else None
+        planned = cursor.planned if cursor else None
+        return planned is not None and planned[0] <= epoch < planned[1]
+
+
+def _again(epoch: Epoch, last: tuple[str, int] | None) -> bool:
+    return last is not None and epoch.query == last[0] and epoch.batch <= last[1]

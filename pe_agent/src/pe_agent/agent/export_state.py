@@ -1,0 +1,105 @@
+"""What both sides of an export share: its log, ledger and store, and what is kept of them.
+
+One lock per export guards all of it; rows are written outside of it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pe_agent.agent.claims_state import encode_reader
+from pe_agent.agent.deliveries import Deliveries
+from pe_agent.agent.store import Store
+from pe_agent.agent.streams import HostedStream
+from pe_agent.log import Committer
+from streambroker_core.ledger import Cursor, Ledger
+from streambroker_core.publishing import Publisher
+
+SEGMENT_BYTES = 64 << 20
+
+
+_STARTED = time.time() - time.monotonic()
+
+
+def steady_clock() -> float:
+    """Return seconds since 1970 that never jump: leases must not end because a clock was set."""
+    return _STARTED + time.monotonic()
+
+
+class ExportState:
+    """The state of one export of this agent's PE, and its retention."""
+
+    def __init__(
+        self,
+        key: str,
+        directory: Path,
+        store: Store,
+        committer: Committer,
+        *,
+        notify: Callable[[], None],
+        clock: Callable[[], float] = steady_clock,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self.key = key
+        self.streams: dict[str, HostedStream] = {}
+        self.ledger = Ledger()
+        self.publisher = Publisher(key)
+        self.deliveries = Deliveries(self.streams)
+        self._directory = directory
+        self._store = store
+        self._committer = committer
+        self._notify = notify
+        self._clock = clock
+        self._segment_bytes = segment_bytes
+        self._lock = threading.RLock()
+
+    def heads(self) -> dict[str, int]:
+        """Return the number the next epoch of each stream gets."""
+        with self._lock:
+            return {s.id: s.next for s in self.ledger.streams.values()}
+
+    def _sweep(self) -> None:
+        for name, epochs in self.ledger.sweep(self._clock()).items():
+            self.streams[name].remove(epochs)
+        oldest = True
+        for stream in list(self.ledger.streams.values()):
+            oldest = oldest and stream.sealed and not stream.epochs
+            if stream.sealed and not stream.epochs and stream.id in self.streams:
+                self._remove_log(stream.id)
+            oldest = oldest and not self.ledger.wanted(stream.id)
+            if oldest:
+                self.ledger.forget_stream(stream.id)
+                self._store.write("UPDATE streams SET sealed = 2 WHERE id = ?", stream.id)
+
+    def _remove_log(self, id_: str) -> None:
+        """Give back the disk of a stream without epochs; what it was stays known."""
+        self._store.write("UPDATE streams SET sealed = 3 WHERE id = ?", id_)
+        self.streams.pop(id_).log.close()
+        shutil.rmtree(self._directory / id_, ignore_errors=True)
+
+    def _save_reader(self, id_: str) -> None:
+        reader = self.ledger.readers[id_]
+        state = encode_reader(reader, self.deliveries.of(id_))
+        state["rows_before"] = {
+            name: [[n, self.ledger.streams[name].rows_between(0, n)] for n in _ends(cursor)]
+            for name, cursor in reader.cursors.items()
+        }
+        self._store.write(
+            "INSERT OR REPLACE INTO readers VALUES (?, ?, ?)", self.key, id_, json.dumps(state)
+        )
+
+    def close(self) -> None:
+        """Close the logs."""
+        with self._lock:
+            for stream in self.streams.values():
+                stream.log.close()
+
+
+def _ends(cursor: Cursor) -> set[int]:
+    """Return the positions a reader may come back with."""
+    return {cursor.next, *(cursor.planned or ())}

@@ -1,0 +1,281 @@
+"""The publishing side of an export: admission, staging, publishing.
+
+The decisions are made by the publisher and the ledger of core; this file performs them on the
+log and the store.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from pe_agent.agent.claims_state import save_publisher
+from pe_agent.agent.export_state import ExportState
+from pe_agent.agent.manifests import Manifest, Stage
+from pe_agent.agent.streams import HostedStream
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger import Epoch
+from streambroker_core.publishing import Occupied
+
+
+class StageMissingError(StreambrokerError):
+    """A stage that the batch names is not here or is not whole; nothing was published."""
+
+    code = "StageMissing"
+
+
+class NotAdmittedError(StreambrokerError):
+    """Rows came without admission: another query publishes, or the log is full."""
+
+    code = "NotAdmitted"
+
+
+class PublishingSide(ExportState):
+    """What the publishing query asks of an export. All public calls are safe from any thread."""
+
+    _admitted: tuple[str, int] | None = None
+
+    def admit(
+        self, *, query: str, run: str, batch: int, ddl: str, renewed: int | None
+    ) -> dict[str, Any]:
+        """Decide whether a task may stage rows now; see the ``publisher.admit`` action.
+
+        Returns:
+            ``{"admitted": true}``, or ``{"occupied": …}`` while another query's lease runs, or
+            ``{"waiting": …}`` while the log is full of what ``wait`` readers have not finished.
+        """
+        with self._lock:
+            now = self._clock()
+            verdict = self.publisher.admit(
+                query=query, run=run, batch=batch, schema=ddl, now=now, renewed=renewed
+            )
+            if isinstance(verdict, Occupied):
+                return {
+                    "occupied": {
+                        "holder": verdict.holder,
+                        "renewed": verdict.renewed,
+                        "seconds": max(0.0, verdict.until - now),
+                    }
+                }
+            save_publisher(self.publisher, self._store)
+            again = self.publisher.last is not None and batch <= self.publisher.last.batch
+            if self._admitted != (run, batch) and not again:
+                holders = self.ledger.blocked_by(now)
+                if holders:
+                    return {
+                        "waiting": {
+                            "held": self.ledger.held_bytes(now),
+                            "limit": self.ledger.limits.max_bytes,
+                            "holders": [
+                                {
+                                    "reader": h.reader,
+                                    "import": h.import_,
+                                    "bytes": h.bytes,
+                                    "away": h.away,
+                                }
+                                for h in holders
+                            ],
+                        }
+                    }
+            self._admitted = (run, batch)
+            return {"admitted": True}
+
+    def stage(
+        self,
+        *,
+        query: str,
+        run: str,
+        batch: int,
+        ddl: str,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
+    ) -> dict[str, Any]:
+        """Write one task's rows to the log; durable when this returns.
+
+        Raises:
+            NotAdmittedError: the task did not ask, or its admission is over.
+            LogFull: the disk is full; what was written of this stage is discarded.
+        """
+        stream = self._stream_for(query, run, batch, ddl, schema)
+        stage = stream.begin(query=query, run=run, batch=batch)
+        try:
+            for record_batch in batches:
+                if record_batch.num_rows:
+                    stream.append(stage, record_batch)
+            stream.finish(stage)
+        except BaseException:
+            stream.discard(stage.id)
+            raise
+        return stage.summary()
+
+    def _stream_for(
+        self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
+    ) -> HostedStream:
+        with self._lock:
+            if self.publisher.query != query or self._admitted != (run, batch):
+                raise NotAdmittedError(
+                    f"batch {batch} of query {query} is not admitted to {self.key}: the task has to"
+                    " ask for admission again."
+                )
+            self.publisher.check_run(run)
+            self.publisher.renew(query, self._clock())
+            current = next(reversed(self.streams.values()), None)
+            if current is None or (current.query, current.ddl) != (query, ddl):
+                current = self._open_stream(query, ddl, schema)
+            return current
+
+    def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> HostedStream:
+        id_ = secrets.token_hex(8)
+        schema = schema.remove_metadata()
+        stream = HostedStream.open(
+            id_,
+            self._directory / id_,
+            committer=self._committer,
+            query=query,
+            ddl=ddl,
+            schema=schema,
+            segment_bytes=self._segment_bytes,
+        )
+        with self._store.transaction(durable=True) as db:
+            db.execute("UPDATE streams SET sealed = 1 WHERE export = ? AND sealed = 0", (self.key,))
+            db.execute(
+                "INSERT INTO streams (id, export, ord, ddl, arrow, sealed, next, rows, query)"
+                " SELECT ?, ?, COALESCE(MAX(ord), 0) + 1, ?, ?, 0, 0, 0, ?"
+                " FROM streams WHERE export = ?",
+                (id_, self.key, ddl, bytes(schema.serialize()), query, self.key),
+            )
+        self.streams[id_] = stream
+        self.ledger.open(id_)
+        self._notify()
+        return stream
+
+    def publish(
+        self, *, query: str, run: str, batch: int, stages: list[dict[str, Any]], ddl: str | None
+    ) -> dict[str, Any]:
+        """Make the stages of a batch an epoch, whole and once.
+
+        Args:
+            query: streaming query id.
+            run: its run id.
+            batch: its batch id.
+            stages: summaries as :meth:`stage` returned them, in partition order.
+            ddl: Spark schema of the rows, None if there are none.
+
+        Returns:
+            ``{"published": bool, "epoch": int | null, "stream": id | null}``; not published again
+            if it was already, no epoch if the batch has no rows.
+
+        Raises:
+            StageMissingError: a stage is not here, or not as it was told.
+            FencedError, PublisherInUseError, BatchDiffersError: see core.publishing.
+        """
+        rows = sum(s["rows"] for s in stages)
+        with self._lock:
+            fresh = self.publisher.publish(
+                query=query, run=run, batch=batch, rows=rows, schema=ddl, now=self._clock()
+            )
+            if not fresh:
+                for summary in stages:
+                    self._discard(summary["stage"])
+                self._admitted = None
+                return {"published": False, "epoch": None, "stream": None}
+            answer: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
+            if rows:
+                manifest, stream = self._manifest(query, run, batch, stages, str(ddl))
+                stream.publish(manifest)
+                self.ledger.publish(stream.id, epoch_of(manifest))
+                answer.update(epoch=manifest.epoch, stream=stream.id)
+            self.publisher.published(batch=batch, rows=rows, schema=ddl)
+            if rows:
+                self._store.write(
+                    "UPDATE streams SET next = ?, rows = ? WHERE id = ?",
+                    manifest.epoch + 1,
+                    manifest.rows_before + rows,
+                    stream.id,
+                )
+            save_publisher(self.publisher, self._store)
+            self._admitted = None
+            self._sweep_stages()
+            self._sweep()
+        self._notify()
+        return answer
+
+    def _manifest(
+        self, query: str, run: str, batch: int, summaries: list[dict[str, Any]], ddl: str
+    ) -> tuple[Manifest, HostedStream]:
+        stream = next(reversed(self.streams.values()), None)
+        stages = [self._verified(stream, s) for s in summaries if s["rows"]]
+        if stream is None or not stages:
+            raise StageMissingError(f"batch {batch} of {self.key} names no stage of this agent.")
+        known = self.ledger.streams[stream.id]
+        manifest = Manifest(
+            epoch=known.next,
+            query=query,
+            run=run,
+            batch=batch,
+            rows=sum(s.rows for s in stages),
+            bytes=sum(s.bytes for s in stages),
+            published=self._clock(),
+            ddl=ddl,
+            rows_before=known.rows_before[known.next],
+            blocks=tuple(b for s in stages for b in s.blocks),
+        )
+        return manifest, stream
+
+    def _verified(self, stream: HostedStream | None, summary: dict[str, Any]) -> Stage:
+        stage = stream.stages.get(summary["stage"]) if stream else None
+        if stage is None or not stage.complete:
+            raise StageMissingError(
+                f"stage {summary['stage']} of {self.key} is not in the log (was the agent's data"
+                " directory replaced?). Nothing was published; the query stops and replays."
+            )
+        if (stage.rows, stage.crc) != (summary["rows"], summary["crc"]):
+            raise StageMissingError(
+                f"stage {stage.id} of {self.key} has {stage.rows} rows and crc {stage.crc}, the"
+                f" task reported {summary['rows']} and {summary['crc']}. Nothing was published."
+            )
+        return stage
+
+    def abort(self, *, query: str, run: str, batch: int, stages: list[str]) -> None:
+        """Discard stages of a batch that was not published; after a publish nothing changes."""
+        with self._lock:
+            for stage in stages:
+                self._discard(stage)
+            if self._admitted == (run, batch):
+                self._admitted = None
+
+    def renew_publisher(self, query: str) -> None:
+        """The publishing driver lives."""
+        with self._lock:
+            self.publisher.renew(query, self._clock())
+
+    def renounce(self, query: str) -> None:
+        """The publishing query ended in order; also an agent that restarts need not wait for it."""
+        with self._lock:
+            self.publisher.renounce(query, self._clock())
+            save_publisher(self.publisher, self._store, free=query == self.publisher.query)
+
+    def _discard(self, stage: str) -> None:
+        for stream in self.streams.values():
+            stream.discard(stage)
+
+    def _sweep_stages(self) -> None:
+        last = self.publisher.last.batch if self.publisher.last else -1
+        run = next(reversed(self.publisher.runs), "")
+        for stream in self.streams.values():
+            stream.sweep_stages(run=run, batch=last)
+
+
+def epoch_of(manifest: Manifest) -> Epoch:
+    """Return an epoch as the ledger sees it."""
+    return Epoch(
+        number=manifest.epoch,
+        rows=manifest.rows,
+        bytes=manifest.bytes,
+        published=manifest.published,
+        query=manifest.query,
+        batch=manifest.batch,
+    )

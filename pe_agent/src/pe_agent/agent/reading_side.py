@@ -1,0 +1,123 @@
+"""The reading side of an export: plans, reads and leases of its readers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from pe_agent.agent.export_state import ExportState
+from pe_agent.agent.manifests import Manifest
+from pe_agent.agent.masks import misfit
+from streambroker_core.ledger import Answer, Ask
+
+
+class ReadingSide(ExportState):
+    """What readers ask of an export. All public calls are safe from any thread."""
+
+    def plan(
+        self,
+        ask: Ask,
+        *,
+        filter_: str | None,
+        columns: list[str] | None,
+        unfit: Collection[str] = (),
+    ) -> Answer:
+        """Acknowledge a reader's position, pin its next epochs, remember under which filter.
+
+        Nothing is planned of the streams in ``unfit``; see :meth:`misfits`.
+        """
+        with self._lock:
+            now = self._clock()
+            self._finish(ask)
+            if unfit:
+                limit = self.heads() if ask.limit is None else ask.limit
+                ask = replace(ask, limit={s: n for s, n in limit.items() if s not in unfit})
+            answer = self.ledger.plan(ask, now)
+            if answer.routed:
+                self.deliveries.begin(ask.reader, filter_, columns, answer.planned)
+            self._save_reader(ask.reader)
+            self._forget_evicted()
+            self._sweep()
+        if answer.finished:
+            self._notify()
+        return answer
+
+    def misfits(
+        self, filter_: str | None, columns: list[str] | None, schema: str | None
+    ) -> dict[str, str]:
+        """Return the streams that a reader cannot read, and why not.
+
+        Args:
+            filter_: its filter.
+            columns: names of the columns it wants, None for all.
+            schema: those columns with their types, as DDL; None if it does not say.
+        """
+        wanted = None if columns is None else tuple(columns)
+        told = {s.id: misfit(s, filter_, wanted, schema) for s in list(self.streams.values())}
+        return {stream: why for stream, why in told.items() if why is not None}
+
+    def replan(
+        self,
+        ask: Ask,
+        ranges: Mapping[str, tuple[int, int]],
+        *,
+        filter_: str | None,
+        columns: list[str] | None,
+    ) -> dict[str, dict[int, list[list[int]]]]:
+        """Register a checkpointed plan again.
+
+        Returns:
+            Its blocks: ``{stream: {epoch: [[rows, bytes], …]}}``.
+        """
+        with self._lock:
+            self._finish(ask)
+            self.ledger.replan(ask, ranges, self._clock())
+            self.deliveries.begin(ask.reader, filter_, columns)
+            self._save_reader(ask.reader)
+            return {
+                name: {
+                    n: [[b.rows, b.bytes] for b in self.streams[name].manifests[n].blocks]
+                    for n in range(first, next_)
+                }
+                for name, (first, next_) in ranges.items()
+            }
+
+    def may_read(self, reader: str, stream: str, epoch: int) -> Manifest | None:
+        """Return the manifest if the reader has planned the epoch, else None."""
+        with self._lock:
+            if not self.ledger.is_planned(reader, stream, epoch):
+                return None
+            hosted = self.streams.get(stream)
+            return None if hosted is None else hosted.manifests.get(epoch)
+
+    def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
+        """Note how many rows of a block passed the filter; a repeated read changes nothing."""
+        with self._lock:
+            self.deliveries.passed(reader, stream, epoch, block, rows)
+
+    def _forget_evicted(self) -> None:
+        for id_ in self.ledger.evicted:
+            self.deliveries.forget(id_)
+            self._store.write("DELETE FROM readers WHERE export = ? AND id = ?", self.key, id_)
+        self.ledger.evicted.clear()
+
+    def _finish(self, ask: Ask) -> None:
+        reader = self.ledger.readers.get(ask.reader)
+        if reader is not None:
+            self.deliveries.finish(reader, ask.positions)
+
+    def renew(self, reader: str, import_: str, seconds: float) -> None:
+        """The agent of a reader's import says that it lives for ``seconds`` more."""
+        with self._lock:
+            if self._is_of(reader, import_):
+                self.ledger.renew(reader, self._clock() + seconds)
+
+    def leave(self, reader: str, import_: str) -> None:
+        """A reader's process ended in order."""
+        with self._lock:
+            if self._is_of(reader, import_):
+                self.ledger.leave(reader, self._clock())
+
+    def _is_of(self, reader: str, import_: str) -> bool:
+        known = self.ledger.readers.get(reader)
+        return known is not None and known.import_ == import_
