@@ -85,6 +85,7 @@ class Publisher:
         last: the batch published last.
         history: the last batches, by id, for telling a replay from a different batch.
         earlier: the last batch of queries that published before and may come back.
+        aborted: run and batch that were aborted last; what they staged is of no use.
         renewals: how often the lease was renewed; lets a waiting query see that it is alive.
     """
 
@@ -97,6 +98,24 @@ class Publisher:
     last: Published | None = None
     history: dict[int, Published] = field(default_factory=dict)
     earlier: dict[str, Published] = field(default_factory=dict)
+    aborted: tuple[str, int] | None = None
+
+    @property
+    def run(self) -> str | None:
+        """The current run of the query that publishes; None before the first."""
+        return next(reversed(self.runs), None)
+
+    def useless(self, run: str, batch: int) -> bool:
+        """Whether what a run staged for a batch will never be published."""
+        done = self.last is not None and batch <= self.last.batch
+        return done or run != self.run or (run, batch) == self.aborted
+
+    def abort(self, *, query: str, run: str, batch: int) -> bool:
+        """Take note that a batch was aborted; False if it changes nothing."""
+        if query != self.query or self.useless(run, batch):
+            return False
+        self.aborted = (run, batch)
+        return True
 
     def admit(
         self,
@@ -141,6 +160,8 @@ class Publisher:
                 self.export, batch, f"schema {self.last.schema}", f"schema {schema}"
             )
         self.schema = schema
+        if self.aborted == (run, batch):
+            self.aborted = None
         return None
 
     def _take(self, query: str, run: str, schema: str, now: float) -> None:

@@ -174,9 +174,6 @@ def test_a_publish_that_names_a_stage_nobody_has_publishes_nothing(agents: Pair)
     assert error_code(lambda: publisher.commit(0, [stage, ghost])) == "StageMissing"
     wrong = {**stage, "crc": stage["crc"] ^ 1}
     assert error_code(lambda: publisher.commit(0, [wrong])) == "StageMissing"
-    agents.exporter.client.call(
-        "publisher.abort", export="missing", query="query-1", run="run-1", batch=0, stages=[]
-    )
     assert publisher.commit(0, [stage])["epoch"] == 0
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.agent.exports import HostedExport
-from pe_agent.agent.manifests import Block
+from pe_agent.agent.manifests import Block, Manifest
 from pe_agent.agent.masks import compiled
 from pe_agent.agent.streams import HostedStream
+from pe_agent.log import AddressGone
 from streambroker_core.errors import StreambrokerError
 
 CACHE_BYTES = 64 << 20
@@ -89,24 +90,31 @@ class BlockReader:
         Raises:
             NotPlannedError: an epoch is not in the reader's plan.
         """
-        stream = export.streams.get(read.stream)
         for epoch, first, last in read.pieces:
-            manifest = export.may_read(read.reader, read.stream, epoch)
-            if manifest is None or stream is None:
-                raise NotPlannedError(
-                    f"epoch {epoch} of stream {read.stream} is not in the plan of reader"
-                    f" {read.reader}: it was acknowledged, or another run of the query went on."
-                )
+            manifest = _planned(export, read, epoch)
             if not 0 <= first <= last <= len(manifest.blocks):
                 raise NotPlannedError(
                     f"epoch {epoch} of stream {read.stream} has {len(manifest.blocks)} blocks, not"
                     f" blocks {first} to {last}."
                 )
             for index in range(first, last):
-                block = manifest.blocks[index]
-                batch = self._block(stream, read, epoch, index, block)
+                batch, manifest = self._found(export, read, manifest, index)
                 export.count_block(read.reader, read.stream, epoch, index, batch.num_rows)
                 yield batch, epoch
+
+    def _found(
+        self, export: HostedExport, read: Read, manifest: Manifest, index: int
+    ) -> tuple[pa.RecordBatch, Manifest]:
+        """Return a block, and the manifest by which it was found: it may have been moved."""
+        stream = export.streams[read.stream]
+        while True:
+            try:
+                block = manifest.blocks[index]
+                return self._block(stream, read, manifest.epoch, index, block), manifest
+            except AddressGone:
+                before, manifest = manifest, _planned(export, read, manifest.epoch)
+                if manifest == before:
+                    raise
 
     def _block(
         self, stream: HostedStream, read: Read, epoch: int, index: int, block: Block
@@ -125,6 +133,21 @@ class BlockReader:
         result = _project(batch, read.columns).filter(mask)
         self._filtered.put(key, result, result.nbytes)
         return result
+
+
+def _planned(export: HostedExport, read: Read, epoch: int) -> Manifest:
+    """Return the manifest of an epoch that the reader has planned.
+
+    Raises:
+        NotPlannedError: it has not.
+    """
+    manifest = export.may_read(read.reader, read.stream, epoch)
+    if manifest is None:
+        raise NotPlannedError(
+            f"epoch {epoch} of stream {read.stream} is not in the plan of reader {read.reader}: it"
+            " was acknowledged, or another run of the query went on."
+        )
+    return manifest
 
 
 def _project(batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> pa.RecordBatch:

@@ -77,6 +77,7 @@ def save_publisher(publisher: Publisher, store: Store, *, free: bool = False) ->
         "last": None if publisher.last is None else asdict(publisher.last),
         "earlier": {q: asdict(last) for q, last in publisher.earlier.items()},
         "free": free,
+        "aborted": publisher.aborted,
     }
     store.write(
         "INSERT OR REPLACE INTO publishers VALUES (?, ?)", publisher.export, json.dumps(state)
@@ -97,6 +98,8 @@ def restore_publisher(
         publisher.runs = dict(state["runs"])
         publisher.earlier = {q: Published(**last) for q, last in state["earlier"].items()}
         publisher.until = now if state["free"] else now + LEASE
+        if state.get("aborted"):
+            publisher.aborted = (state["aborted"][0], state["aborted"][1])
         if state["last"] is not None:
             publisher.last = Published(**state["last"])
             publisher.history[publisher.last.batch] = publisher.last

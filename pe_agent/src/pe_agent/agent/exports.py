@@ -79,7 +79,7 @@ class HostedExport(PublishingSide, ReadingSide):
         stream.sealed = sealed
         for m in sorted(hosted.manifests.values(), key=lambda m: m.epoch):
             stream.skip_to(m.epoch, m.rows_before)
-            stream.add(epoch_of(m))
+            stream.add(epoch_of(m, hosted.size_of(m.epoch)))
         next_, total = max((next_, total), hosted.reached)
         if stream.next < next_:
             stream.skip_to(next_, total)

@@ -51,7 +51,10 @@ class Block:
 class Stage:
     """What one task attempt wrote; ``crc`` runs over all its blocks, in order.
 
-    ``floor`` is the log segment it began in; from there on all segments are kept for it.
+    Attributes:
+        bytes: what it takes in the log, its end included.
+        floor: the log segment of its last frame; while it grows, all from there on are kept.
+        end_at: where its stage-end frame is, None before.
     """
 
     id: str
@@ -65,6 +68,12 @@ class Stage:
     blocks: list[Block] = field(default_factory=list)
     complete: bool = False
     floor: int = 0
+    end_at: Address | None = None
+
+    def frames(self) -> list[Address]:
+        """Return where all of it lies."""
+        end = [] if self.end_at is None else [self.end_at]
+        return [*(b.address for b in self.blocks), *end]
 
     def end(self) -> Meta:
         """Return the meta of the stage-end frame."""

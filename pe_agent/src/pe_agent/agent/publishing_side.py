@@ -6,6 +6,7 @@ log and the store.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -16,9 +17,13 @@ from pe_agent.agent.claims_state import save_publisher
 from pe_agent.agent.export_state import ExportState
 from pe_agent.agent.manifests import Manifest, Stage
 from pe_agent.agent.streams import HostedStream
+from pe_agent.log import LogError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Epoch
 from streambroker_core.publishing import Occupied
+
+BATCH_BYTES = 1 << 30
+"""What one batch may take in any case; more, where ``buffer.maxBytes`` is more."""
 
 
 class StageMissingError(StreambrokerError):
@@ -31,6 +36,12 @@ class NotAdmittedError(StreambrokerError):
     """Rows came without admission: another query publishes, or the log is full."""
 
     code = "NotAdmitted"
+
+
+class StageTooLargeError(StreambrokerError):
+    """A batch with more rows than an export takes at once; nothing was published."""
+
+    code = "StageTooLarge"
 
 
 class PublishingSide(ExportState):
@@ -48,7 +59,7 @@ class PublishingSide(ExportState):
             ``{"waiting": …}`` while the log is full of what ``wait`` readers have not finished.
         """
         with self._lock:
-            now = self._clock()
+            now, before = self._clock(), self.publisher.run
             verdict = self.publisher.admit(
                 query=query, run=run, batch=batch, schema=ddl, now=now, renewed=renewed
             )
@@ -60,6 +71,8 @@ class PublishingSide(ExportState):
                         "seconds": max(0.0, verdict.until - now),
                     }
                 }
+            if self.publisher.run != before:
+                self._sweep_stages()
             save_publisher(self.publisher, self._store)
             again = self.publisher.last is not None and batch <= self.publisher.last.batch
             if self._admitted != (run, batch) and not again:
@@ -97,6 +110,7 @@ class PublishingSide(ExportState):
 
         Raises:
             NotAdmittedError: the task did not ask, or its admission is over.
+            StageTooLargeError: the batch would take more than one may; the stage is discarded.
             LogFull: the disk is full; what was written of this stage is discarded.
         """
         stream = self._stream_for(query, run, batch, ddl, schema)
@@ -104,12 +118,26 @@ class PublishingSide(ExportState):
         try:
             for record_batch in batches:
                 if record_batch.num_rows:
+                    self._check_size(stream, batch, record_batch.nbytes)
                     stream.append(stage, record_batch)
             stream.finish(stage)
         except BaseException:
             stream.discard(stage.id)
             raise
+        finally:
+            with contextlib.suppress(LogError), self._lock:
+                self._reclaim()
         return stage.summary()
+
+    def _check_size(self, stream: HostedStream, batch: int, more: int) -> None:
+        limit = max(self.ledger.limits.max_bytes, BATCH_BYTES)
+        if stream.staged_bytes + more > limit:
+            raise StageTooLargeError(
+                f"batch {batch} of {self.key} has staged {stream.staged_bytes:,} bytes and wants"
+                f" {more:,} more; a batch may have {limit:,}. Nothing of it is published: let the"
+                " query take less at once (maxBytesPerBatch, maxOffsetsPerTrigger), or raise the"
+                " export's buffer.maxBytes."
+            )
 
     def _stream_for(
         self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
@@ -180,13 +208,15 @@ class PublishingSide(ExportState):
             if not fresh:
                 for summary in stages:
                     self._discard(summary["stage"])
+                self._sweep_stages()
                 self._admitted = None
                 return {"published": False, "epoch": None, "stream": None}
             answer: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
             if rows:
                 manifest, stream = self._manifest(query, run, batch, stages, str(ddl))
                 stream.publish(manifest)
-                self.ledger.publish(stream.id, epoch_of(manifest))
+                epoch = epoch_of(manifest, stream.size_of(manifest.epoch))
+                self.ledger.publish(stream.id, epoch)
                 answer.update(epoch=manifest.epoch, stream=stream.id)
             self.publisher.published(batch=batch, rows=rows, schema=ddl)
             if rows:
@@ -240,12 +270,22 @@ class PublishingSide(ExportState):
         return stage
 
     def abort(self, *, query: str, run: str, batch: int, stages: list[str]) -> None:
-        """Discard stages of a batch that was not published; after a publish nothing changes."""
+        """Discard what a batch has staged; after a publish nothing changes.
+
+        Args:
+            query: streaming query id.
+            run: its run id.
+            batch: its batch id; all its stages go, also of tasks the driver did not hear of.
+            stages: stages it did hear of.
+        """
         with self._lock:
             for stage in stages:
                 self._discard(stage)
             if self._admitted == (run, batch):
                 self._admitted = None
+            if self.publisher.abort(query=query, run=run, batch=batch):
+                save_publisher(self.publisher, self._store)
+            self._sweep_stages()
 
     def renew_publisher(self, query: str) -> None:
         """The publishing driver lives."""
@@ -263,18 +303,22 @@ class PublishingSide(ExportState):
             stream.discard(stage)
 
     def _sweep_stages(self) -> None:
-        last = self.publisher.last.batch if self.publisher.last else -1
-        run = next(reversed(self.publisher.runs), "")
+        """Forget the stages that are of no use any more, and give back their disk."""
         for stream in self.streams.values():
-            stream.sweep_stages(run=run, batch=last)
+            stream.sweep_stages(lambda s: self.publisher.useless(s.run, s.batch))
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        for stream in self.streams.values():
+            stream.reclaim()
 
 
-def epoch_of(manifest: Manifest) -> Epoch:
-    """Return an epoch as the ledger sees it."""
+def epoch_of(manifest: Manifest, size: int) -> Epoch:
+    """Return an epoch of ``size`` bytes as the ledger sees it."""
     return Epoch(
         number=manifest.epoch,
         rows=manifest.rows,
-        bytes=manifest.bytes,
+        bytes=size,
         published=manifest.published,
         query=manifest.query,
         batch=manifest.batch,

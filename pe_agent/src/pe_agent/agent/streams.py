@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from pe_agent.agent.manifests import Block, Manifest, Stage
-from pe_agent.log import Address, Committer, Kind, StreamLog
+from pe_agent.agent.space import Space
+from pe_agent.log import Address, Committer, Kind, LogError, StreamLog
 from streambroker_core.errors import StreambrokerError
+
+log = logging.getLogger("pe_agent")
 
 
 class RowsDifferError(StreambrokerError):
@@ -21,16 +26,33 @@ class RowsDifferError(StreambrokerError):
     code = "SchemaMismatch"
 
 
+class StageDiscardedError(StreambrokerError):
+    """A stage that was discarded while its task wrote it; nothing of it is kept."""
+
+    code = "NotAdmitted"
+
+
 class HostedStream:
     """Rows in, epochs out. Appending is safe from many threads; the index has one owner.
 
+    Segments without a frame that an epoch or a stage needs are removed at once. Where what is not
+    needed lies scattered, so much is moved that it never comes to more than a segment.
+
     Attributes:
+        staged_bytes: what the stages take in the log.
         reached: next epoch and rows before it, by the manifests in the log when it was opened,
             those of removed epochs among them; no number is given twice.
     """
 
     def __init__(
-        self, id_: str, *, log: StreamLog, query: str, ddl: str, schema: pa.Schema
+        self,
+        id_: str,
+        *,
+        log: StreamLog,
+        query: str,
+        ddl: str,
+        schema: pa.Schema,
+        segment_bytes: int,
     ) -> None:
         self.id = id_
         self.log = log
@@ -39,8 +61,11 @@ class HostedStream:
         self.schema = schema
         self.manifests: dict[int, Manifest] = {}
         self.stages: dict[str, Stage] = {}
-        self._addresses: dict[int, Address] = {}
+        self.staged_bytes = 0
         self.reached = (0, 0)
+        self._segment_bytes = segment_bytes
+        self._addresses: dict[int, Address] = {}
+        self._space = Space()
 
     @staticmethod
     def open(
@@ -58,7 +83,9 @@ class HostedStream:
         log = StreamLog.open(
             directory, segment_bytes=segment_bytes, committer=committer, progress=progress
         )
-        stream = HostedStream(id_, log=log, query=query, ddl=ddl, schema=schema)
+        stream = HostedStream(
+            id_, log=log, query=query, ddl=ddl, schema=schema, segment_bytes=segment_bytes
+        )
         stream._recover()
         return stream
 
@@ -76,14 +103,20 @@ class HostedStream:
                 data = json.loads(meta)
                 blocks.setdefault(data["s"], []).append(Block(address, data["n"]))
             elif kind == Kind.STAGE_END:
-                self._recover_stage(json.loads(meta), blocks)
+                self._recover_stage(json.loads(meta), address, blocks)
+        for epoch in self.manifests:
+            self._space.keep(self._frames_of(epoch))
+        for stage in self.stages.values():
+            self._space.keep(stage.frames())
+            self.staged_bytes += stage.bytes
 
-    def _recover_stage(self, end: dict[str, object], blocks: dict[str, list[Block]]) -> None:
+    def _recover_stage(
+        self, end: dict[str, object], address: Address, blocks: dict[str, list[Block]]
+    ) -> None:
         found = blocks.pop(str(end["stage"]), [])
         if len(found) != end["blocks"]:
             return
         stage = Stage(
-            floor=min((b.address.segment for b in found), default=0),
             id=str(end["stage"]),
             stream=self.id,
             query=str(end["query"]),
@@ -92,8 +125,9 @@ class HostedStream:
             blocks=found,
             rows=int(str(end["rows"])),
             crc=int(str(end["crc"])),
-            bytes=sum(b.bytes for b in found),
+            bytes=sum(b.bytes for b in found) + address.length,
             complete=True,
+            end_at=address,
         )
         self.stages[stage.id] = stage
 
@@ -102,21 +136,42 @@ class HostedStream:
     def begin(self, *, query: str, run: str, batch: int) -> Stage:
         """Open a stage; the segments it lies in are kept from now on."""
         stage = Stage(id=secrets.token_hex(8), stream=self.id, query=query, run=run, batch=batch)
-        stage.floor = self.log.segments()[-1].number
-        self.stages[stage.id] = stage
+        with self._space.lock:
+            stage.floor = self.log.segments()[-1].number
+            self.stages[stage.id] = stage
         return stage
 
     def append(self, stage: Stage, batch: pa.RecordBatch) -> None:
-        """Append one record batch of a stage; durable after :meth:`finish`."""
+        """Append one record batch of a stage; durable after :meth:`finish`.
+
+        Raises:
+            StageDiscardedError: its batch was published, aborted or replaced meanwhile.
+        """
         if batch.schema != self.schema:
             batch = self._shaped(batch)
         payload = batch.serialize()
         stage.crc = zlib.crc32(payload, stage.crc)
         meta = json.dumps({"s": stage.id, "n": batch.num_rows}).encode()
         address = self.log.append(Kind.STAGE_DATA, meta, payload)
-        stage.blocks.append(Block(address, batch.num_rows))
-        stage.rows += batch.num_rows
-        stage.bytes += address.length
+        self._take(stage, address, Block(address, batch.num_rows))
+
+    def _take(self, stage: Stage, address: Address, block: Block | None) -> None:
+        """Count a frame for its stage; what comes later lies behind it."""
+        with self._space.lock:
+            if stage.id not in self.stages:
+                raise StageDiscardedError(
+                    f"stage {stage.id} of batch {stage.batch} was discarded: the batch was"
+                    " published or aborted, or a newer run has taken over."
+                )
+            self._space.keep([address])
+            stage.floor = address.segment
+            stage.bytes += address.length
+            self.staged_bytes += address.length
+            if block is None:
+                stage.end_at = address
+            else:
+                stage.blocks.append(block)
+                stage.rows += block.rows
 
     def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         try:
@@ -130,16 +185,22 @@ class HostedStream:
     def finish(self, stage: Stage) -> None:
         """Close a stage; returns when all of it is on the disk."""
         address = self.log.append(Kind.STAGE_END, stage.end(), b"")
+        self._take(stage, address, None)
         self.log.sync(address)
         stage.complete = True
 
     def discard(self, stage: str) -> None:
-        """Forget a stage that no manifest will name; its bytes go with their segment."""
-        self.stages.pop(stage, None)
+        """Forget a stage that no manifest will name; :meth:`reclaim` gives its disk back."""
+        with self._space.lock:
+            known = self.stages.pop(stage, None)
+            if known is not None:
+                self._space.release(known.frames())
+                self.staged_bytes -= known.bytes
 
     def publish(self, manifest: Manifest) -> None:
         """Make an epoch durable and visible in the index."""
         address = self.log.append(Kind.MANIFEST, manifest.encode(), b"")
+        self._space.keep([address, *(b.address for b in manifest.blocks)])
         self.log.sync(address)
         self.manifests[manifest.epoch] = manifest
         self._addresses[manifest.epoch] = address
@@ -151,23 +212,88 @@ class HostedStream:
         payload = self.log.read(block.address)
         return pa.ipc.read_record_batch(pa.py_buffer(payload), self.schema)
 
-    def remove(self, epochs: list[int]) -> None:
-        """Take epochs out of the index and delete the segments that nothing needs any more."""
-        for epoch in epochs:
-            self.manifests.pop(epoch, None)
-            self._addresses.pop(epoch, None)
-        needed = {segment for m in self.manifests.values() for segment in m.segments()}
-        needed |= {a.segment for a in self._addresses.values()}
-        floor = min((stage.floor for stage in list(self.stages.values())), default=None)
-        self.log.remove_segments(
-            lambda number: number in needed or (floor is not None and number >= floor)
-        )
+    def size_of(self, epoch: int) -> int:
+        """Return the bytes an epoch takes in the log: its stages and its manifest."""
+        return self.manifests[epoch].bytes + self._addresses[epoch].length
 
-    def sweep_stages(self, *, run: str, batch: int) -> None:
-        """Forget the stages that no manifest will name: of published batches or earlier runs."""
+    def _frames_of(self, epoch: int) -> list[Address]:
+        return [self._addresses[epoch], *(b.address for b in self.manifests[epoch].blocks)]
+
+    def remove(self, epochs: list[int]) -> None:
+        """Take epochs out of the index and give back their disk."""
+        for epoch in epochs:
+            if epoch in self.manifests:
+                self._space.release(self._frames_of(epoch))
+                del self.manifests[epoch], self._addresses[epoch]
+        self.reclaim()
+
+    def sweep_stages(self, gone: Callable[[Stage], bool]) -> None:
+        """Forget the stages that no manifest will name."""
         for stage in list(self.stages.values()):
-            if stage.batch <= batch or stage.run != run:
-                del self.stages[stage.id]
+            if gone(stage):
+                self.discard(stage.id)
+
+    # -- disk --------------------------------------------------------------------------------
+
+    def reclaim(self) -> None:
+        """Remove the segments that nothing needs; called by the owner of the index.
+
+        What is left over in the others comes to a segment at most: beyond that, what is still
+        needed of the segment with the most of it is written once more, and the segment removed.
+        """
+        floor = self._drop()
+        while (victim := self._victim(floor)) is not None:
+            try:
+                self._move_out_of(victim)
+            except LogError as error:
+                log.warning("segment %s of stream %s stays: %s", victim, self.id, error)
+                return
+            floor = self._drop()
+
+    def _drop(self) -> int | None:
+        """Remove what is not needed; return the segment from which on stages may be growing."""
+        with self._space.lock:
+            floor = min((s.floor for s in self.stages.values() if not s.complete), default=None)
+            self.log.remove_segments(
+                lambda n: self._space.needed(n) > 0 or (floor is not None and n >= floor)
+            )
+            return floor
+
+    def _victim(self, floor: int | None) -> int | None:
+        left_over = {
+            one.number: one.bytes - self._space.needed(one.number)
+            for one in self.log.segments()[:-1]
+            if floor is None or one.number < floor
+        }
+        if sum(left_over.values()) <= self._segment_bytes:
+            return None
+        with self._space.lock:
+            staged = {a.segment for s in self.stages.values() for a in s.frames()}
+        left_over = {n: size for n, size in left_over.items() if n not in staged}
+        if sum(left_over.values()) <= self._segment_bytes:
+            return None
+        return max(left_over, key=left_over.__getitem__)
+
+    def _move_out_of(self, segment: int) -> None:
+        """Write again what epochs need of a segment; readers find it by the new manifests."""
+        moved: dict[int, tuple[Manifest, Address]] = {}
+        for epoch, manifest in self.manifests.items():
+            if any(a.segment == segment for a in self._frames_of(epoch)):
+                blocks = tuple(
+                    self._moved(b) if b.address.segment == segment else b for b in manifest.blocks
+                )
+                fresh = replace(manifest, blocks=blocks)
+                moved[epoch] = fresh, self.log.append(Kind.MANIFEST, fresh.encode(), b"")
+        self.log.sync()
+        for epoch, (fresh, address) in moved.items():
+            self._space.release(self._frames_of(epoch))
+            self.manifests[epoch], self._addresses[epoch] = fresh, address
+            self._space.keep(self._frames_of(epoch))
+
+    def _moved(self, block: Block) -> Block:
+        meta = json.dumps({"s": "moved", "n": block.rows}).encode()
+        payload = self.log.read(block.address)
+        return Block(self.log.append(Kind.STAGE_DATA, meta, payload), block.rows)
 
 
 def _columns(schema: pa.Schema) -> str:
