@@ -120,6 +120,19 @@ class Bench:
         )
         return self.export.plan(ask, filter_=filter_, columns=None)
 
+    def replan(
+        self,
+        ranges: Mapping[str, tuple[int, int]],
+        *,
+        reader: str = "reader",
+        filter_: str | None = None,
+        **more: Any,
+    ) -> dict[str, dict[int, list[list[int]]]]:
+        ask = Ask(
+            reader=reader, import_=IMPORT, policy="wait", start="earliest", positions={}, **more
+        )
+        return self.export.replan(ask, ranges, filter_=filter_, columns=None)
+
     @property
     def stream(self) -> str:
         """The newest stream's id."""

@@ -42,11 +42,13 @@ class Cursor:
         planned: the epochs ``[first, next)`` it has pinned, or None.
         first: where it began to read the stream; an older checkpoint that does not know the
             stream begins there again.
+        given: end of what it may have read while it had a route; without one it gets no more.
     """
 
     next: int
     planned: tuple[int, int] | None = None
     first: int = 0
+    given: int = 0
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from streambroker_core.claims import Cursor, Holder, Limits, Reader
 from streambroker_core.epochs import Epoch, Stream
-from streambroker_core.planning import READERS, Answer, Ask, DataLossError, Planning
+from streambroker_core.planning import READERS, Answer, Ask, DataLossError, NotRoutedError, Planning
 
 
 class Ledger(Planning):
@@ -94,6 +94,7 @@ __all__ = [
     "Holder",
     "Ledger",
     "Limits",
+    "NotRoutedError",
     "Reader",
     "Stream",
 ]

@@ -33,6 +33,12 @@ class DataLossError(StreambrokerError):
         )
 
 
+class NotRoutedError(StreambrokerError):
+    """The import has no route to the export; nothing was opened."""
+
+    code = "NotRouted"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """What a reader says when it wants its next micro-batch.
@@ -186,6 +192,8 @@ class Planning(Claims):
             if next_ > cursor.next:
                 finished.append((stream.id, cursor.next, next_))
             cursor.next = next_
+            if reader.routed:
+                cursor.given = max(cursor.given, next_)
             if cursor.planned and cursor.planned[1] <= next_:
                 cursor.planned = None
         return tuple(finished)
@@ -241,8 +249,9 @@ class Planning(Claims):
 
     def _pin(self, reader: Reader, planned: list[Planned]) -> None:
         for plan in planned:
-            pinned = (plan.from_, plan.next) if plan.from_ < plan.next else None
-            reader.cursors[plan.stream].planned = pinned
+            cursor = reader.cursors[plan.stream]
+            cursor.planned = (plan.from_, plan.next) if plan.from_ < plan.next else None
+            cursor.given = max(cursor.given, plan.next)
 
     def _last(self, planned: list[Planned]) -> tuple[str, int] | None:
         for plan in reversed(planned):
@@ -261,7 +270,9 @@ class Planning(Claims):
 
         Raises:
             DataLossError: an epoch of the plan is gone, whatever the policy.
+            NotRoutedError: its route is cut, and the plan is not one that it was given before.
         """
+        self._check_given(ask, ranges)
         for name, (first, next_) in ranges.items():
             stream = self.streams.get(name)
             gone = [n for n in range(first, next_) if stream is None or n not in stream.epochs]
@@ -275,7 +286,22 @@ class Planning(Claims):
         for name, (first, next_) in ranges.items():
             cursor = reader.cursors.setdefault(name, Cursor(next=first, first=first))
             cursor.planned = (first, next_)
+            cursor.given = max(cursor.given, next_)
         return finished
+
+    def _check_given(self, ask: Ask, ranges: Mapping[str, tuple[int, int]]) -> None:
+        reader = self.readers.get(ask.reader)
+        if ask.import_ not in self._cut if reader is None else reader.routed:
+            return
+        for name, (_, next_) in ranges.items():
+            cursor = reader.cursors.get(name) if reader else None
+            given = cursor.given if cursor else 0
+            if next_ > given:
+                raise NotRoutedError(
+                    f"import {ask.import_} has no route to this export any more: of stream {name}"
+                    f" its reader was given the epochs below {given}, not those up to"
+                    f" {next_ - 1}. Connect it again, or start with a new checkpoint."
+                )
 
     def is_planned(self, reader: str, stream: str, epoch: int) -> bool:
         """Whether the reader may read this epoch now."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
 from streambroker_core.wire import capability
 from support.agents import (
@@ -24,7 +25,7 @@ from support.agents import (
 )
 from support.waiting import until
 
-PORTS = ("trades", "closed", "planned", "sessions", "moving")
+PORTS = ("trades", "closed", "planned", "sessions", "moving", "cut")
 
 
 @pytest.fixture(scope="module")
@@ -305,3 +306,44 @@ def _raw(agents: Pair, action: str, body: bytes) -> str:
     finally:
         client.close()
     raise AssertionError("the agent took it")
+
+
+def cut(agents: Pair, port: str, reader: str) -> None:
+    """Restart the exporter as one that has heard that a route is cut."""
+    agents.exporter.kill()
+    store = Store(agents.exporter.home / "state.sqlite")
+    unrouted = "UPDATE readers SET state = json_set(state, '$.routed', json('false')) WHERE id = ?"
+    store.write(unrouted, reader)
+    store.close()
+    agents.plumb(only={**agents.how.only, port: {"connected": False}})
+    agents.exporter.start()
+
+
+def test_a_cut_reader_reads_what_it_has_planned_and_nothing_new(agents: Pair) -> None:
+    publisher = Publishing(agents.exporter, port="cut")
+    publisher.publish(0, rows(0, 3))
+    reader = Reading(agents.importer, port="cut")
+    end = reader.end(None)
+    (ticket,) = reader.slices(None, end)
+    cut(agents, "cut", ticket["reader"])
+    publisher.publish(1, rows(3, 3))
+
+    def replan(first: int, next_: int, positions: dict[str, int]) -> dict[str, Any]:
+        body = {
+            "export": f"{agents.exporter.pe}/cut",
+            "import": f"{agents.importer.pe}/cut",
+            "reader": ticket["reader"],
+            "positions": positions,
+            "ranges": {ticket["stream"]: [first, next_]},
+            "lease": 5.0,
+            "filter": None,
+            "columns": list(reader.columns),
+        }
+        return AgentClient(agents.exporter.location).call("peer.replan", **body)
+
+    assert error_code(lambda: replan(0, 2, {})) == "NotRouted"
+    assert error_code(lambda: replan(1, 2, {ticket["stream"]: 2})) == "NotRouted"
+    later = {**ticket, "pieces": [[1, 0, 1]]}
+    assert error_code(lambda: reader.batches(later)) == "NotPlanned"
+    replan(0, 1, {})
+    assert len(reader.batches(ticket)) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.hosts import HomeForeignError, Hosts
+from streambroker_core.ledger import NotRoutedError
 from streambroker_core.model import PeKey
 from streambroker_core.publishing import LEASE
 from support.exports import Bench, bench, rows
@@ -74,3 +75,15 @@ def test_an_export_that_is_ill_does_not_keep_the_others_from_their_order(tmp_pat
     hosts.close()
 
     assert ticked == ["well"]
+
+
+def test_what_a_cut_reader_was_given_is_known_after_a_restart(made: Bench) -> None:
+    made.route("wait")
+    for batch in range(3):
+        made.publish(batch, rows(batch, 1))
+    made.plan(budget=1)
+    made.export.set_routes({})
+    made.reopen()
+    with pytest.raises(NotRoutedError):
+        made.replan({made.stream: (0, 3)})
+    assert list(made.replan({made.stream: (0, 1)})[made.stream]) == [0]

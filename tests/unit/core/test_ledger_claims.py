@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.ledger import READERS, DataLossError, Ledger, Limits
+from streambroker_core.ledger import READERS, DataLossError, Ledger, Limits, NotRoutedError
 from support.ledgers import IMPORT, ask, ledger, planned, put, retained
 
 
@@ -352,3 +352,50 @@ def test_what_a_drop_reader_has_lost_is_no_lag() -> None:
 
     assert retained(made) == [4]
     assert made.lag(made.readers["r"]) == (1, 100)
+
+
+def test_a_cut_reader_registers_again_what_it_was_given_and_no_more() -> None:
+    made = ledger()
+    put(made, "A", 4)
+    made.plan(ask(budget=200), 0)
+    made.set_routes({})
+    for ranges in ({"A": (0, 3)}, {"A": (2, 3)}, {"A": (1, 2), "B": (0, 1)}):
+        if "B" in ranges and "B" not in made.streams:
+            put(made, "B", 1)
+        with pytest.raises(NotRoutedError, match=r"no route .* epochs below"):
+            made.replan(ask(), ranges, 0)
+    assert made.readers["r"].cursors["A"].planned == (0, 2)
+    made.replan(ask({"A": 1}), {"A": (1, 2)}, 0)
+    made.replan(ask({"A": 0}), {"A": (0, 2)}, 0)
+    assert made.is_planned("r", "A", 1)
+
+
+def test_a_cut_reader_gets_nothing_by_a_position_it_has_never_reached() -> None:
+    made = ledger()
+    put(made, "A", 4)
+    made.plan(ask(budget=100), 0)
+    made.set_routes({})
+    made.plan(ask({"A": 4}, known=True), 0)
+    with pytest.raises(NotRoutedError):
+        made.replan(ask({"A": 4}, known=True), {"A": (1, 4)}, 0)
+    assert not made.is_planned("r", "A", 1)
+
+
+def test_a_new_reader_of_a_cut_import_registers_nothing() -> None:
+    made = ledger()
+    put(made, "A", 1)
+    made.set_routes({})
+    with pytest.raises(NotRoutedError):
+        made.replan(ask(), {"A": (0, 1)}, 0)
+    assert "r" not in made.readers
+
+
+def test_a_reader_whose_route_returned_registers_what_it_likes() -> None:
+    made = ledger()
+    put(made, "A", 4)
+    made.plan(ask(budget=100), 0)
+    made.set_routes({})
+    made.set_routes({IMPORT: "wait"})
+    made.replan(ask(), {"A": (0, 4)}, 0)
+    made.set_routes({})
+    made.replan(ask(), {"A": (0, 4)}, 0)

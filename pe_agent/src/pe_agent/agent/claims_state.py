@@ -31,6 +31,7 @@ def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
         "opened": reader.opened,
         "agreed": reader.agreed,
         "cursors": {s: [c.next, c.planned, c.first] for s, c in reader.cursors.items()},
+        "given": {s: c.given for s, c in reader.cursors.items()},
         "delivery": asdict(delivery),
     }
 
@@ -57,6 +58,9 @@ def decode_reader(
             for s, (next_, planned, first) in _of(streams, state["cursors"]).items()
         },
     )
+    for name, cursor in reader.cursors.items():
+        before = max(cursor.next, cursor.planned[1] if cursor.planned else 0)
+        cursor.given = state.get("given", {}).get(name, before)
     delivery = Delivery(**state["delivery"])
     pending = _of(streams, delivery.pending)
     delivery.pending = {s: (n[0], n[1], n[2], n[3], n[4]) for s, n in pending.items()}

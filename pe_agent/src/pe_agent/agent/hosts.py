@@ -17,18 +17,13 @@ from pe_agent.agent.routes import RouteTable
 from pe_agent.agent.store import Store
 from pe_agent.log import Committer
 from streambroker_core.errors import CapabilityError, StreambrokerError
+from streambroker_core.ledger import NotRoutedError
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.schema import to_ddl
 from streambroker_core.wire import capability
 from streambroker_core.wire.view import ExportPort, View, encode
 
 log = logging.getLogger("pe_agent")
-
-
-class NotRoutedError(StreambrokerError):
-    """The import has no route to the export; nothing was opened."""
-
-    code = "NotRouted"
 
 
 class FilterForbiddenError(StreambrokerError):
