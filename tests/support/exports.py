@@ -107,6 +107,7 @@ class Bench:
         *,
         reader: str = "reader",
         filter_: str | None = None,
+        columns: list[str] | None = None,
         **more: Any,
     ) -> Answer:
         ask = Ask(
@@ -118,7 +119,7 @@ class Bench:
             known=positions is not None,
             **more,
         )
-        return self.export.plan(ask, filter_=filter_, columns=None)
+        return self.export.plan(ask, filter_=filter_, columns=columns)
 
     def replan(
         self,
@@ -126,12 +127,13 @@ class Bench:
         *,
         reader: str = "reader",
         filter_: str | None = None,
+        columns: list[str] | None = None,
         **more: Any,
     ) -> dict[str, dict[int, list[list[int]]]]:
         ask = Ask(
             reader=reader, import_=IMPORT, policy="wait", start="earliest", positions={}, **more
         )
-        return self.export.replan(ask, ranges, filter_=filter_, columns=None)
+        return self.export.replan(ask, ranges, filter_=filter_, columns=columns)
 
     @property
     def stream(self) -> str:

@@ -25,7 +25,7 @@ from support.agents import (
 )
 from support.waiting import until
 
-PORTS = ("trades", "closed", "planned", "sessions", "moving", "cut")
+PORTS = ("trades", "closed", "planned", "sessions", "moving", "cut", "later")
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +203,19 @@ def test_a_ticket_that_names_blocks_which_do_not_exist_is_refused(agents: Pair) 
     assert error_code(lambda: reader.batches(columns)) == "BodyInvalid"
 
 
+@pytest.mark.parametrize("port", ["closed", "trades"])
+def test_a_ticket_that_differs_from_the_plan_in_filter_or_columns_is_refused(
+    agents: Pair, port: str
+) -> None:
+    reader = Reading(agents.importer, port=port)
+    (ticket,) = reader.slices(None, reader.end(None))
+    for changes in ({"filter": "n < 3"}, {"columns": ["n"]}, {"columns": ["name", "n"]}):
+        assert error_code(reader.batches, {**ticket, **changes}) == "NotPlanned"
+    assert reader.batches(ticket)
+    figures = agents.exporter.reader_status(ticket["reader"], port)
+    assert (figures["filter"], figures["filtered"]) == (None, 0)
+
+
 @pytest.mark.parametrize("action", ["status", "publisher.admit", "reader.next", "declare"])
 def test_a_wrong_token_does_nothing(agents: Pair, action: str) -> None:
     for token in ("", "guess"):
@@ -308,6 +321,16 @@ def _raw(agents: Pair, action: str, body: bytes) -> str:
     raise AssertionError("the agent took it")
 
 
+def replan(
+    agents: Pair, ticket: dict[str, Any], first: int, next_: int, **changes: Any
+) -> dict[str, Any]:
+    """Register a plan of the reader of a ticket again, as its agent would, without capability."""
+    same = {name: ticket[name] for name in ("export", "import", "reader", "filter", "columns")}
+    ranges = {ticket["stream"]: [first, next_]}
+    body = {**same, "positions": {}, "ranges": ranges, "lease": 5.0, **changes}
+    return AgentClient(agents.exporter.location).call("peer.replan", **body)
+
+
 def cut(agents: Pair, port: str, reader: str) -> None:
     """Restart the exporter as one that has heard that a route is cut."""
     agents.exporter.kill()
@@ -328,22 +351,23 @@ def test_a_cut_reader_reads_what_it_has_planned_and_nothing_new(agents: Pair) ->
     cut(agents, "cut", ticket["reader"])
     publisher.publish(1, rows(3, 3))
 
-    def replan(first: int, next_: int, positions: dict[str, int]) -> dict[str, Any]:
-        body = {
-            "export": f"{agents.exporter.pe}/cut",
-            "import": f"{agents.importer.pe}/cut",
-            "reader": ticket["reader"],
-            "positions": positions,
-            "ranges": {ticket["stream"]: [first, next_]},
-            "lease": 5.0,
-            "filter": None,
-            "columns": list(reader.columns),
-        }
-        return AgentClient(agents.exporter.location).call("peer.replan", **body)
-
-    assert error_code(lambda: replan(0, 2, {})) == "NotRouted"
-    assert error_code(lambda: replan(1, 2, {ticket["stream"]: 2})) == "NotRouted"
+    positions = {ticket["stream"]: 2}
+    assert error_code(lambda: replan(agents, ticket, 0, 2)) == "NotRouted"
+    assert error_code(lambda: replan(agents, ticket, 1, 2, positions=positions)) == "NotRouted"
     later = {**ticket, "pieces": [[1, 0, 1]]}
     assert error_code(lambda: reader.batches(later)) == "NotPlanned"
-    replan(0, 1, {})
+    replan(agents, ticket, 0, 1)
     assert len(reader.batches(ticket)) == 1
+
+
+def test_where_filters_are_forbidden_later_only_the_planned_one_is_read_on(agents: Pair) -> None:
+    Publishing(agents.exporter, port="later").publish(0, rows(0, 3))
+    agents.plumb(only={**agents.how.only, "later": {"filter": "n > 0"}})
+    agents.importer.restart()
+    reader = Reading(agents.importer, port="later")
+    (ticket,) = reader.slices(None, reader.end(None))
+    agents.plumb(only={**agents.how.only, "later": {"allow_filter": False}})
+    agents.exporter.restart()
+    assert error_code(lambda: replan(agents, ticket, 0, 1, filter="n > 1")) == "FilterForbidden"
+    replan(agents, ticket, 0, 1)
+    assert [b.num_rows for b in reader.batches(ticket)] == [2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from pe_agent.agent.blocks import BlockReader, BytesCache, NotPlannedError, Read
@@ -40,7 +41,7 @@ def test_each_block_is_one_batch_also_when_no_row_passes(made: Bench) -> None:
 
 
 def test_a_filter_may_name_a_column_that_is_not_sent(made: Bench) -> None:
-    made.plan()
+    made.plan(filter_="n == 3", columns=["name"])
     asked = read(made, (0, 0, 2), filter_="n == 3", columns=("name",))
     got = [b for b, _ in BlockReader().batches(made.export, asked)]
     assert [b.schema.names for b in got] == [["name"], ["name"]]
@@ -48,18 +49,32 @@ def test_a_filter_may_name_a_column_that_is_not_sent(made: Bench) -> None:
 
 
 def test_equal_filters_share_the_result_and_others_do_not(made: Bench) -> None:
-    made.plan()
-    reader = BlockReader()
-    one = read(made, (0, 0, 1), filter_="n > 1")
-    two = read(made, (0, 0, 1), filter_="n > 2")
-    cut = read(made, (0, 0, 1), filter_="n > 1", columns=("n",))
-    (first,) = [b for b, _ in reader.batches(made.export, one)]
-    (again,) = [b for b, _ in reader.batches(made.export, one)]
-    (other,) = [b for b, _ in reader.batches(made.export, two)]
-    (narrow,) = [b for b, _ in reader.batches(made.export, cut)]
-    assert again is first
-    assert other.column("n").to_pylist() == [3]
-    assert narrow.schema.names == ["n"]
+    blocks = BlockReader()
+
+    def first(reader: str, filter_: str, columns: list[str] | None = None) -> pa.RecordBatch:
+        made.plan(reader=reader, filter_=filter_, columns=columns)
+        cut = None if columns is None else tuple(columns)
+        asked = read(made, (0, 0, 1), reader=reader, filter_=filter_, columns=cut)
+        return next(blocks.batches(made.export, asked))[0]
+
+    one = first("one", "n > 1")
+    assert first("again", "n > 1") is one
+    assert first("other", "n > 2").column("n").to_pylist() == [3]
+    assert first("narrow", "n > 1", ["n"]).schema.names == ["n"]
+
+
+def test_a_read_is_under_the_filter_and_the_columns_of_its_plan(made: Bench) -> None:
+    made.plan(filter_="n > 5", columns=["n"])
+    for filter_, columns in (("n > 4", ("n",)), (None, ("n",)), ("n > 5", None), ("n > 5", ())):
+        with pytest.raises(NotPlannedError, match="another filter"):
+            numbers(made, read(made, (0, 0, 2), filter_=filter_, columns=columns))
+    made.replan({made.stream: (0, 1)}, filter_="n > 4", columns=["n"])
+    with pytest.raises(NotPlannedError):
+        numbers(made, read(made, (0, 0, 2), filter_="n > 5", columns=("n",)))
+    asked = read(made, (0, 0, 2), filter_="n > 4", columns=("n",))
+    assert numbers(made, asked) == [[], [5, 6, 7]]
+    made.reopen()
+    assert numbers(made, asked) == [[], [5, 6, 7]]
 
 
 @pytest.mark.parametrize("piece", [(0, 0, 3), (0, -1, 1), (0, 2, 1), (1, 0, 1)])

@@ -139,13 +139,16 @@ def _planned(export: HostedExport, read: Read, epoch: int) -> Manifest:
     """Return the manifest of an epoch that the reader has planned.
 
     Raises:
-        NotPlannedError: it has not.
+        NotPlannedError: it has not, or not under this filter with these columns.
     """
-    manifest = export.may_read(read.reader, read.stream, epoch)
+    manifest = export.may_read(
+        read.reader, read.stream, epoch, filter_=read.filter, columns=read.columns
+    )
     if manifest is None:
         raise NotPlannedError(
             f"epoch {epoch} of stream {read.stream} is not in the plan of reader {read.reader}: it"
-            " was acknowledged, or another run of the query went on."
+            " was acknowledged, or planned under another filter or with other columns, or another"
+            " run of the query went on."
         )
     return manifest
 

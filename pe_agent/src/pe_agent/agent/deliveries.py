@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pe_agent.agent.manifests import Block
@@ -37,6 +37,10 @@ class Delivery:
     columns: list[str] | None = None
     pending: dict[str, tuple[int, int, int, int, int]] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
+
+    def under(self, filter_: str | None, columns: Sequence[str] | None) -> bool:
+        """Whether the plan under way has this filter and these columns."""
+        return filter_ == self.filter and _names(columns) == _names(self.columns)
 
     def leave_out(self, stream: str) -> None:
         """Count what a plan left out, now that the reader has taken it."""
@@ -125,6 +129,10 @@ class Deliveries:
             )
         delivery.delivered += kept
         delivery.filtered += manifest.rows - kept
+
+
+def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if columns is None else tuple(columns)
 
 
 def _passing(stream: HostedStream, block: Block, filter_: str) -> int:

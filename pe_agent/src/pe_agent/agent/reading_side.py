@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from pe_agent.agent.export_state import ExportState
@@ -82,10 +82,25 @@ class ReadingSide(ExportState):
                 for name, (first, next_) in ranges.items()
             }
 
-    def may_read(self, reader: str, stream: str, epoch: int) -> Manifest | None:
-        """Return the manifest if the reader has planned the epoch, else None."""
+    def planned_under(self, reader: str, filter_: str | None) -> bool:
+        """Whether the last plan of a reader had this filter."""
+        with self._lock:
+            return reader in self.ledger.readers and self.deliveries.of(reader).filter == filter_
+
+    def may_read(
+        self,
+        reader: str,
+        stream: str,
+        epoch: int,
+        *,
+        filter_: str | None,
+        columns: Sequence[str] | None,
+    ) -> Manifest | None:
+        """Return the manifest if the reader has planned the epoch just so, else None."""
         with self._lock:
             if not self.ledger.is_planned(reader, stream, epoch):
+                return None
+            if not self.deliveries.of(reader).under(filter_, columns):
                 return None
             hosted = self.streams.get(stream)
             return None if hosted is None else hosted.manifests.get(epoch)

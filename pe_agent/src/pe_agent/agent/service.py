@@ -180,6 +180,8 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _replan(self, body: dict[str, Any]) -> dict[str, Any]:
         export, policy = self._hosts.peer(body)
+        if not export.planned_under(str(body["reader"]), body["filter"]):
+            self._hosts.check_filter(export, body["filter"])
         ranges = {s: (int(r[0]), int(r[1])) for s, r in body["ranges"].items()}
         blocks = export.replan(
             _ask(body, policy), ranges, filter_=body["filter"], columns=body["columns"]
