@@ -98,6 +98,13 @@ class Claims:
     def _claims(self, reader: Reader, now: float) -> bool:
         return now <= reader.until + self.limits.grace
 
+    def _holds(self, reader: Reader, now: float) -> bool:
+        """Whether a reader keeps epochs from being removed, or may come to."""
+        if not self._claims(reader, now):
+            return False
+        waits = reader.policy == "wait" and reader.routed
+        return waits or any(c.planned for c in reader.cursors.values())
+
     def _wanted_from(self, reader: Reader, stream: Stream) -> int:
         """Return the first epoch of ``stream`` that a reader still has to read."""
         if not self._reads(reader, stream):

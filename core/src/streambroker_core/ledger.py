@@ -16,7 +16,15 @@ from collections.abc import Mapping
 
 from streambroker_core.claims import Cursor, Holder, Limits, Reader
 from streambroker_core.epochs import Epoch, Stream
-from streambroker_core.planning import READERS, Answer, Ask, DataLossError, NotRoutedError, Planning
+from streambroker_core.planning import (
+    READERS,
+    Answer,
+    Ask,
+    DataLossError,
+    NotRoutedError,
+    Planning,
+    ReadersExceededError,
+)
 
 
 class Ledger(Planning):
@@ -96,5 +104,6 @@ __all__ = [
     "Limits",
     "NotRoutedError",
     "Reader",
+    "ReadersExceededError",
     "Stream",
 ]

@@ -39,6 +39,12 @@ class NotRoutedError(StreambrokerError):
     code = "NotRouted"
 
 
+class ReadersExceededError(StreambrokerError):
+    """All places are taken by readers that live, or have claims; the new one got none."""
+
+    code = "ReadersExceeded"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """What a reader says when it wants its next micro-batch.
@@ -96,6 +102,7 @@ class Planning(Claims):
 
         Raises:
             DataLossError: the reader's next epochs are gone and its policy is ``wait``.
+            ReadersExceededError: it is new, and there are too many.
         """
         reader = self._reader(ask, now)
         finished = self._acknowledge(reader, ask.positions)
@@ -153,6 +160,7 @@ class Planning(Claims):
     def _reader(self, ask: Ask, now: float) -> Reader:
         reader = self.readers.get(ask.reader)
         if reader is None:
+            self._make_place(ask, now)
             policy = self._routes.get(ask.import_, ask.policy)
             reader = Reader(
                 id=ask.reader,
@@ -163,14 +171,28 @@ class Planning(Claims):
                 routed=ask.import_ not in self._cut,
             )
             self.readers[ask.reader] = reader
-            while len(self.readers) > READERS:
-                others = (r for r in self.readers.values() if r is not reader)
-                oldest = min(others, key=lambda r: r.until)
-                del self.readers[oldest.id]
-                self.evicted.append(oldest.id)
         reader.start = ask.start
         reader.until = max(reader.until, now + ask.lease)
         return reader
+
+    def _make_place(self, ask: Ask, now: float) -> None:
+        """Forget the reader that is away longest, of those without any claim.
+
+        Raises:
+            ReadersExceededError: there is none, and no place is left.
+        """
+        if len(self.readers) < READERS:
+            return
+        idle = [r for r in self.readers.values() if r.until < now and not self._holds(r, now)]
+        if not idle:
+            raise ReadersExceededError(
+                f"{len(self.readers):,} readers live or hold epochs of this export; reader"
+                f" {ask.reader} of {ask.import_} finds no place. Stop some, or lower buffer.grace:"
+                " those that are away then leave theirs sooner."
+            )
+        oldest = min(idle, key=lambda r: r.until)
+        del self.readers[oldest.id]
+        self.evicted.append(oldest.id)
 
     def _acknowledge(
         self, reader: Reader, positions: Mapping[str, int]
@@ -271,6 +293,7 @@ class Planning(Claims):
         Raises:
             DataLossError: an epoch of the plan is gone, whatever the policy.
             NotRoutedError: its route is cut, and the plan is not one that it was given before.
+            ReadersExceededError: it is not known (any more), and there are too many.
         """
         self._check_given(ask, ranges)
         for name, (first, next_) in ranges.items():

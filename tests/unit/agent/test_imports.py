@@ -17,6 +17,7 @@ from pe_agent.agent.readers import ReaderInUseError
 from pe_agent.agent.routes import RouteTable
 from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.ledger import ReadersExceededError
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.view import ImportPort, ImportRoute, View, seal
 from support.waiting import until
@@ -435,3 +436,19 @@ def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(
     left = {f"{number:032d}" for number in (1, 3, 4)}
     assert set(made.host.status()["readers"]) == left
     assert set(made.store.states("own_readers", "id")) == left
+
+
+def test_a_reader_beyond_the_limit_is_refused_while_all_others_live(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pe_agent.agent.readers.READERS", 3)
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    for number in range(3):
+        made.next(None, mint=f"{number:032d}", session=str(number))
+    with pytest.raises(ReadersExceededError, match="3 readers"):
+        made.next(None, mint=f"{3:032d}", session="3")
+    assert set(made.host.status()["readers"]) == {f"{number:032d}" for number in range(3)}
+    made.host.leave(f"{1:032d}", "1")
+    made.next(None, mint=f"{3:032d}", session="3")
+    assert f"{1:032d}" not in made.host.status()["readers"]

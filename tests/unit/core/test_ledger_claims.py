@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.ledger import READERS, DataLossError, Ledger, Limits, NotRoutedError
+from streambroker_core.ledger import (
+    READERS,
+    DataLossError,
+    Ledger,
+    Limits,
+    NotRoutedError,
+    ReadersExceededError,
+)
 from support.ledgers import IMPORT, ask, ledger, planned, put, retained
 
 
@@ -399,3 +406,48 @@ def test_a_reader_whose_route_returned_registers_what_it_likes() -> None:
     made.replan(ask(), {"A": (0, 4)}, 0)
     made.set_routes({})
     made.replan(ask(), {"A": (0, 4)}, 0)
+
+
+def full(policy: str = "wait", *, lease: float = 5.0) -> Ledger:
+    """Return a ledger with as many readers as there may be, each with a plan of five epochs."""
+    made = ledger(max_bytes=100, grace=10)
+    made.set_routes({IMPORT: policy})
+    put(made, "A", 5)
+    for number in range(READERS):
+        made.plan(ask(reader=f"r{number}", policy=policy, lease=lease + number / 1e6), 0)
+    return made
+
+
+def test_one_reader_too_many_is_refused_by_name_and_nobody_loses_its_claims() -> None:
+    made = full()
+    for call in (
+        lambda: made.plan(ask(reader="late"), 1),
+        lambda: made.replan(ask(reader="late"), {"A": (0, 1)}, 1),
+    ):
+        with pytest.raises(ReadersExceededError, match="1,000 readers"):
+            call()
+    assert "late" not in made.readers
+    assert len(made.readers) == READERS
+    assert made.evicted == []
+    made.sweep(1)
+    assert retained(made) == [0, 1, 2, 3, 4]
+    assert made.plan(ask({"A": 1}, reader="r0", known=True), 1).planned
+
+
+def test_readers_that_are_away_keep_their_place_for_as_long_as_their_claims() -> None:
+    made = full()
+    with pytest.raises(ReadersExceededError):
+        made.plan(ask(reader="late"), 15)
+    made.plan(ask(reader="late"), 15.0000015)
+    assert made.evicted == ["r0"]
+
+
+def test_a_drop_reader_keeps_its_place_while_it_lives_or_has_planned() -> None:
+    made = full("drop")
+    with pytest.raises(ReadersExceededError):
+        made.plan(ask(reader="late", policy="drop"), 6)
+    made.plan(ask({"A": 5}, reader="r7", policy="drop", known=True, lease=5), 6)
+    with pytest.raises(ReadersExceededError):
+        made.plan(ask(reader="late", policy="drop"), 7)
+    made.plan(ask(reader="late", policy="drop"), 12)
+    assert made.evicted == ["r7"]

@@ -11,6 +11,7 @@ from typing import Any
 from pe_agent.agent.peers import READER_LEASE
 from pe_agent.agent.store import Store
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger import ReadersExceededError
 
 READERS = 1_000
 
@@ -86,10 +87,11 @@ class OwnReaders:
 
         Raises:
             ReaderInUseError: the other process has renewed the lease meanwhile.
+            ReadersExceededError: it is not known, and too many live.
         """
         now = time.monotonic()
         with self._lock:
-            reader = self._readers.get(id_) or self._take_in(id_, import_)
+            reader = self._readers.get(id_) or self._take_in(id_, import_, now)
             if reader.session not in ("", session) and reader.until > now:
                 if renewals is not None and renewals != reader.renewals:
                     raise ReaderInUseError(id_)
@@ -97,14 +99,23 @@ class OwnReaders:
             reader.session, reader.until = session, now + READER_LEASE
             return reader
 
-    def _take_in(self, id_: str, import_: str) -> OwnReader:
-        """Beyond so many readers the one that has been away longest is forgotten."""
-        reader = self._readers[id_] = OwnReader(id=id_, import_=import_)
-        if len(self._readers) > READERS:
-            others = (r for r in self._readers.values() if r is not reader)
-            oldest = min(others, key=lambda r: r.until)
+    def _take_in(self, id_: str, import_: str, now: float) -> OwnReader:
+        """Beyond so many readers the one that has been away longest is forgotten.
+
+        Raises:
+            ReadersExceededError: all of them live.
+        """
+        if len(self._readers) >= READERS:
+            away = [r for r in self._readers.values() if r.until <= now]
+            if not away:
+                raise ReadersExceededError(
+                    f"{len(self._readers):,} readers of this PE's imports live; a query on"
+                    f" {import_} finds no place. Stop some, or start it in another job."
+                )
+            oldest = min(away, key=lambda r: r.until)
             del self._readers[oldest.id]
             self._store.write("DELETE FROM own_readers WHERE id = ?", oldest.id)
+        reader = self._readers[id_] = OwnReader(id=id_, import_=import_)
         return reader
 
     def renew(self, id_: str, session: str) -> bool:
