@@ -86,6 +86,8 @@ class Publisher:
         history: the last batches, by id, for telling a replay from a different batch.
         earlier: the last batch of queries that published before and may come back.
         aborted: run and batch that were aborted last; what they staged is of no use.
+        gaps: how many batch ids were left out between two that were published; a query whose
+            checkpoint is whole leaves none out.
         renewals: how often the lease was renewed; lets a waiting query see that it is alive.
     """
 
@@ -99,16 +101,21 @@ class Publisher:
     history: dict[int, Published] = field(default_factory=dict)
     earlier: dict[str, Published] = field(default_factory=dict)
     aborted: tuple[str, int] | None = None
+    gaps: int = 0
 
     @property
     def run(self) -> str | None:
         """The current run of the query that publishes; None before the first."""
         return next(reversed(self.runs), None)
 
+    def is_published(self, batch: int) -> bool:
+        """Whether a batch of this query is published, or one after it."""
+        return self.last is not None and batch <= self.last.batch
+
     def useless(self, run: str, batch: int) -> bool:
         """Whether what a run staged for a batch will never be published."""
-        done = self.last is not None and batch <= self.last.batch
-        return done or run != self.run or (run, batch) == self.aborted
+        replaced = run != self.run or (run, batch) == self.aborted
+        return replaced or self.is_published(batch)
 
     def abort(self, *, query: str, run: str, batch: int) -> bool:
         """Take note that a batch was aborted; False if it changes nothing."""
@@ -155,7 +162,7 @@ class Publisher:
             return None
         self._renew(now)
         self._begin_run(run)
-        if self.last is not None and batch <= self.last.batch and schema != self.schema:
+        if self.last is not None and self.is_published(batch) and schema != self.schema:
             raise BatchDiffersError(
                 self.export, batch, f"schema {self.last.schema}", f"schema {schema}"
             )
@@ -232,7 +239,7 @@ class Publisher:
         self.check_run(run)
         self._begin_run(run)
         self._renew(now)
-        if self.last is None or batch > self.last.batch:
+        if not self.is_published(batch):
             return True
         was = self.history.get(batch)
         if was is not None and (rows != was.rows or (rows and schema != was.schema)):
@@ -241,8 +248,19 @@ class Publisher:
             )
         return False
 
-    def published(self, *, batch: int, rows: int, schema: str | None) -> None:
-        """Record that the batch is durable (also one without rows, which makes no epoch)."""
+    def published(self, *, batch: int, rows: int, schema: str | None) -> int:
+        """Record that the batch is durable (also one without rows, which makes no epoch).
+
+        Returns:
+            How many batch ids were left out before it.
+        """
+        gap = 0 if self.last is None else batch - self.last.batch - 1
+        self.gaps += gap
+        self.restore(batch=batch, rows=rows, schema=schema)
+        return gap
+
+    def restore(self, *, batch: int, rows: int, schema: str | None) -> None:
+        """Learn again of a batch that was published; batches without rows leave no trace."""
         self.last = Published(batch=batch, rows=rows, schema=schema or self.schema or "")
         self.history[batch] = self.last
         while len(self.history) > HISTORY:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pe_agent.agent.exports import NotAdmittedError, StageMissingError, steady_clock
 from pe_agent.agent.store import Store
 from pe_agent.log.errors import LogCorrupt
+from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import DataLossError
 from streambroker_core.publishing import LEASE, BatchDiffersError
 from support.exports import DDL, Bench, bench, rows
@@ -316,3 +322,107 @@ def test_a_block_that_became_unreadable_does_not_keep_its_reader_from_acknowledg
     status = made.export.status()["readers"]["reader"]
     assert (status["delivered"], status["filtered"]) == (4, 0)
     assert status["positions"] == {made.stream: 1}
+
+
+def test_a_late_attempt_of_a_published_batch_does_not_disturb_the_batch_under_way(
+    made: Bench,
+) -> None:
+    made.route("wait")
+    made.plan()
+    made.publish(0, rows(0, 1))
+    made.admit(1)
+    first = made.stage(1, rows(1, 1))
+    made.limit(max_bytes=10)
+    assert made.admit(0) == {"admitted": True}
+    late = made.stage(0, rows(0, 1))
+    assert list(made.export.streams[made.stream].stages) == [first["stage"]]
+    second = made.stage(1, rows(2, 1))
+    assert made.admit(1) == {"admitted": True}
+    assert made.commit(0, late)["published"] is False
+    third = made.stage(1, rows(3, 1))
+    assert made.commit(1, first, second, third)["published"]
+
+
+def test_a_straggler_that_asked_before_its_batch_was_published_is_discarded_at_once(
+    made: Bench,
+) -> None:
+    made.admit(0)
+    winner = made.stage(0, rows(0, 3))
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield rows(0, 1)
+        made.commit(0, winner)
+        made.admit(1)
+
+    with pytest.raises(StreambrokerError, match="discarded"):
+        made.export.stage(
+            query="q", run="r", batch=0, ddl=DDL, schema=rows(0, 1).schema, batches=slow()
+        )
+    assert made.export.streams[made.stream].stages == {}
+    assert made.stage(1, rows(3, 1))["rows"] == 1
+
+
+def test_rows_of_a_replayed_batch_are_compared_and_not_kept(made: Bench) -> None:
+    made.publish(0, rows(0, 3))
+    made.admit(0, run="r2")
+    with pytest.raises(BatchDiffersError):
+        made.commit(0, made.stage(0, rows(0, 2), run="r2"), run="r2")
+    again = made.stage(0, rows(0, 3), run="r2")
+    assert made.commit(0, again, run="r2")["published"] is False
+    assert made.export.streams[made.stream].stages == {}
+
+
+def test_tasks_of_many_threads_stage_while_stragglers_come(
+    made: Bench, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-5)
+    made.publish(0, rows(0, 1))
+    made.admit(1)
+
+    def late(_: int) -> None:
+        made.admit(0)
+        made.stage(0, rows(0, 1))
+
+    def task(number: int) -> dict[str, Any]:
+        made.admit(1)
+        return made.stage(1, *(rows(10 * number + i, 1) for i in range(5)))
+
+    with ThreadPoolExecutor(8) as pool:
+        stragglers = [pool.submit(late, n) for n in range(40)]
+        stages = list(pool.map(task, range(40)))
+        for one in stragglers:
+            one.result()
+    assert made.commit(1, *stages)["published"]
+    assert made.export.ledger.streams[made.stream].epochs[1].rows == 200
+
+
+def test_a_gap_in_batch_ids_is_counted_and_logged_once_also_over_a_restart(
+    made: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    made.publish(0, rows(0, 1))
+    made.commit(1)
+    made.publish(2, rows(1, 1))
+    assert made.export.status()["publisher"]["gaps"] == 0
+    made.publish(5, rows(2, 1))
+    made.publish(5, rows(2, 1))
+    told = [r.getMessage() for r in caplog.records if "follows batch" in r.getMessage()]
+    assert told == [
+        "batch 5 of export default/feed/0/trades follows batch 2: was the checkpoint restored?"
+    ]
+    made.reopen()
+    assert made.export.status()["publisher"]["gaps"] == 2
+
+
+def test_what_replays_read_again_is_not_kept_in_memory(made: Bench) -> None:
+    made.route("wait")
+    for batch in range(3):
+        made.publish(batch, rows(batch, 1))
+    made.plan(filter_="n > 0")
+    for _ in range(2):
+        for epoch in range(3):
+            made.export.count_block("reader", made.stream, epoch, 0, 1)
+        made.plan({made.stream: 3}, filter_="n > 0")
+        assert made.export.deliveries.noted() == 0
+        made.replan({made.stream: (0, 3)}, filter_="n > 0")
+    assert made.export.status()["readers"]["reader"]["delivered"] == 3

@@ -82,6 +82,7 @@ def save_publisher(publisher: Publisher, store: Store, *, free: bool = False) ->
         "earlier": {q: asdict(last) for q, last in publisher.earlier.items()},
         "free": free,
         "aborted": publisher.aborted,
+        "gaps": publisher.gaps,
     }
     store.write(
         "INSERT OR REPLACE INTO publishers VALUES (?, ?)", publisher.export, json.dumps(state)
@@ -102,6 +103,7 @@ def restore_publisher(
         publisher.runs = dict(state["runs"])
         publisher.earlier = {q: Published(**last) for q, last in state["earlier"].items()}
         publisher.until = now if state["free"] else now + LEASE
+        publisher.gaps = state.get("gaps", 0)
         if state.get("aborted"):
             publisher.aborted = (state["aborted"][0], state["aborted"][1])
         if state["last"] is not None:
@@ -112,7 +114,7 @@ def restore_publisher(
             if manifest.query != publisher.query:
                 continue
             if publisher.last is None or manifest.batch >= publisher.last.batch:
-                publisher.published(batch=manifest.batch, rows=manifest.rows, schema=manifest.ddl)
+                publisher.restore(batch=manifest.batch, rows=manifest.rows, schema=manifest.ddl)
             else:
                 publisher.history[manifest.batch] = Published(
                     batch=manifest.batch, rows=manifest.rows, schema=manifest.ddl

@@ -60,7 +60,7 @@ class Deliveries:
     def __init__(self, streams: Mapping[str, HostedStream]) -> None:
         self._streams = streams
         self._of: dict[str, Delivery] = {}
-        self._passed: dict[tuple[str, str, int], dict[int, int]] = {}
+        self._passed: dict[str, dict[str, dict[int, dict[int, int]]]] = {}
 
     def of(self, reader: str) -> Delivery:
         """Return a reader's delivery."""
@@ -69,7 +69,7 @@ class Deliveries:
     def forget(self, reader: str) -> None:
         """The reader is not known any more."""
         self._of.pop(reader, None)
-        self._passed = {key: rows for key, rows in self._passed.items() if key[0] != reader}
+        self._passed.pop(reader, None)
 
     def restore(self, reader: str, delivery: Delivery) -> None:
         """Take what the store has of a reader."""
@@ -98,7 +98,13 @@ class Deliveries:
 
     def passed(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
         """Note how many rows of a block passed the filter; a repeated read changes nothing."""
-        self._passed.setdefault((reader, stream, epoch), {})[block] = rows
+        if epoch >= self.of(reader).counted.get(stream, 0):
+            of_stream = self._passed.setdefault(reader, {}).setdefault(stream, {})
+            of_stream.setdefault(epoch, {})[block] = rows
+
+    def noted(self) -> int:
+        """Return of how many epochs the rows that passed are noted and not counted yet."""
+        return sum(len(epochs) for of in self._passed.values() for epochs in of.values())
 
     def finish(self, reader: Reader, positions: Mapping[str, int]) -> None:
         """Turn the planned epochs that ``positions`` finish into delivered and filtered rows."""
@@ -114,13 +120,20 @@ class Deliveries:
                 for epoch in range(max(first, delivery.counted.get(name, 0)), next_):
                     self._count(reader.id, delivery, self._streams[name], epoch)
             delivery.counted[name] = max(delivery.counted.get(name, 0), next_)
+            self._forget_passed(reader.id, name, delivery.counted[name])
+
+    def _forget_passed(self, reader: str, stream: str, counted: int) -> None:
+        """Forget what is counted, and what was read and then lost."""
+        noted = self._passed.get(reader, {}).get(stream, {})
+        for epoch in [e for e in noted if e < counted]:
+            del noted[epoch]
 
     def _count(self, reader: str, delivery: Delivery, stream: HostedStream, epoch: int) -> None:
         """Count one epoch; blocks whose count a restart made us forget are evaluated again."""
         manifest = stream.manifests.get(epoch)
         if manifest is None:
             return
-        passed = self._passed.pop((reader, stream.id, epoch), {})
+        passed = self._passed.get(reader, {}).get(stream.id, {}).get(epoch, {})
         kept = manifest.rows
         if delivery.filter is not None:
             kept = sum(

@@ -38,6 +38,7 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
         "publisher": {
             "query": publisher.query,
             "batch": publisher.last.batch if publisher.last else None,
+            "gaps": publisher.gaps,
         },
         "held": ledger.held_bytes(now),
         "limit": ledger.limits.max_bytes,

@@ -7,6 +7,7 @@ log and the store.
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -21,6 +22,8 @@ from pe_agent.log import LogError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Epoch
 from streambroker_core.publishing import Occupied
+
+log = logging.getLogger("pe_agent")
 
 BATCH_BYTES = 1 << 30
 """What one batch may take in any case; more, where ``buffer.maxBytes`` is more."""
@@ -48,6 +51,7 @@ class PublishingSide(ExportState):
     """What the publishing query asks of an export. All public calls are safe from any thread."""
 
     _admitted: tuple[str, int] | None = None
+    _again: frozenset[tuple[str, int]] = frozenset()
 
     def admit(
         self, *, query: str, run: str, batch: int, ddl: str, renewed: int | None
@@ -74,8 +78,10 @@ class PublishingSide(ExportState):
             if self.publisher.run != before:
                 self._sweep_stages()
             save_publisher(self.publisher, self._store)
-            again = self.publisher.last is not None and batch <= self.publisher.last.batch
-            if self._admitted != (run, batch) and not again:
+            if self.publisher.is_published(batch):
+                self._again |= {(run, batch)}
+                return {"admitted": True}
+            if self._admitted != (run, batch):
                 holders = self.ledger.blocked_by(now)
                 if holders:
                     return {
@@ -108,13 +114,17 @@ class PublishingSide(ExportState):
     ) -> dict[str, Any]:
         """Write one task's rows to the log; durable when this returns.
 
+        Rows of a batch that is published are counted and not kept: its publish needs no more.
+
         Raises:
             NotAdmittedError: the task did not ask, or its admission is over.
             StageTooLargeError: the batch would take more than one may; the stage is discarded.
             LogFull: the disk is full; what was written of this stage is discarded.
         """
-        stream = self._stream_for(query, run, batch, ddl, schema)
-        stage = stream.begin(query=query, run=run, batch=batch)
+        begun = self._begin(query, run, batch, ddl, schema)
+        if begun is None:
+            return _passed_over(batches)
+        stream, stage = begun
         try:
             for record_batch in batches:
                 if record_batch.num_rows:
@@ -139,21 +149,25 @@ class PublishingSide(ExportState):
                 " export's buffer.maxBytes."
             )
 
-    def _stream_for(
+    def _begin(
         self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
-    ) -> HostedStream:
+    ) -> tuple[HostedStream, Stage] | None:
+        """Open a stage for an admitted task; None if its batch is published."""
         with self._lock:
-            if self.publisher.query != query or self._admitted != (run, batch):
+            admitted = self._admitted == (run, batch) or (run, batch) in self._again
+            if self.publisher.query != query or not admitted:
                 raise NotAdmittedError(
                     f"batch {batch} of query {query} is not admitted to {self.key}: the task has to"
                     " ask for admission again."
                 )
             self.publisher.check_run(run)
             self.publisher.renew(query, self._clock())
+            if self.publisher.is_published(batch):
+                return None
             current = next(reversed(self.streams.values()), None)
             if current is None or (current.query, current.ddl) != (query, ddl):
                 current = self._open_stream(query, ddl, schema)
-            return current
+            return current, current.begin(query=query, run=run, batch=batch)
 
     def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> HostedStream:
         id_ = secrets.token_hex(8)
@@ -209,7 +223,8 @@ class PublishingSide(ExportState):
                 for summary in stages:
                     self._discard(summary["stage"])
                 self._sweep_stages()
-                self._admitted = None
+                if self._admitted == (run, batch):
+                    self._admitted = None
                 return {"published": False, "epoch": None, "stream": None}
             answer: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
             if rows:
@@ -218,7 +233,14 @@ class PublishingSide(ExportState):
                 epoch = epoch_of(manifest, stream.size_of(manifest.epoch))
                 self.ledger.publish(stream.id, epoch)
                 answer.update(epoch=manifest.epoch, stream=stream.id)
-            self.publisher.published(batch=batch, rows=rows, schema=ddl)
+            gap = self.publisher.published(batch=batch, rows=rows, schema=ddl)
+            if gap:
+                log.warning(
+                    "batch %s of export %s follows batch %s: was the checkpoint restored?",
+                    batch,
+                    self.key,
+                    batch - gap - 1,
+                )
             if rows:
                 self._store.write(
                     "UPDATE streams SET next = ?, rows = ? WHERE id = ?",
@@ -227,7 +249,7 @@ class PublishingSide(ExportState):
                     stream.id,
                 )
             save_publisher(self.publisher, self._store)
-            self._admitted = None
+            self._admitted, self._again = None, frozenset()
             self._sweep_stages()
             self._sweep()
         self._notify()
@@ -311,6 +333,12 @@ class PublishingSide(ExportState):
     def _reclaim(self) -> None:
         for stream in self.streams.values():
             stream.reclaim()
+
+
+def _passed_over(batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
+    """Return the summary of a stage of which only the rows are counted."""
+    rows = sum(batch.num_rows for batch in batches)
+    return {"stage": secrets.token_hex(8), "stream": None, "rows": rows, "bytes": 0, "crc": 0}
 
 
 def epoch_of(manifest: Manifest, size: int) -> Epoch:
