@@ -13,6 +13,9 @@ distance between its position and the next epoch that is still there, so a repla
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from streambroker_core.epochs import Stream
@@ -87,13 +90,38 @@ class Holder:
     away: float
 
 
+@dataclass(slots=True)
+class _Front:
+    """Where the slowest ``wait`` readers of a stream stand, and how many stand there."""
+
+    position: int
+    readers: int
+
+
 class Claims:
-    """The streams of one export, its readers, and what they hold."""
+    """The streams of one export, its readers, and what they hold.
+
+    Where the slowest stand is kept by stream, so that a plan does not look at all readers. What
+    is kept is forgotten when routes, limits, streams or leases change other than by time going on.
+    """
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+        self._limits = limits or Limits()
         self.streams: dict[str, Stream] = {}
         self.readers: dict[str, Reader] = {}
+        self._fronts: dict[str, _Front] = {}
+        self._fronts_until = math.inf
+        self._looked_at = -math.inf
+
+    @property
+    def limits(self) -> Limits:
+        """What the export may keep."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = limits
+        self._forget_fronts()
 
     def _claims(self, reader: Reader, now: float) -> bool:
         return now <= reader.until + self.limits.grace
@@ -148,15 +176,71 @@ class Claims:
             if r.policy == "wait" and r.routed and self._claims(r, now)
         ]
 
+    # -- where the slowest stand -------------------------------------------------------------
+
+    def _forget_fronts(self) -> None:
+        self._fronts.clear()
+        self._fronts_until = math.inf
+
+    def _held_from(self, stream: Stream, now: float) -> int:
+        """Return the first epoch that a ``wait`` reader holds, ``next`` if none does."""
+        if now > self._fronts_until:
+            self._forget_fronts()
+        front = self._fronts.get(stream.id)
+        if front is None:
+            front = self._fronts[stream.id] = self._front(stream, now)
+        return min(front.position, stream.next) if front.readers else stream.next
+
+    def _front(self, stream: Stream, now: float) -> _Front:
+        holding = self._holding(now)
+        until = min((r.until for r in holding), default=math.inf)
+        self._fronts_until = min(self._fronts_until, until + self.limits.grace)
+        self._looked_at = now
+        places = [self._wanted_from(r, stream) for r in holding if self._reads(r, stream)]
+        slowest = min(places, default=0)
+        return _Front(slowest, places.count(slowest))
+
+    def _places(self, id_: str, now: float) -> dict[str, int]:
+        """Return where a reader holds epochs, by stream."""
+        reader = self.readers.get(id_)
+        if reader is None or reader.policy != "wait" or not reader.routed:
+            return {}
+        if not self._claims(reader, now):
+            return {}
+        return {
+            s.id: self._wanted_from(reader, s)
+            for s in self.streams.values()
+            if self._reads(reader, s)
+        }
+
+    @contextlib.contextmanager
+    def _moving(self, id_: str, now: float) -> Iterator[None]:
+        """Keep the fronts right while one reader comes, moves or is seen again."""
+        if now > self._fronts_until:
+            self._forget_fronts()
+        before = self._places(id_, now)
+        try:
+            yield
+        finally:
+            after = self._places(id_, now)
+            for stream, front in list(self._fronts.items()):
+                self._move(stream, front, before.get(stream), after.get(stream))
+
+    def _move(self, stream: str, front: _Front, before: int | None, after: int | None) -> None:
+        if before == after:
+            return
+        if after is not None and (after < front.position or not front.readers):
+            self._fronts[stream] = _Front(after, 1)
+            return
+        front.readers += (after == front.position) - (before == front.position)
+        if before == front.position and not front.readers:
+            del self._fronts[stream]
+
+    # -- what may be removed -----------------------------------------------------------------
+
     def held_bytes(self, now: float) -> int:
         """Return the bytes that ``wait`` readers have not finished, each epoch counted once."""
-        holding = self._holding(now)
-        if not holding:
-            return 0
-        return sum(
-            s.bytes_from(min(self._wanted_from(r, s) for r in holding))
-            for s in self.streams.values()
-        )
+        return sum(s.bytes_from(self._held_from(s, now)) for s in self.streams.values())
 
     def blocked_by(self, now: float) -> list[Holder]:
         """Return who keeps the export waiting, slowest first; empty if a batch may be admitted."""
@@ -186,35 +270,27 @@ class Claims:
             return {}
         removed: dict[str, list[int]] = {}
         for stream in self.streams.values():
-            claimed = self._claimed_in(stream, now)
-            for epoch in list(stream.epochs.values()):
-                newest = not stream.sealed and epoch.number + 1 == stream.next
+            plans: list[tuple[int, int]] | None = None
+            number = stream.at_or_after(0)
+            while number < stream.next:
+                newest = not stream.sealed and number + 1 == stream.next
                 full = total > limits.max_bytes and not newest
-                old = oldest is not None and epoch.published < oldest
-                if epoch.number >= claimed.held or not (full or old):
+                old = oldest is not None and stream.epochs[number].published < oldest
+                if not (full or old) or number >= self._held_from(stream, now):
                     break
-                if claimed.planned(epoch.number):
-                    continue
-                total -= stream.remove(epoch.number).bytes
-                removed.setdefault(stream.id, []).append(epoch.number)
+                plans = self._plans_in(stream, now) if plans is None else plans
+                end = max((next_ for first, next_ in plans if first <= number < next_), default=0)
+                if not end:
+                    total -= stream.remove(number).bytes
+                    removed.setdefault(stream.id, []).append(number)
+                number = stream.at_or_after(end or number + 1)
         return removed
 
-    def _claimed_in(self, stream: Stream, now: float) -> _Claimed:
-        held = min((self._wanted_from(r, stream) for r in self._holding(now)), default=stream.next)
-        plans = tuple(
+    def _plans_in(self, stream: Stream, now: float) -> list[tuple[int, int]]:
+        return [
             cursor.planned
             for reader in self.readers.values()
             if self._claims(reader, now)
             for cursor in [reader.cursors.get(stream.id)]
             if cursor is not None and cursor.planned is not None
-        )
-        return _Claimed(held=held, plans=plans)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Claimed:
-    held: int
-    plans: tuple[tuple[int, int], ...]
-
-    def planned(self, number: int) -> bool:
-        return any(first <= number < next_ for first, next_ in self.plans)
+        ]

@@ -52,6 +52,7 @@ class Ledger(Planning):
             reader.cursors.pop(stream, None)
             reader.resume.pop(stream, None)
             reader.agreed.pop(stream, None)
+        self._forget_fronts()
 
     # -- routes and leases -------------------------------------------------------------------
 
@@ -73,6 +74,7 @@ class Ledger(Planning):
                 reader.routed = False
         self._cut = (self._cut | set(self._routes)) - set(routes)
         self._routes = dict(routes)
+        self._forget_fronts()
 
     def _resume(self, reader: Reader) -> None:
         reader.routed = True
@@ -84,12 +86,16 @@ class Ledger(Planning):
     def renew(self, reader: str, until: float) -> None:
         """A sign of life; unknown readers are passed over."""
         if reader in self.readers:
-            self.readers[reader].until = max(self.readers[reader].until, until)
+            known = self.readers[reader]
+            if not self._claims(known, self._looked_at):
+                self._forget_fronts()
+            known.until = max(known.until, until)
 
     def leave(self, reader: str, now: float) -> None:
         """The reader's process ended in order: its lease is over, its claims last for grace."""
         if reader in self.readers:
             self.readers[reader].until = now
+            self._forget_fronts()
 
 
 __all__ = [

@@ -104,6 +104,10 @@ class Planning(Claims):
             DataLossError: the reader's next epochs are gone and its policy is ``wait``.
             ReadersExceededError: it is new, and there are too many.
         """
+        with self._moving(ask.reader, now):
+            return self._plan(ask, now)
+
+    def _plan(self, ask: Ask, now: float) -> Answer:
         reader = self._reader(ask, now)
         finished = self._acknowledge(reader, ask.positions)
         if not reader.routed:
@@ -303,14 +307,15 @@ class Planning(Claims):
                 raise DataLossError(
                     name, gone[0], gone[-1] + 1, "they were planned by a batch in the checkpoint"
                 )
-        reader = self._reader(ask, now)
-        reader.opened = True
-        finished = self._acknowledge(reader, ask.positions)
-        for name, (first, next_) in ranges.items():
-            cursor = reader.cursors.setdefault(name, Cursor(next=first, first=first))
-            cursor.planned = (first, next_)
-            cursor.given = max(cursor.given, next_)
-        return finished
+        with self._moving(ask.reader, now):
+            reader = self._reader(ask, now)
+            reader.opened = True
+            finished = self._acknowledge(reader, ask.positions)
+            for name, (first, next_) in ranges.items():
+                cursor = reader.cursors.setdefault(name, Cursor(next=first, first=first))
+                cursor.planned = (first, next_)
+                cursor.given = max(cursor.given, next_)
+            return finished
 
     def _check_given(self, ask: Ask, ranges: Mapping[str, tuple[int, int]]) -> None:
         reader = self.readers.get(ask.reader)

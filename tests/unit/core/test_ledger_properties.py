@@ -7,6 +7,7 @@ model knows every epoch ever published, and so what each query has to have recei
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from dataclasses import dataclass, field
 
@@ -266,6 +267,12 @@ class Claims(RuleBasedStateMachine):
                 for number in range(first, next_):
                     assert number in self.ledger.streams[stream].epochs
                     assert self.ledger.is_planned(query.id, stream, number)
+
+    @invariant()
+    def what_is_held_is_what_one_finds_who_looks_at_all_readers(self) -> None:
+        fresh = copy.deepcopy(self.ledger)
+        fresh.limits = self.ledger.limits  # forgets where the slowest stand
+        assert self.ledger.held_bytes(self.now) == fresh.held_bytes(self.now)
 
     @invariant()
     def epochs_come_once_and_in_order(self) -> None:

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from streambroker_core.wire import capability
 from streambroker_core.wire.view import ExportPort, View, encode
 
 log = logging.getLogger("pe_agent")
+
+TICK_SECONDS = 1.0
 
 
 class FilterForbiddenError(StreambrokerError):
@@ -56,6 +59,7 @@ class Hosts:
         self.broker_status: Callable[[], dict[str, Any]] = dict
         self.listener_status: Callable[[], dict[str, Any] | None] = lambda: None
         self._ill: dict[str, str] = {}
+        self._ticked = -TICK_SECONDS
         self._exports: dict[str, HostedExport] = {}
         self._lock = threading.Lock()
         self._declarations: dict[str, dict[str, Any]] = self.store.states("declarations", "port")
@@ -97,7 +101,7 @@ class Hosts:
                     self.home / "log" / key.rpartition("/")[2],
                     self.store,
                     self.committer,
-                    notify=self.news.tell,
+                    notify=partial(self.news.tell, key),
                 )
             return self._exports[key]
 
@@ -302,13 +306,13 @@ class Hosts:
         """Return the schema of an import as DDL: its own, the one before, or the first match's."""
         port, deadline = body["port"], time.monotonic() + min(10.0, float(body["wait"]))
         while True:
-            seen = self.news.count
+            seen = self.news.seen(())
             ddl = self._schema_of(port)
             if ddl is not None:
                 self.store.write("INSERT OR REPLACE INTO schemas VALUES (?, ?)", port, ddl)
                 return {"ddl": ddl}
             left = deadline - time.monotonic()
-            if left <= 0 or not self.news.wait(seen, left):
+            if left <= 0 or not self.news.wait(seen, left, ()):
                 return {"ddl": None}
 
     def _schema_of(self, port: str) -> str | None:
@@ -325,10 +329,10 @@ class Hosts:
         """Return the view as the agent has it; after ``wait`` seconds if it is ``seen`` still."""
         deadline = time.monotonic() + min(10.0, float(body.get("wait", 0)))
         while True:
-            count, view = self.news.count, self.routes.view
+            count, view = self.news.seen(()), self.routes.view
             version = None if view is None else view.version
             left = deadline - time.monotonic()
-            if version != body.get("seen") or left <= 0 or not self.news.wait(count, left):
+            if version != body.get("seen") or left <= 0 or not self.news.wait(count, left, ()):
                 return {"version": version, "view": None if view is None else encode(view)}
 
     def _status(self, _body: dict[str, Any]) -> dict[str, Any]:
@@ -348,7 +352,11 @@ class Hosts:
     # -- life --------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Let age and grace pass; called a few times a second."""
+        """Let age and grace pass, once a second; called a few times a second."""
+        now = time.monotonic()
+        if now < self._ticked + TICK_SECONDS:
+            return
+        self._ticked = now
         for hosted in list(self._exports.values()):
             try:
                 hosted.tick()

@@ -103,12 +103,12 @@ class ImportHost:
         patience = HURRIED if hurried else PATIENCE
         deadline = time.monotonic() + min(patience, float(request["wait"]))
         while True:
-            seen = self._news.count
+            seen = self._news.seen((reader.import_,))
             end = self._advance(reader, start, request, call)
             if end is not None:
                 return {"offset": end.encode()}
             left = deadline - time.monotonic()
-            if left <= 0 or not self._news.wait(seen, left):
+            if left <= 0 or not self._news.wait(seen, left, (reader.import_,)):
                 return {"offset": None}
 
     def heads(self, port: str) -> dict[str, int]:

@@ -1,38 +1,79 @@
-"""Something has happened: a counter that threads can wait on."""
+"""Something has happened: counters that threads can wait on, one for each thing."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Collection
 
 
 class News:
-    """Counts what happened, so that nothing between a look and a wait is missed."""
+    """Counts what happened, so that nothing between a look and a wait is missed.
+
+    News of a key wakes those who wait for that key, or for anything. News without a key is for
+    everybody.
+    """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._count = 0
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._everybody = 0
+        self._all = 0
+        self._waiting: dict[threading.Event, frozenset[str] | None] = {}
         self._closed = False
 
     @property
     def count(self) -> int:
-        """How often something has happened."""
-        return self._count
+        """How often anything has happened."""
+        return self._all
 
-    def tell(self) -> None:
-        """Wake everybody who waits."""
-        with self._condition:
-            self._count += 1
-            self._condition.notify_all()
+    def seen(self, keys: Collection[str] | None) -> int:
+        """Return how often something has happened to any of the keys; None for anything."""
+        with self._lock:
+            return self._count(keys)
 
-    def wait(self, seen: int, seconds: float) -> bool:
-        """Return True as soon as the count is beyond ``seen``, False after ``seconds``."""
-        with self._condition:
-            return self._condition.wait_for(
-                lambda: self._count > seen or self._closed, timeout=max(0.0, seconds)
-            )
+    def _count(self, keys: Collection[str] | None) -> int:
+        if keys is None:
+            return self._all
+        return self._everybody + sum(self._counts[key] for key in keys if key in self._counts)
+
+    def tell(self, *keys: str) -> None:
+        """Wake those who wait for one of the keys; everybody if none is given."""
+        with self._lock:
+            self._all += 1
+            self._counts.update(keys)
+            self._everybody += not keys
+            for event, wanted in self._waiting.items():
+                if not keys or wanted is None or not wanted.isdisjoint(keys):
+                    event.set()
+
+    def wait(self, seen: int, seconds: float, keys: Collection[str] | None = None) -> bool:
+        """Return True as soon as :meth:`seen` of the keys is beyond ``seen``, False after a time.
+
+        Args:
+            seen: what was seen before.
+            seconds: how long to wait.
+            keys: the same as were asked for with :meth:`seen`.
+        """
+        event = threading.Event()
+        with self._lock:
+            if self._closed or self._count(keys) > seen:
+                return True
+            self._waiting[event] = None if keys is None else frozenset(keys)
+        try:
+            return event.wait(max(0.0, seconds))
+        finally:
+            with self._lock:
+                del self._waiting[event]
+
+    def waiting(self) -> list[frozenset[str] | None]:
+        """Return what is waited for at this moment."""
+        with self._lock:
+            return list(self._waiting.values())
 
     def close(self) -> None:
         """Let everybody go, now and later."""
-        with self._condition:
+        with self._lock:
             self._closed = True
-            self._condition.notify_all()
+            for event in self._waiting:
+                event.set()

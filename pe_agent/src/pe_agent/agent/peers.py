@@ -149,7 +149,7 @@ class Peers:
             lease=READER_LEASE,
             timeout=WATCH_SECONDS + 5.0,
         )
-        moved = False
+        moved: set[str] = set()
         refused = []
         for export, told in answer["exports"].items():
             if "error" in told:
@@ -159,9 +159,9 @@ class Peers:
             with self._lock:
                 if export in watched.routes and self._heads.get(export) != told["heads"]:
                     self._heads[export] = told["heads"]
-                    moved = True
+                    moved.update(watched.routes[export])
         if moved:
-            self._news.tell()
+            self._news.tell(*moved)
         if refused and len(refused) == len(exports):
             raise AgentUnreachableError("; ".join(refused))
         if not moved and time.monotonic() - began < 0.01:

@@ -191,8 +191,9 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _watch(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer as soon as a head differs from what the caller has, else after ``wait``."""
         deadline = time.monotonic() + min(10.0, float(body["wait"]))
+        news, keys = self._hosts.news, frozenset(body["exports"])
         while True:
-            seen = self._hosts.news.count
+            seen = news.seen(keys)
             exports = {
                 e: self._head(e, ask, min(MAX_LEASE, float(body["lease"])))
                 for e, ask in body["exports"].items()
@@ -201,7 +202,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 told.get("heads") != body["exports"][e]["heads"] for e, told in exports.items()
             )
             left = deadline - time.monotonic()
-            if moved or left <= 0 or not self._hosts.news.wait(seen, left):
+            if moved or left <= 0 or not news.wait(seen, left, keys):
                 return {"exports": exports}
 
     def _head(self, export: str, ask: dict[str, Any], lease: float) -> dict[str, Any]:

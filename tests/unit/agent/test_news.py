@@ -1,0 +1,55 @@
+"""News wake those who wait for them, and nobody else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+
+from pe_agent.agent.news import News
+from support.waiting import until
+
+
+def waiting(news: News, keys: Collection[str] | None) -> Callable[[], bool | None]:
+    """Wait for news in a thread; the returned call tells what the wait said, None before."""
+    said: list[bool] = []
+    seen, before = news.seen(keys), len(news.waiting())
+    threading.Thread(target=lambda: said.append(news.wait(seen, 60, keys)), daemon=True).start()
+    until(lambda: len(news.waiting()) > before, 5, "the thread waits")
+    return lambda: said[0] if said else None
+
+
+def test_a_key_wakes_those_who_wait_for_it_or_for_anything() -> None:
+    news = News()
+    both, one, other, anything, nothing = (
+        waiting(news, keys) for keys in (("a", "b"), ("a",), ("c",), None, ())
+    )
+    news.tell("b")
+    until(lambda: both() and anything(), 5, "they are woken")
+    assert len(news.waiting()) == 3
+    news.tell("a", "c")
+    until(lambda: one() and other(), 5, "they are woken")
+    assert nothing() is None
+    news.tell()
+    until(nothing, 5, "it is woken")
+    assert not news.waiting()
+
+
+def test_what_happened_between_a_look_and_a_wait_is_not_missed() -> None:
+    news = News()
+    a, every = news.seen(("a",)), news.seen(())
+    news.tell("b")
+    assert not news.wait(a, 0, ("a",))
+    news.tell("a")
+    assert news.wait(a, 0, ("a",))
+    assert not news.wait(every, 0, ())
+    news.tell()
+    assert news.wait(every, 0, ())
+    assert news.count == 3
+
+
+def test_who_is_closed_lets_everybody_go() -> None:
+    news = News()
+    early = waiting(news, ("a",))
+    news.close()
+    until(early, 5, "it is let go")
+    assert news.wait(news.seen(()), 60, ())

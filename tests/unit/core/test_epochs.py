@@ -1,0 +1,123 @@
+"""The epochs of a stream: what is asked of them is answered without looking at all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streambroker_core import epochs
+from streambroker_core.epochs import Epoch, Stream
+from streambroker_core.ledger import Ledger, Limits
+from support.counting import lines
+from support.ledgers import IMPORT, ask, ledger, planned, put, retained
+
+ADD, SKIP, REMOVE = "add", "skip", "remove"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([ADD, ADD, ADD, SKIP, REMOVE]), st.integers(0, 30)), max_size=60
+    )
+)
+def test_a_stream_answers_as_one_that_looks_at_every_epoch(steps: list[tuple[str, int]]) -> None:
+    stream, rows = Stream("s"), {0: 0}
+    for kind, number in steps:
+        if kind == ADD:
+            rows[stream.next + 1] = rows[stream.next] + number
+            stream.add(
+                Epoch(
+                    number=stream.next, rows=number, bytes=1, published=0.0, query="q", batch=number
+                )
+            )
+        elif kind == SKIP:
+            rows[stream.next + number] = rows[stream.next] + 7 * (number > 0)
+            stream.skip_to(stream.next + number, rows[stream.next + number])
+        elif stream.epochs:
+            stream.remove(list(stream.epochs)[number % len(stream.epochs)])
+        left = sorted(stream.epochs)
+        assert left == list(stream.epochs)
+        for asked in range(stream.next + 3):
+            after = next((n for n in left if n >= asked), max(asked, stream.next))
+            assert stream.at_or_after(asked) == after
+        whole = stream.next
+        while whole - 1 in stream.epochs:
+            whole -= 1
+        assert stream.whole_from() == whole
+        assert all(stream.rows_between(0, n) == total for n, total in rows.items())
+
+
+def test_sums_that_are_forgotten_are_answered_by_the_nearest_below(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(epochs, "TOMBSTONES", 10)
+    made = ledger(max_bytes=10**9)
+    put(made, "A", 2_000, rows=2)
+    stream = made.streams["A"]
+    assert stream.rows_between(1_999, 2_000) == 2
+    first = stream.rows_before[0] // 2
+    assert 0 < first <= 2_000 - 10
+    assert stream.rows_between(0, 2_000) == 2 * (2_000 - first)
+    stream.recall(5, 10)
+    assert stream.rows_between(5, 2_000) == 2 * (2_000 - 5)
+
+
+def with_epochs(count: int, **limits: int) -> Ledger:
+    made = ledger(max_bytes=limits.get("max_bytes", 10**9))
+    put(made, "A", count)
+    made.plan(ask({"A": count}), 0)
+    return made
+
+
+@pytest.mark.parametrize("retained", [1_000, 10_000])
+def test_a_plan_of_a_reader_that_has_everything_costs_as_much_with_many_epochs(
+    retained: int,
+) -> None:
+    few, many = with_epochs(100), with_epochs(retained)
+    cost = lines(lambda: few.plan(ask({"A": 100}, known=True), 1))
+    assert lines(lambda: many.plan(ask({"A": retained}, known=True), 1)) == cost
+    assert lines(lambda: many.blocked_by(1)) == lines(lambda: few.blocked_by(1))
+
+
+@pytest.mark.parametrize("retained", [1_000, 10_000])
+def test_a_sweep_of_a_full_log_costs_as_much_with_many_epochs(retained: int) -> None:
+    few, many = (with_epochs(n, max_bytes=1) for n in (100, retained))
+    for made in (few, many):
+        made.plan(ask({"A": 0}, reader="slow"), 0)
+    cost = lines(lambda: few.sweep(1))
+    assert lines(lambda: many.sweep(1)) == cost
+    assert len(many.streams["A"].epochs) == retained
+
+
+def test_a_sweep_passes_over_a_long_plan_at_once() -> None:
+    costs = []
+    for count in (100, 10_000):
+        made = Ledger(Limits(max_bytes=1))
+        made.set_routes({IMPORT: "drop"})
+        put(made, "A", count)
+        made.plan(ask(policy="drop", budget=100 * (count - 2)), 0)
+        costs.append(lines(lambda made=made: made.sweep(0)))  # type: ignore[misc]
+        assert retained(made) == [*range(count - 2), count - 1]
+    assert costs[0] == costs[1]
+
+
+def test_an_epoch_to_many_readers_costs_each_of_them_the_same() -> None:
+    costs = []
+    for count in (50, 500):
+        made = ledger(max_bytes=150)
+        for number in range(count):
+            made.plan(ask(reader=f"r{number}"), 0)
+        put(made, "A", 3)
+        for number in range(count):
+            made.plan(ask(reader=f"r{number}", budget=100), 0)
+
+        def acknowledge(made: Ledger = made, count: int = count) -> None:
+            for number in range(count):
+                answer = made.plan(ask({"A": 1}, reader=f"r{number}", budget=100, known=True), 0)
+                assert planned(answer) == {"A": (1, 2)}
+                made.blocked_by(0) if number == count - 1 else made.held_bytes(0)
+                made.sweep(0)
+
+        costs.append(lines(acknowledge))
+        assert retained(made) == [1, 2]
+    assert costs[1] < 15 * costs[0]
