@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.agent.exports import HostedExport
+from pe_agent.agent.reading_side import Replanned
 from pe_agent.agent.store import Store
 from pe_agent.log import Committer
 from streambroker_core.ledger import Answer, Ask, Limits
@@ -129,7 +130,7 @@ class Bench:
         filter_: str | None = None,
         columns: list[str] | None = None,
         **more: Any,
-    ) -> dict[str, dict[int, list[list[int]]]]:
+    ) -> Replanned:
         ask = Ask(
             reader=reader, import_=IMPORT, policy="wait", start="earliest", positions={}, **more
         )

@@ -121,6 +121,8 @@ class Planned:
         dropped: epochs and rows dropped by agreement between the reader's position and ``from_``.
         duplicates: epochs and rows right before ``from_`` that the reader has read already, from
             a log that was lost.
+        lost: epochs and rows that are gone without anybody having agreed, between the reader's
+            position and ``from_``; rows None where they are not known, epochs is the least then.
         moved: ``from_`` lies behind the reader's position (a gap that was agreed to).
     """
 
@@ -129,6 +131,7 @@ class Planned:
     next: int
     dropped: tuple[int, int] = (0, 0)
     duplicates: tuple[int, int] = (0, 0)
+    lost: tuple[int, int | None] = (0, 0)
     moved: bool = False
 
 

@@ -8,7 +8,7 @@ come and go, in the ledger.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streambroker_core.claims import Claims, Cursor, Limits, Reader
 from streambroker_core.epochs import Epoch, Stream
@@ -60,6 +60,7 @@ class Ask:
         limit: do not plan at or above these, by stream; None for no limit.
         budget: bytes to plan at most; one epoch is planned whatever its size if ``one``.
         lease: seconds until the reader counts as away.
+        lossy: loss that nobody agreed to is told and passed over; it does not stop the reader.
     """
 
     reader: str
@@ -74,17 +75,24 @@ class Ask:
     budget: int = 256 << 20
     one: bool = True
     lease: float = 5.0
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The plan, stream by stream; ``finished`` are the epochs acknowledged by this very call."""
+    """The plan, stream by stream.
+
+    Attributes:
+        finished: the epochs acknowledged by this very call.
+        gone: streams the reader knows to be of this export, and the export does not know.
+    """
 
     planned: tuple[Planned, ...]
     finished: tuple[tuple[str, int, int], ...] = ()
     bytes: int = 0
     last: tuple[str, int] | None = None
     routed: bool = True
+    gone: tuple[str, ...] = ()
 
 
 class Planning(Claims):
@@ -101,7 +109,8 @@ class Planning(Claims):
         """Acknowledge the reader's position and pin its next epochs.
 
         Raises:
-            DataLossError: the reader's next epochs are gone and its policy is ``wait``.
+            DataLossError: the reader's next epochs are gone, its policy is ``wait``, and it is not
+                lossy.
             ReadersExceededError: it is new, and there are too many.
         """
         with self._moving(ask.reader, now):
@@ -109,13 +118,15 @@ class Planning(Claims):
 
     def _plan(self, ask: Ask, now: float) -> Answer:
         reader = self._reader(ask, now)
-        finished = self._acknowledge(reader, ask.positions)
+        finished = self._acknowledge(reader, ask)
+        gone = tuple(sorted(s for s in ask.own if s not in {*self.streams, *self.forgotten}))
         if not reader.routed:
-            return Answer(planned=(), finished=finished, routed=False)
+            return Answer(planned=(), finished=finished, routed=False, gone=gone)
         planned: list[Planned] = []
         budget, total = ask.budget, 0
-        if not self._follows(reader, ask):
-            return Answer(planned=(), finished=finished)
+        lost = self._lost_between(reader, ask, gone)
+        if lost is None:
+            return Answer(planned=(), finished=finished, gone=gone)
         self._open(reader, ask)
         for stream in list(self.streams.values()):
             if not self._reads(reader, stream):
@@ -126,36 +137,43 @@ class Planning(Claims):
             elif stream.sealed and cursor.next >= stream.next:
                 continue
             plan, size = self._plan_stream(reader, stream, ask, budget, one=ask.one and total == 0)
+            if lost and not planned:
+                plan = replace(plan, lost=(lost, None))
             planned.append(plan)
             budget, total = budget - size, total + size
             if plan.next < stream.next:
                 break
         self._pin(reader, planned)
         return Answer(
-            planned=tuple(planned), finished=finished, bytes=total, last=self._last(planned)
+            planned=tuple(planned),
+            finished=finished,
+            bytes=total,
+            last=self._last(planned),
+            gone=gone,
         )
 
-    def _follows(self, reader: Reader, ask: Ask) -> bool:
-        """Whether what there is follows what the reader has read, where its stream was lost.
+    def _lost_between(self, reader: Reader, ask: Ask, gone: tuple[str, ...]) -> int | None:
+        """Return how many epochs are missing at least between a lost log and what there is.
 
         Returns:
-            False while that cannot be told, because nothing new has been published.
+            None while that cannot be told, because nothing new has been published.
 
         Raises:
             DataLossError: epochs of the lost stream may not have been read, under ``wait``.
         """
-        lost = sorted(s for s in ask.own if s not in self.streams and s not in self.forgotten)
-        if not lost or reader.policy == "drop" or any(s in ask.positions for s in self.streams):
-            return True
+        if not gone or reader.policy == "drop" or any(s in ask.positions for s in self.streams):
+            return 0
         epochs = [e for s in self.streams.values() for e in s.epochs.values()]
         first = next((e for e in epochs if not _again(e, ask.last)), None)
         if first is None:
-            return False
-        if ask.last is not None and (first.query, first.batch) == (ask.last[0], ask.last[1] + 1):
-            return True
+            return None
+        same = ask.last is not None and first.query == ask.last[0]
+        between = first.batch - ask.last[1] - 1 if ask.last is not None and same else 1
+        if between <= 0 or ask.lossy:
+            return between
         raise DataLossError(
-            lost[-1],
-            ask.positions[lost[-1]],
+            gone[-1],
+            ask.positions[gone[-1]],
             None,
             f"the exporter has lost its log; it goes on with batch {first.batch} of query"
             f" {first.query}, the last one read was {ask.last}",
@@ -198,12 +216,12 @@ class Planning(Claims):
         del self.readers[oldest.id]
         self.evicted.append(oldest.id)
 
-    def _acknowledge(
-        self, reader: Reader, positions: Mapping[str, int]
-    ) -> tuple[tuple[str, int, int], ...]:
+    def _acknowledge(self, reader: Reader, ask: Ask) -> tuple[tuple[str, int, int], ...]:
+        """Take the reader's positions; a lossy one may be ahead of an older copy of the log."""
+        positions = ask.positions
         own = [s for s in self.streams.values() if s.id in positions]
         for stream in own:
-            if positions[stream.id] > stream.next:
+            if positions[stream.id] > stream.next and not ask.lossy:
                 raise DataLossError(
                     stream.id,
                     stream.next,
@@ -249,7 +267,9 @@ class Planning(Claims):
         cursor = reader.cursors[stream.id]
         wanted = max(cursor.next, reader.resume.get(stream.id, 0))
         found = stream.at_or_after(wanted)
-        if found > wanted and reader.policy != "drop" and found > reader.agreed.get(stream.id, 0):
+        agreed = found if reader.policy == "drop" else reader.agreed.get(stream.id, 0)
+        agreed = min(max(agreed, wanted), found)
+        if agreed < found and not ask.lossy:
             raise DataLossError(
                 stream.id, wanted, found, "they were removed while the reader was away"
             )
@@ -267,7 +287,8 @@ class Planning(Claims):
             stream=stream.id,
             from_=from_,
             next=end,
-            dropped=(found - wanted, stream.rows_between(wanted, found)),
+            dropped=(agreed - wanted, stream.rows_between(wanted, agreed)),
+            lost=(found - agreed, stream.rows_between(agreed, found)),
             duplicates=(from_ - found, stream.rows_between(found, from_)),
             moved=from_ > cursor.next,
         )
@@ -295,27 +316,46 @@ class Planning(Claims):
             The epochs acknowledged by this call, as in :class:`Answer`.
 
         Raises:
-            DataLossError: an epoch of the plan is gone, whatever the policy.
+            DataLossError: an epoch of the plan is gone, whatever the policy. A lossy reader
+                asks :meth:`missing` and leaves those epochs out.
             NotRoutedError: its route is cut, and the plan is not one that it was given before.
             ReadersExceededError: it is not known (any more), and there are too many.
         """
         self._check_given(ask, ranges)
-        for name, (first, next_) in ranges.items():
-            stream = self.streams.get(name)
-            gone = [n for n in range(first, next_) if stream is None or n not in stream.epochs]
-            if gone:
-                raise DataLossError(
-                    name, gone[0], gone[-1] + 1, "they were planned by a batch in the checkpoint"
-                )
+        for name, gone in self.missing(ranges).items() if not ask.lossy else ():
+            raise DataLossError(
+                name, gone[0][0], gone[-1][1], "they were planned by a batch in the checkpoint"
+            )
         with self._moving(ask.reader, now):
             reader = self._reader(ask, now)
             reader.opened = True
-            finished = self._acknowledge(reader, ask.positions)
+            finished = self._acknowledge(reader, ask)
             for name, (first, next_) in ranges.items():
+                if name not in self.streams:
+                    continue
                 cursor = reader.cursors.setdefault(name, Cursor(next=first, first=first))
                 cursor.planned = (first, next_)
                 cursor.given = max(cursor.given, next_)
             return finished
+
+    def missing(
+        self, ranges: Mapping[str, tuple[int, int]]
+    ) -> dict[str, list[tuple[int, int, int | None]]]:
+        """Return which of these epochs are gone, by stream: first, next, rows (None: not known)."""
+        result: dict[str, list[tuple[int, int, int | None]]] = {}
+        for name, (first, next_) in ranges.items():
+            stream = self.streams.get(name)
+            if stream is None:
+                result[name] = [(first, next_, None)]
+                continue
+            number = first
+            while number < next_:
+                end = min(next_, stream.at_or_after(number))
+                if number < end:
+                    rows = stream.rows_between(number, end)
+                    result.setdefault(name, []).append((number, end, rows))
+                number = max(end, number + 1)
+        return result
 
     def _check_given(self, ask: Ask, ranges: Mapping[str, tuple[int, int]]) -> None:
         reader = self.readers.get(ask.reader)

@@ -371,3 +371,32 @@ def test_where_filters_are_forbidden_later_only_the_planned_one_is_read_on(agent
     assert error_code(lambda: replan(agents, ticket, 0, 1, filter="n > 1")) == "FilterForbidden"
     replan(agents, ticket, 0, 1)
     assert [b.num_rows for b in reader.batches(ticket)] == [2]
+
+
+def test_a_lossy_plan_tells_what_is_gone_and_another_one_stops(agents: Pair) -> None:
+    """The reader comes from a log that is lost, and another query has published since."""
+    behind: dict[str, Any] = {
+        "reader": "bereft",
+        "known": True,
+        "own": ["lost"],
+        "positions": {"lost": 5},
+        "last": ["query-0", 3],
+    }
+    assert error_code(lambda: plan(agents, signed(agents), **behind)) == "DataLoss"
+    answer = plan(agents, signed(agents), lossy=True, **behind)
+    assert answer["gone"] == ["lost"]
+    assert [(p["from"], p["lost"]) for p in answer["planned"]] == [(0, [1, None])]
+    ranges = {"lost": [3, 5], answer["planned"][0]["stream"]: [0, 1]}
+    ticket = {
+        "export": f"{agents.exporter.pe}/trades",
+        "import": f"{agents.importer.pe}/trades",
+        "reader": "bereft",
+        "filter": None,
+        "columns": None,
+        "stream": "lost",
+    }
+    again: dict[str, Any] = {"ranges": ranges, "lossy": True}
+    told = replan(agents, ticket, 0, 0, **again)
+    assert told["gone"] == {"lost": [[3, 5, None]]}
+    assert [list(epochs) for epochs in told["blocks"].values()] == [[], ["0"]]
+    assert error_code(lambda: replan(agents, ticket, 0, 0, ranges=ranges)) == "DataLoss"

@@ -426,3 +426,44 @@ def test_what_replays_read_again_is_not_kept_in_memory(made: Bench) -> None:
         assert made.export.deliveries.noted() == 0
         made.replan({made.stream: (0, 3)}, filter_="n > 0")
     assert made.export.status()["readers"]["reader"]["delivered"] == 3
+
+
+def test_a_lossy_reader_goes_on_and_what_it_lost_is_counted_once(cramped: Bench) -> None:
+    made = cramped
+    made.limit(max_bytes=1, grace=10)
+    made.route("wait")
+    made.publish(0, rows(0, 8))
+    made.plan()
+    made.plan({made.stream: 1})
+    made.now += 100
+    for batch in range(1, 5):
+        made.publish(batch, rows(100 * batch, 10))
+    with pytest.raises(DataLossError):
+        made.plan({made.stream: 1})
+    for _ in range(2):
+        (plan,) = made.plan({made.stream: 1}, lossy=True).planned
+        assert (plan.from_, plan.lost) == (4, (3, 30))
+        made.reopen()
+        made.plan({made.stream: 5}, lossy=True)
+    figures = made.export.status()["readers"]["reader"]
+    assert (figures["lost"], figures["dropped"], figures["delivered"]) == ([3, 30], [0, 0], 18)
+
+
+def test_a_plan_of_which_epochs_are_gone_is_cut_without_them(cramped: Bench) -> None:
+    made = cramped
+    made.limit(max_bytes=10**6, grace=10)
+    made.route("wait")
+    for batch in range(4):
+        made.publish(batch, rows(batch, 2))
+    made.plan()
+    made.now += 100
+    made.limit(max_bytes=1, grace=10)
+    whole = {made.stream: (0, 4), "other": (0, 1)}
+    with pytest.raises(DataLossError):
+        made.replan(whole)
+    again = made.replan(whole, lossy=True)
+    assert again.gone == {made.stream: [(0, 3, 6)], "other": [(0, 1, None)]}
+    assert {s: list(epochs) for s, epochs in again.blocks.items()} == {
+        made.stream: [3],
+        "other": [],
+    }

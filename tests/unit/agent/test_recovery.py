@@ -86,4 +86,4 @@ def test_what_a_cut_reader_was_given_is_known_after_a_restart(made: Bench) -> No
     made.reopen()
     with pytest.raises(NotRoutedError):
         made.replan({made.stream: (0, 3)})
-    assert list(made.replan({made.stream: (0, 1)})[made.stream]) == [0]
+    assert list(made.replan({made.stream: (0, 1)}).blocks[made.stream]) == [0]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from pe_agent.agent.blocks import BlockReader, Read
+from support.counting import lines
 from support.exports import DDL, Bench, bench, rows
 
 SEGMENT = 1 << 16
@@ -192,3 +194,14 @@ def test_a_stage_that_is_discarded_under_way_ends_its_task(made: Bench) -> None:
             query="q", run="r", batch=0, ddl=DDL, schema=rows(0, 1).schema, batches=slow()
         )
     assert made.export.streams[made.stream].stages == {}
+
+
+def test_an_epoch_is_removed_at_the_same_cost_among_many(tmp_path: Path) -> None:
+    costs = []
+    for count in (20, 400):
+        with bench(tmp_path / str(count)) as made:
+            for batch in range(count):
+                made.publish(batch, rows(batch, 1))
+            stream = made.export.streams[made.stream]
+            costs.append(lines(partial(stream.remove, [0])))
+    assert costs[0] == costs[1]

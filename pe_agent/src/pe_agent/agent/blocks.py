@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.agent.exports import HostedExport
-from pe_agent.agent.manifests import Block, Manifest
+from pe_agent.agent.manifests import Manifest
 from pe_agent.agent.masks import compiled
 from pe_agent.agent.streams import HostedStream
 from pe_agent.log import AddressGone
@@ -106,19 +106,21 @@ class BlockReader:
         self, export: HostedExport, read: Read, manifest: Manifest, index: int
     ) -> tuple[pa.RecordBatch, Manifest]:
         """Return a block, and the manifest by which it was found: it may have been moved."""
-        stream = export.streams[read.stream]
         while True:
             try:
-                block = manifest.blocks[index]
-                return self._block(stream, read, manifest.epoch, index, block), manifest
+                return self._block(export, read, manifest, index), manifest
             except AddressGone:
                 before, manifest = manifest, _planned(export, read, manifest.epoch)
                 if manifest == before:
                     raise
 
     def _block(
-        self, stream: HostedStream, read: Read, epoch: int, index: int, block: Block
+        self, export: HostedExport, read: Read, manifest: Manifest, index: int
     ) -> pa.RecordBatch:
+        stream = export.streams.get(read.stream)
+        if stream is None:
+            raise NotPlannedError(f"stream {read.stream} is not in the log of this agent any more.")
+        block, epoch = manifest.blocks[index], manifest.epoch
         if read.filter is None:
             return _project(stream.read(block), read.columns)
         key = (stream.id, epoch, index, read.filter, read.columns)

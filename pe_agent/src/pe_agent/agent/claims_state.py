@@ -63,7 +63,7 @@ def decode_reader(
         cursor.given = state.get("given", {}).get(name, before)
     delivery = Delivery(**state["delivery"])
     pending = _of(streams, delivery.pending)
-    delivery.pending = {s: (n[0], n[1], n[2], n[3], n[4]) for s, n in pending.items()}
+    delivery.pending = {s: tuple(n) for s, n in pending.items()}
     delivery.counted = _of(streams, delivery.counted)
     return reader, delivery
 

@@ -22,7 +22,8 @@ class Delivery:
 
     Attributes:
         pending: what the plan under way leaves out, by stream: the epoch it begins with, then
-            epochs and rows dropped, epochs and rows that were read before from a lost log.
+            epochs and rows dropped, those that were read before from a lost log, and those that
+            are lost.
         counted: first epoch of each stream that is not counted yet, so that a replay from an
             older checkpoint counts once.
     """
@@ -33,9 +34,11 @@ class Delivery:
     dropped_rows: int = 0
     duplicate_epochs: int = 0
     duplicate_rows: int = 0
+    lost_epochs: int = 0
+    lost_rows: int = 0
     filter: str | None = None
     columns: list[str] | None = None
-    pending: dict[str, tuple[int, int, int, int, int]] = field(default_factory=dict)
+    pending: dict[str, tuple[int, ...]] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
 
     def under(self, filter_: str | None, columns: Sequence[str] | None) -> bool:
@@ -44,7 +47,7 @@ class Delivery:
 
     def leave_out(self, stream: str) -> None:
         """Count what a plan left out, now that the reader has taken it."""
-        from_, epochs, rows, again, rows_again = self.pending.pop(stream)
+        from_, epochs, rows, again, rows_again, *lost = self.pending.pop(stream)
         if from_ <= self.counted.get(stream, 0):
             return
         self.counted[stream] = from_
@@ -52,6 +55,9 @@ class Delivery:
         self.dropped_rows += rows
         self.duplicate_epochs += again
         self.duplicate_rows += rows_again
+        if lost:
+            self.lost_epochs += lost[0]
+            self.lost_rows += lost[1]
 
 
 class Deliveries:
@@ -91,9 +97,9 @@ class Deliveries:
         if planned is None:
             return
         delivery.pending = {
-            p.stream: (p.from_, *p.dropped, *p.duplicates)
+            p.stream: (p.from_, *p.dropped, *p.duplicates, p.lost[0], p.lost[1] or 0)
             for p in planned
-            if p.dropped[0] or p.duplicates[0]
+            if p.dropped[0] or p.duplicates[0] or p.lost[0]
         }
 
     def passed(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:

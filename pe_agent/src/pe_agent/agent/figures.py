@@ -66,5 +66,6 @@ def reader_figures(reader: Reader, delivery: Delivery, now: float) -> dict[str, 
         "filtered": delivery.filtered,
         "dropped": [delivery.dropped_epochs, delivery.dropped_rows],
         "duplicates": [delivery.duplicate_epochs, delivery.duplicate_rows],
+        "lost": [delivery.lost_epochs, delivery.lost_rows],
         "filter": delivery.filter,
     }

@@ -212,6 +212,7 @@ def plan_body(answer: Any) -> dict[str, Any]:
                 "next": p.next,
                 "dropped": list(p.dropped),
                 "duplicates": list(p.duplicates),
+                "lost": list(p.lost),
                 "moved": p.moved,
             }
             for p in answer.planned
@@ -219,4 +220,5 @@ def plan_body(answer: Any) -> dict[str, Any]:
         "bytes": answer.bytes,
         "last": None if answer.last is None else list(answer.last),
         "routed": answer.routed,
+        "gone": list(answer.gone),
     }

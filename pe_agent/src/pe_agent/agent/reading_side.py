@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pe_agent.agent.export_state import ExportState
 from pe_agent.agent.manifests import Manifest
 from pe_agent.agent.masks import misfit
 from streambroker_core.ledger import Answer, Ask
+
+log = logging.getLogger("pe_agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """A plan that was registered again.
+
+    Attributes:
+        blocks: rows and bytes of its blocks: ``{stream: {epoch: [[rows, bytes], …]}}``.
+        gone: what is left out because it is gone: ``{stream: [(first, next, rows), …]}``, rows
+            None where they are not known. Only a lossy reader has any.
+    """
+
+    blocks: dict[str, dict[int, list[list[int]]]]
+    gone: dict[str, list[tuple[int, int, int | None]]]
 
 
 class ReadingSide(ExportState):
@@ -63,24 +80,33 @@ class ReadingSide(ExportState):
         *,
         filter_: str | None,
         columns: list[str] | None,
-    ) -> dict[str, dict[int, list[list[int]]]]:
+    ) -> Replanned:
         """Register a checkpointed plan again.
 
-        Returns:
-            Its blocks: ``{stream: {epoch: [[rows, bytes], …]}}``.
+        Raises:
+            DataLossError: epochs of it are gone, and the reader is not lossy.
+            NotRoutedError: its route is cut, and it was not given all of them.
         """
         with self._lock:
             self._finish(ask)
             self.ledger.replan(ask, ranges, self._clock())
             self.deliveries.begin(ask.reader, filter_, columns)
             self._save_reader(ask.reader)
-            return {
-                name: {
-                    n: [[b.rows, b.bytes] for b in self.streams[name].manifests[n].blocks]
-                    for n in range(first, next_)
-                }
-                for name, (first, next_) in ranges.items()
-            }
+            gone = self.ledger.missing(ranges)
+            blocks = {name: self._blocks(name, *ranges[name]) for name in ranges}
+        for name, parts in gone.items():
+            log.warning("reader %s goes on without epochs %s of %s", ask.reader, parts, name)
+        return Replanned(blocks=blocks, gone=gone)
+
+    def _blocks(self, stream: str, first: int, next_: int) -> dict[int, list[list[int]]]:
+        """Return rows and bytes of the blocks of epochs, of those that are there."""
+        hosted = self.streams.get(stream)
+        found = {} if hosted is None else hosted.manifests
+        return {
+            n: [[b.rows, b.bytes] for b in found[n].blocks]
+            for n in range(first, next_)
+            if n in found and n in self.ledger.streams[stream].epochs
+        }
 
     def planned_under(self, reader: str, filter_: str | None) -> bool:
         """Whether the last plan of a reader had this filter."""

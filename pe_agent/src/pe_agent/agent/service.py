@@ -183,10 +183,10 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if not export.planned_under(str(body["reader"]), body["filter"]):
             self._hosts.check_filter(export, body["filter"])
         ranges = {s: (int(r[0]), int(r[1])) for s, r in body["ranges"].items()}
-        blocks = export.replan(
+        again = export.replan(
             _ask(body, policy), ranges, filter_=body["filter"], columns=body["columns"]
         )
-        return {"blocks": blocks}
+        return {"blocks": again.blocks, "gone": again.gone}
 
     def _watch(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer as soon as a head differs from what the caller has, else after ``wait``."""
@@ -253,6 +253,7 @@ def _ask(body: dict[str, Any], policy: str) -> Ask:
         budget=int(body.get("budget", 0)),
         one=bool(body.get("one", True)),
         lease=min(MAX_LEASE, float(body["lease"])),
+        lossy=bool(body.get("lossy", False)),
     )
 
 

@@ -241,8 +241,9 @@ class HostedStream:
         What is left over in the others comes to a segment at most: beyond that, what is still
         needed of the segment with the most of it is written once more, and the segment removed.
         """
-        floor = self._drop()
-        while (victim := self._victim(floor)) is not None:
+        floor, moved = self._drop(), set[int]()
+        while (victim := self._victim(floor)) is not None and victim not in moved:
+            moved.add(victim)
             try:
                 self._move_out_of(victim)
             except LogError as error:

@@ -1,0 +1,108 @@
+"""Loss that nobody agreed to: a reader that goes on in spite of it is told how much."""
+
+from __future__ import annotations
+
+import pytest
+
+from streambroker_core.ledger import DataLossError, Ledger
+from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
+
+
+def lost_some() -> Ledger:
+    """Return a ledger whose reader was away for too long: epochs 1 to 3 of 0 to 4 are gone."""
+    made = ledger(max_bytes=100, grace=10)
+    put(made, "A", 1)
+    made.plan(ask(lease=5), 0)
+    put(made, "A", 4)
+    made.sweep(100)
+    assert retained(made) == [4]
+    return made
+
+
+def test_a_lossy_reader_goes_on_behind_what_is_gone_and_hears_how_much_it_was() -> None:
+    made = lost_some()
+    for _ in range(2):
+        answer = made.plan(ask({"A": 1}, known=True, lossy=True), 100)
+        (plan,) = answer.planned
+        assert (plan.from_, plan.next, plan.moved) == (4, 5, True)
+        assert (plan.lost, plan.dropped) == ((3, 30), (0, 0))
+        assert answer.gone == ()
+    made.plan(ask({"A": 5}, known=True, lossy=True), 100)
+    put(made, "A", 1)
+    (plan,) = made.plan(ask({"A": 5}, known=True, lossy=True), 100).planned
+    assert plan.lost == (0, 0)
+
+
+def test_a_reader_that_is_not_lossy_stops_as_before() -> None:
+    made = lost_some()
+    with pytest.raises(DataLossError):
+        made.plan(ask({"A": 1}, known=True), 100)
+
+
+def test_what_was_dropped_by_agreement_before_is_no_loss() -> None:
+    made = ledger(max_bytes=100, grace=10)
+    made.set_routes({IMPORT: "drop"})
+    put(made, "A", 1)
+    made.plan(ask(policy="drop", lease=5), 0)
+    put(made, "A", 2)
+    made.plan(ask({"A": 1}, policy="drop", known=True, budget=1, one=False), 0)
+    made.sweep(0)
+    made.set_routes({IMPORT: "wait"})
+    put(made, "A", 3)
+    made.sweep(100)
+    assert retained(made) == [5]
+    (plan,) = made.plan(ask({"A": 1}, known=True, lossy=True), 100).planned
+    assert (plan.from_, plan.dropped, plan.lost) == (5, (1, 10), (3, 30))
+
+
+def test_planned_epochs_that_are_gone_are_told_by_range() -> None:
+    made = ledger(max_bytes=100, grace=10)
+    put(made, "A", 4)
+    made.plan(ask(lease=5), 0)
+    made.sweep(100)
+    assert retained(made) == [3]
+    assert made.missing({"A": (0, 4), "B": (2, 5)}) == {"A": [(0, 3, 30)], "B": [(2, 5, None)]}
+    with pytest.raises(DataLossError):
+        made.replan(ask(), {"A": (0, 4)}, 100)
+    made.replan(ask(lossy=True), {"A": (0, 4), "B": (2, 5)}, 100)
+    assert made.is_planned("r", "A", 3)
+    assert list(made.readers["r"].cursors) == ["A"]
+    assert made.missing({"A": (3, 4)}) == {}
+
+
+def test_a_lossy_reader_of_a_lost_log_goes_on_with_what_was_published_since() -> None:
+    made = ledger()
+    put(made, "B", 1, batch=7)
+    last = (QUERY, 4)
+    asked = ask({"A": 5}, known=True, own=frozenset({"A"}), last=last)
+    with pytest.raises(DataLossError):
+        made.plan(asked, 0)
+    answer = made.plan(ask({"A": 5}, known=True, own=frozenset({"A"}), last=last, lossy=True), 0)
+    assert planned(answer) == {"B": (0, 1)}
+    assert answer.gone == ("A",)
+    assert answer.planned[0].lost == (2, None)
+
+
+def test_how_much_of_a_lost_log_is_missing_is_not_known_where_another_query_publishes() -> None:
+    made = ledger()
+    put(made, "B", 1, batch=0, query="other")
+    asked = ask({"A": 5}, known=True, own=frozenset({"A"}), last=(QUERY, 4), lossy=True)
+    assert made.plan(asked, 0).planned[0].lost == (1, None)
+
+
+def test_nothing_is_lost_where_the_next_batch_follows() -> None:
+    made = ledger()
+    put(made, "B", 1, batch=5)
+    asked = ask({"A": 5}, known=True, own=frozenset({"A"}), last=(QUERY, 4), lossy=True)
+    assert made.plan(asked, 0).planned[0].lost == (0, 0)
+
+
+def test_a_lossy_reader_that_is_ahead_of_an_older_copy_of_the_log_waits_for_its_place() -> None:
+    made = ledger()
+    put(made, "A", 2)
+    with pytest.raises(DataLossError):
+        made.plan(ask({"A": 3}, known=True), 0)
+    assert planned(made.plan(ask({"A": 3}, known=True, lossy=True), 0)) == {"A": (3, 3)}
+    assert made.held_bytes(0) == 0
+    put(made, "A", 2)
+    assert planned(made.plan(ask({"A": 3}, known=True, lossy=True), 0)) == {"A": (3, 4)}
