@@ -223,6 +223,9 @@ class Claims:
             yield
         finally:
             after = self._places(id_, now)
+            if after:
+                claimed = self.readers[id_].until + self.limits.grace
+                self._fronts_until = min(self._fronts_until, claimed)
             for stream, front in list(self._fronts.items()):
                 self._move(stream, front, before.get(stream), after.get(stream))
 

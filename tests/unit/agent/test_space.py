@@ -199,7 +199,9 @@ def test_a_stage_that_is_discarded_under_way_ends_its_task(made: Bench) -> None:
 def test_an_epoch_is_removed_at_the_same_cost_among_many(tmp_path: Path) -> None:
     costs = []
     for count in (20, 400):
-        with bench(tmp_path / str(count)) as made:
+        directory = tmp_path / str(count)
+        directory.mkdir()
+        with bench(directory) as made:
             for batch in range(count):
                 made.publish(batch, rows(batch, 1))
             stream = made.export.streams[made.stream]

@@ -121,3 +121,20 @@ def test_an_epoch_to_many_readers_costs_each_of_them_the_same() -> None:
         costs.append(lines(acknowledge))
         assert retained(made) == [1, 2]
     assert costs[1] < 15 * costs[0]
+
+
+def test_a_reader_that_came_when_nobody_held_anything_claims_until_it_is_away_beyond_grace() -> (
+    None
+):
+    made = ledger(max_bytes=100, grace=10)
+    put(made, "A", 1)
+    assert made.held_bytes(0) == 0
+    made.plan(ask(lease=5), 0)
+    put(made, "A", 2)
+    assert made.held_bytes(15) == 300
+    assert made.held_bytes(15.1) == 0
+    made.plan(ask(lease=5), 16)
+    assert made.held_bytes(16) == 300
+    made.renew("r", 30)
+    assert made.held_bytes(40) == 300
+    assert made.held_bytes(40.1) == 0
