@@ -42,7 +42,7 @@ class Sink:
 
     @property
     def rows(self) -> Counter[Row]:
-        return Counter(row for rows in self.rows_of.values() for row in rows)
+        return Counter(row for rows in list(self.rows_of.values()) for row in rows)
 
     def await_rows(self, count: int) -> None:
         until(lambda: sum(self.rows.values()) >= count, SECONDS, f"{count} rows")
