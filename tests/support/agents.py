@@ -60,8 +60,11 @@ class AgentProcess:
         port: int = 0,
         broker: str | None = None,
         secured: Authority | None = None,
+        linger: float = 120.0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.home, self.job, self.port, self.broker = home, job, port, broker
+        self.linger, self.environment = linger, environment
         self.secured = secured
         self.trust = AgentTrust(secured.ca if secured else None)
         self.pe = f"default/{job}/0"
@@ -80,7 +83,7 @@ class AgentProcess:
     def spawn(self) -> subprocess.Popen[str]:
         """Start the process and do not wait for it."""
         command = [sys.executable, "-m", "pe_agent.agent", "--home", str(self.home)]
-        command += ["--job", self.job, "--host", "127.0.0.1", "--linger", "120"]
+        command += ["--job", self.job, "--host", "127.0.0.1", "--linger", str(self.linger)]
         if self.port:
             command += ["--port", str(self.port)]
         if self.broker:
@@ -90,7 +93,11 @@ class AgentProcess:
             command += ["--tls-key", str(self.secured.key), "--agent-ca", str(self.secured.ca)]
         with self.log.open("a") as errors:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True
+                command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, **(self.environment or {})},
             )
         return self.process
 

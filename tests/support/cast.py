@@ -1,0 +1,302 @@
+"""A broker, two agents and two queries without a JVM, each a process that may be killed at a step.
+
+One cast plays many rows of the kill table, each over a port of its own with fresh queries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from streambroker_core.errors import StreambrokerError
+from support import cut_points, queries
+from support.agents import AgentProcess, free_port
+from support.cut_points import (
+    AGENT,
+    BROKER,
+    DRIVER,
+    FEED_AGENT,
+    FEED_DRIVER,
+    FEED_WORKER,
+    WORKER,
+    Cut,
+)
+from support.feeds import row
+from support.forks import Fork, ForkFailedError, Forks
+from support.jobs import CHILD_PATH, Broker
+from support.waiting import until
+
+SECONDS = 60.0
+SITE = str(Path(__file__).parent / "cut_site")
+FILTER = "price > 10.0"
+SCHEMA = [
+    {"name": "line", "type": "bigint"},
+    {"name": "price", "type": "double"},
+    {"name": "name", "type": "string"},
+]
+Found = tuple[int, float, str, int]
+"""A row as it arrived, with its epoch."""
+
+
+@dataclass
+class Role:
+    """A query's process, which is started again when it has ended too early."""
+
+    function: str
+    plan: dict[str, Any]
+    process: Fork | None = None
+    lives: int = 0
+    failures: list[str] = field(default_factory=list)
+    done: bool = False
+
+    def tend(self) -> None:
+        """Start it if it does not run; notice that it has ended."""
+        if self.done:
+            return
+        if self.process is None:
+            self.process = Fork("support.queries", self.function, self.plan)
+            self.lives += 1
+        elif self.process.ended():
+            ended, self.process = self.process, None
+            try:
+                ended.result()
+                self.done = True
+            except ForkFailedError as error:
+                self.failures.append(str(error))
+
+    def kill(self) -> None:
+        if self.process is not None:
+            kill(self.process.pid)
+
+
+class Cast:
+    """The processes that stay over many rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cuts = folder / "cuts"
+        environment = {
+            cut_points.VARIABLE: str(self.cuts),
+            "PYTHONPATH": os.pathsep.join((SITE, CHILD_PATH)),
+        }
+        self.forks = Forks(folder / "forks", {**os.environ, **environment})
+        self.broker = Broker(folder)
+        url = self.broker.url
+        self.exporter, self.importer = (
+            AgentProcess(
+                folder / job,
+                job,
+                port=free_port(),
+                broker=url,
+                linger=-1,
+                environment=environment,
+            )
+            for job in ("feed", "alerts")
+        )
+        for agent in (self.exporter, self.importer):
+            agent.spawn()
+        for agent in (self.exporter, self.importer):
+            agent.ready()
+
+    def end(self) -> None:
+        self.forks.end()
+        self.exporter.kill()
+        self.importer.kill()
+        self.broker.end()
+
+    def tend(self) -> None:
+        """Start again who has ended, as the keeper in the driver does."""
+        for agent in (self.exporter, self.importer):
+            if agent.process is None or agent.process.poll() is not None:
+                agent.kill()
+                agent.start()
+        if self.broker.process.poll() is not None:
+            self.broker = self.broker.restart()
+
+
+class Play:
+    """One row of the table: two queries over one port, and one process that is killed.
+
+    Args:
+        cast: who plays.
+        step: where it is killed.
+        victim: who.
+        port: of export and import.
+        batches: of the exporting query.
+        fails: ``[what, batch]``: what goes wrong by itself at the exporter, once.
+    """
+
+    def __init__(
+        self,
+        cast: Cast,
+        step: str,
+        victim: str,
+        *,
+        port: str,
+        batches: int = 4,
+        fails: list[Any] | None = None,
+    ) -> None:
+        self.cast, self.victim, self.port, self.batches = cast, victim, port, batches
+        self.folder = cast.folder / port
+        self.folder.mkdir()
+        plan = {
+            "port": port,
+            "folder": str(self.folder),
+            "batches": batches,
+            "fails": fails,
+            "exporter": [cast.exporter.location, cast.exporter.address["token"]],
+            "importer": [cast.importer.location, cast.importer.address["token"]],
+        }
+        self.exporting = Role("exporting", plan)
+        self.importing = Role("importing", plan)
+        self.cut = Cut(cast.cuts, step)
+        self.killed = False
+
+    # -- the play ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Play to the end: the step was cut, all is published, read and acknowledged."""
+        self._declare()
+        try:
+            until(self._through, SECONDS, f"all rows of {self.port} through")
+            (self.folder / "stop").touch()
+            until(self._ended, SECONDS, f"the query of {self.port} ended")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._story()}") from None
+        finally:
+            self.cut.disarm()
+            for role in (self.exporting, self.importing):
+                role.kill()
+
+    def _declare(self) -> None:
+        export = {"properties": {"kind": self.port}, "schema": SCHEMA}
+        import_ = {
+            "subscription": f'kind == "{self.port}"',
+            "start": "earliest",
+            "filter": FILTER,
+            "schema": SCHEMA,
+        }
+        for agent, kind, spec in (
+            (self.cast.exporter, "export", export),
+            (self.cast.importer, "import", import_),
+        ):
+            agent.client.call(
+                "declare",
+                kind=kind,
+                port=self.port,
+                spec={"application": {"name": agent.job}, **spec},
+                schema=SCHEMA if kind == "export" else None,
+                redeclare=False,
+            )
+
+    def _turn(self) -> None:
+        at = None if self.killed else self.cut.reached()
+        if at is not None:
+            self._kill(at)
+            self.killed = True
+            self.cut.go()
+        self.cast.tend()
+        self.exporting.tend()
+        self.importing.tend()
+
+    def _through(self) -> bool:
+        self._turn()
+        if not (self.killed and self.exporting.done):
+            return False
+        if len({found[3] for found in self.rows()}) < self.batches:
+            return False
+        return self.figures() is not None
+
+    def _ended(self) -> bool:
+        self._turn()
+        return self.importing.done
+
+    def _kill(self, at: int) -> None:
+        """Kill the victim and wait until it is gone; ``at`` is the process at the step."""
+        cast = self.cast
+        deeds: dict[str, Callable[[], None]] = {
+            FEED_AGENT: cast.exporter.kill,
+            AGENT: cast.importer.kill,
+            BROKER: cast.broker.kill,
+            FEED_DRIVER: self.exporting.kill,
+            DRIVER: self.importing.kill,
+            FEED_WORKER: lambda: self._kill_workers("exporting", at),
+            WORKER: lambda: self._kill_workers("importing", at),
+        }
+        deeds[self.victim]()
+
+    def _kill_workers(self, role: str, at: int) -> None:
+        """Kill the task at the step; where none stands there, all that run."""
+        pids = [int(f.name) for f in (self.folder / f"{role}-workers").iterdir()]
+        for pid in [at] if at in pids else pids:
+            kill(pid)
+
+    # -- what came of it -----------------------------------------------------------------------
+
+    def rows(self) -> list[Found]:
+        """Return all rows that the importing sink has committed."""
+        found = []
+        for path in (self.folder / "sink").glob("batch-*"):
+            found += [(r[0], r[1], r[2], r[4]) for r in json.loads(path.read_text())]
+        return found
+
+    def expected(self) -> Counter[Found]:
+        """Return the rows that the fed batches say, each in the epoch of its batch."""
+        rows = ((*row(line), b) for b in range(self.batches) for line in queries.lines(b))
+        return Counter(r for r in rows if r[1] > 10.0)
+
+    def figures(self) -> dict[str, Any] | None:
+        """Return the reader's figures at the exporter once it has acknowledged everything."""
+        try:
+            (reader,) = self.cast.exporter.export_status(self.port)["readers"].values()
+        except StreambrokerError:
+            return None
+        through = list(reader["positions"].values()) == [self.batches] and not reader["planned"]
+        return dict(reader) if through else None
+
+    def check(self) -> None:
+        """Every row once, in its epoch; every repeated batch the same; every row counted once."""
+        assert Counter(self.rows()) == self.expected()
+        assert not list((self.folder / "sink").glob("differs-*"))
+        for role in ("exporting", "importing"):
+            done = queries.Checkpoint(self.folder / role)
+            assert done.last("commits") == done.last("offsets")
+        figures = self.figures()
+        assert figures is not None
+        delivered = self.expected().total()
+        published = self.batches * queries.ROWS_PER_BATCH
+        assert figures["delivered"] == delivered
+        assert figures["filtered"] == published - delivered
+        assert figures["dropped"] == [0, 0]
+        assert figures["duplicates"] == [0, 0]
+
+    def check_lives(self, failing: int = 0) -> None:
+        """No query failed but the one that was killed, and as often as failures were asked for."""
+        lives = (self.exporting.lives, self.importing.lives)
+        assert lives == (
+            1 + (self.victim == FEED_DRIVER) + failing,
+            1 + (self.victim == DRIVER),
+        ), self._story()
+
+    def _story(self) -> str:
+        return "\n".join(
+            [
+                f"killed: {self.killed}, rows: {len(self.rows())} of {self.expected().total()}",
+                f"exporting: {self.exporting.lives} lives, {self.exporting.failures}",
+                f"importing: {self.importing.lives} lives, {self.importing.failures}",
+            ]
+        )
+
+
+def kill(pid: int) -> None:
+    """Kill a process at once and wait until it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{pid}").exists(), 10.0, f"process {pid} gone")
