@@ -10,7 +10,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,10 @@ from support.cut_points import (
 )
 from support.feeds import row
 from support.forks import Fork, ForkFailedError, Forks
-from support.jobs import CHILD_PATH, Broker
+from support.jobs import Broker
 from support.waiting import until
 
 SECONDS = 60.0
-SITE = str(Path(__file__).parent / "cut_site")
 FILTER = "price > 10.0"
 SCHEMA = [
     {"name": "line", "type": "bigint"},
@@ -77,14 +76,20 @@ class Role:
 
 
 class Cast:
-    """The processes that stay over many rows."""
+    """The processes that stay over many rows.
+
+    Attributes:
+        rows: how many it has played.
+        failed: the last one did not come to its good end.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.rows, self.failed = 0, False
         self.cuts = folder / "cuts"
         environment = {
             cut_points.VARIABLE: str(self.cuts),
-            "PYTHONPATH": os.pathsep.join((SITE, CHILD_PATH)),
+            "PYTHONPATH": cut_points.search_path(held=True),
         }
         self.forks = Forks(folder / "forks", {**os.environ, **environment})
         self.broker = Broker(folder)
@@ -128,8 +133,8 @@ class Play:
         cast: who plays.
         step: where it is killed.
         victim: who.
-        port: of export and import.
         batches: of the exporting query.
+        reading: options of the importing query.
         fails: ``[what, batch]``: what goes wrong by itself at the exporter, once.
     """
 
@@ -139,17 +144,20 @@ class Play:
         step: str,
         victim: str,
         *,
-        port: str,
         batches: int = 4,
+        reading: Mapping[str, str] | None = None,
         fails: list[Any] | None = None,
     ) -> None:
-        self.cast, self.victim, self.port, self.batches = cast, victim, port, batches
-        self.folder = cast.folder / port
+        self.cast, self.victim, self.batches = cast, victim, batches
+        self.port = f"row-{cast.rows}"
+        cast.rows, cast.failed = cast.rows + 1, True
+        self.folder = cast.folder / self.port
         self.folder.mkdir()
         plan = {
-            "port": port,
+            "port": self.port,
             "folder": str(self.folder),
             "batches": batches,
+            "reading": dict(reading or {}),
             "fails": fails,
             "exporter": [cast.exporter.location, cast.exporter.address["token"]],
             "importer": [cast.importer.location, cast.importer.address["token"]],
@@ -284,6 +292,10 @@ class Play:
             1 + (self.victim == FEED_DRIVER) + failing,
             1 + (self.victim == DRIVER),
         ), self._story()
+
+    def passed(self) -> None:
+        """All is as it should be: the cast can play on."""
+        self.cast.failed = False
 
     def _story(self) -> str:
         return "\n".join(

@@ -141,9 +141,7 @@ IMPORTING: dict[str, Step] = {
     "in the importer's commit log, before the acknowledgement": _after(
         f"{STAND_IN}:Importing.commit", 2, DRIVER
     ),
-    "lease of the reader renewed": _after(
-        "pe_agent.agent.readers:OwnReaders.renew", 1, AGENT
-    ),
+    "lease of the reader renewed": _after("pe_agent.agent.readers:OwnReaders.renew", 1, AGENT),
     "reader renewed at the exporter": _after(f"{EXPORTS}.renew", 2, FEED_AGENT),
 }
 
@@ -232,6 +230,13 @@ def _count(path: Path) -> int:
 
 
 # ---- the test's side -------------------------------------------------------------------
+
+
+def search_path(*, held: bool) -> str:
+    """Return where a process of the tests looks for modules; ``held``: it stops at armed steps."""
+    here = Path(__file__).parent
+    site = [str(here / "cut_site")] if held else []
+    return os.pathsep.join([*site, str(here.parent)])
 
 
 class Cut:

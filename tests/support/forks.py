@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "STREAMBROKER_FORKS"
-PRELOADED = ("support.queries", "pyspark.sql.pandas.types", "pe_agent.datasource.source")
+PRELOADED = (
+    "pandas",  # pyarrow imports it with the first columns it is given
+    "support.queries",
+    "pyspark.sql.pandas.types",
+    "pe_agent.datasource.source",
+)
 
 
 class ForkFailedError(Exception):

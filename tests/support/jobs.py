@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.cut_points import VARIABLE, search_path
 from support.waiting import until
 
 START_SECONDS = 90.0
-CHILD_PATH = str(Path(__file__).parents[1])
 
 
 class Child:
@@ -22,7 +22,8 @@ class Child:
     def __init__(self, command: list[str], output: Path, ready: str) -> None:
         self.output = output
         self._start = output.stat().st_size if output.exists() else 0
-        environment = {**os.environ, "PYTHONPATH": CHILD_PATH, "PYSPARK_PYTHON": sys.executable}
+        path = search_path(held=VARIABLE in os.environ)
+        environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
         with output.open("ab") as file:
             self.process = subprocess.Popen(
                 command,

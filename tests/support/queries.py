@@ -1,6 +1,6 @@
-"""Two streaming queries as Spark runs them, without a JVM: the product's source and sink classes,
-called in Spark's order, with a checkpoint and tasks in processes of their own.
+"""Two streaming queries as Spark runs them, without a JVM.
 
+The product's source and sink classes are called in Spark's order, with a checkpoint.
 A query is a process that may be killed at any moment and started again from its checkpoint:
 ``offsets/N`` is written before batch N begins, ``commits/N`` after its sink has committed. A task
 gets pickled copies, runs in a process of its own, and is tried four times.
@@ -246,6 +246,7 @@ class Importing(Query):
             agentToken=plan["importer"][1],
             source="true",
             pollWait="0.2",
+            **plan["reading"],
         )
         schema = StructType([*COLUMNS.fields, StructField("_source", WHENCE)])
         self._reader = source.streamReader(schema=schema)

@@ -24,6 +24,11 @@ from streambroker_core.errors import StreambrokerError
 
 log = logging.getLogger("pe_agent")
 
+COMMIT_SECONDS = 10.0
+"""For how long a commit tries at most: Spark cannot interrupt it, so ``query.stop()`` waits."""
+ABORT_SECONDS = 2.0
+"""For how long an abort may take; what it does not discard is swept with the next publish."""
+
 RESERVED = ("_control", "_seq", "_pid", "_now", "_source")
 
 
@@ -166,7 +171,8 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         """Publish the stages the messages name; repeated after a crash, published once.
 
         Raises:
-            AgentUnreachableError: the own agent stayed away for ``reconnect`` seconds.
+            AgentUnreachableError: the own agent stayed away for :data:`COMMIT_SECONDS`, or for
+                ``reconnect`` if that is less; the batch comes again when the query is started.
             AgentRefusedError: a stage is missing, the batch differs, the run was replaced.
         """
         staged = _staged(messages)
@@ -174,11 +180,12 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             return
         stages = [s.stage for s in staged if s.stage is not None]
         one = staged[0]
-        deadline = time.monotonic() + self._options.reconnect
+        deadline = time.monotonic() + min(COMMIT_SECONDS, self._options.reconnect)
         while True:
             try:
                 self._client().call(
                     "publisher.publish",
+                    timeout=max(1.0, deadline - time.monotonic()),
                     export=one.export,
                     query=one.query,
                     run=one.run,
@@ -201,6 +208,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         try:
             self._client().call(
                 "publisher.abort",
+                timeout=ABORT_SECONDS,
                 export=one.export,
                 query=one.query,
                 run=one.run,
