@@ -13,6 +13,8 @@ from support.cut_points import (
     AGENT,
     BROKER,
     DRIVER,
+    DROPPING,
+    EXPORTING,
     FAILING,
     FEED_AGENT,
     FEED_DRIVER,
@@ -35,17 +37,26 @@ ONE_EACH = [
     ("between two blocks in the task", WORKER),
     ("published, not answered", BROKER),
 ]
-OPENING = (
+OPENING = {
     "before the stream's log is made",
     "log made, before the stream is in the store",
     "stream in the store, before its first rows",
-)
-TABLE = [
-    (name, victim)
+}
+"""Passed once, before the table begins."""
+PASSED = [
+    name
     for name, step in STEPS.items()
-    if not step.call.startswith(STAND_IN) and name not in (*OPENING, *FAILING)
-    for victim in dict.fromkeys((step.where, FEED_DRIVER, FEED_AGENT, DRIVER, AGENT))
+    if not step.call.startswith(STAND_IN) and name not in {*OPENING, *FAILING, *DROPPING}
 ]
+TABLE = [
+    (step, victim)
+    for step in PASSED
+    for victim in dict.fromkeys(
+        (STEPS[step].where, *((FEED_DRIVER, FEED_AGENT) if step in EXPORTING else (DRIVER, AGENT)))
+    )
+    if (step, victim) not in ONE_EACH
+]
+ABORTED = ["before publish", "epoch on the disk, before the store"]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +65,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("kills")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(folder / "cuts"))
-        world = World(folder)
+        world = World(folder, attempts=4)
         world.exporter.await_ready()
         world.importer.await_ready()
         world.trades.release(1)
@@ -109,3 +120,25 @@ def test_every_row_arrives_once_whoever_is_killed_at(world: World, step: str, vi
 @pytest.mark.parametrize(("step", "victim"), TABLE, ids=map(": ".join, TABLE))
 def test_every_row_arrives_once_in_the_whole_table(world: World, step: str, victim: str) -> None:
     play(world, step, victim)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("step", ABORTED)
+def test_a_batch_whose_commit_failed_is_aborted_by_spark_and_published_once(
+    world: World, step: str
+) -> None:
+    """The agent stands still at the step until Spark has given the query up, and then goes on."""
+    cut = Cut(world.folder / "cuts", step, 1)
+    exporter = world.exporter
+    try:
+        world.trades.release(2)
+        until(cut.reached, SECONDS, f"the agent at: {step}")
+        until(lambda: exporter.process.poll() is not None, SECONDS, "the query has failed")
+        cut.go()
+        world.await_files(world.trades)
+    finally:
+        cut.disarm()
+
+    assert "AgentUnreachable" in exporter.said()
+    check_rows(world)

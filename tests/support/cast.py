@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.offset import Offset, ranges
 from support import cut_points, queries
 from support.agents import AgentProcess, free_port
 from support.cut_points import (
@@ -25,6 +26,7 @@ from support.cut_points import (
     FEED_AGENT,
     FEED_DRIVER,
     FEED_WORKER,
+    IMPORTING,
     WORKER,
     Cut,
 )
@@ -33,7 +35,7 @@ from support.forks import Fork, ForkFailedError, Forks
 from support.jobs import Broker
 from support.waiting import until
 
-SECONDS = 60.0
+SECONDS = 100.0
 FILTER = "price > 10.0"
 SCHEMA = [
     {"name": "line", "type": "bigint"},
@@ -100,7 +102,7 @@ class Cast:
                 job,
                 port=free_port(),
                 broker=url,
-                linger=-1,
+                linger=600,
                 environment=environment,
             )
             for job in ("feed", "alerts")
@@ -138,6 +140,9 @@ class Play:
         fails: ``[what, batch]``: what goes wrong by itself at the exporter, once.
     """
 
+    policy = "wait"
+    buffer = "1Gi"
+
     def __init__(
         self,
         cast: Cast,
@@ -159,12 +164,13 @@ class Play:
             "batches": batches,
             "reading": dict(reading or {}),
             "fails": fails,
+            "pauses": self.policy == "drop",
             "exporter": [cast.exporter.location, cast.exporter.address["token"]],
             "importer": [cast.importer.location, cast.importer.address["token"]],
         }
         self.exporting = Role("exporting", plan)
         self.importing = Role("importing", plan)
-        self.cut = Cut(cast.cuts, step)
+        self.step, self.cut = step, Cut(cast.cuts, step)
         self.killed = False
 
     # -- the play ----------------------------------------------------------------------------
@@ -184,7 +190,12 @@ class Play:
                 role.kill()
 
     def _declare(self) -> None:
-        export = {"properties": {"kind": self.port}, "schema": SCHEMA}
+        export = {
+            "properties": {"kind": self.port},
+            "schema": SCHEMA,
+            "congestionPolicy": self.policy,
+            "buffer": {"maxBytes": self.buffer},
+        }
         import_ = {
             "subscription": f'kind == "{self.port}"',
             "start": "earliest",
@@ -217,8 +228,6 @@ class Play:
     def _through(self) -> bool:
         self._turn()
         if not (self.killed and self.exporting.done):
-            return False
-        if len({found[3] for found in self.rows()}) < self.batches:
             return False
         return self.figures() is not None
 
@@ -255,9 +264,21 @@ class Play:
             found += [(r[0], r[1], r[2], r[4]) for r in json.loads(path.read_text())]
         return found
 
+    def epochs(self) -> list[int]:
+        """Return the epochs that the committed batches of the importer have read, in order."""
+        log = queries.Checkpoint(self.folder / "importing")
+        read: list[int] = []
+        start = Offset()
+        for batch in range(log.last("commits") + 1):
+            end = Offset.decode(log.read("offsets", batch))
+            for first, next_ in ranges(start, end).values():
+                read += range(first, next_)
+            start = end
+        return read
+
     def expected(self) -> Counter[Found]:
         """Return the rows that the fed batches say, each in the epoch of its batch."""
-        rows = ((*row(line), b) for b in range(self.batches) for line in queries.lines(b))
+        rows = ((*row(line), b) for b in self.epochs() for line in queries.lines(b))
         return Counter(r for r in rows if r[1] > 10.0)
 
     def figures(self) -> dict[str, Any] | None:
@@ -271,6 +292,8 @@ class Play:
 
     def check(self) -> None:
         """Every row once, in its epoch; every repeated batch the same; every row counted once."""
+        epochs = self.epochs()
+        assert self.complete(epochs), epochs
         assert Counter(self.rows()) == self.expected()
         assert not list((self.folder / "sink").glob("differs-*"))
         for role in ("exporting", "importing"):
@@ -278,12 +301,16 @@ class Play:
             assert done.last("commits") == done.last("offsets")
         figures = self.figures()
         assert figures is not None
-        delivered = self.expected().total()
-        published = self.batches * queries.ROWS_PER_BATCH
+        delivered, read = self.expected().total(), len(epochs) * queries.ROWS_PER_BATCH
+        lost = self.batches - len(epochs)
         assert figures["delivered"] == delivered
-        assert figures["filtered"] == published - delivered
-        assert figures["dropped"] == [0, 0]
+        assert figures["filtered"] == read - delivered
+        assert figures["dropped"] == [lost, lost * queries.ROWS_PER_BATCH]
         assert figures["duplicates"] == [0, 0]
+
+    def complete(self, epochs: list[int]) -> bool:
+        """Whether these are the epochs that had to be read."""
+        return epochs == list(range(self.batches))
 
     def check_lives(self, failing: int = 0) -> None:
         """No query failed but the one that was killed, and as often as failures were asked for."""
@@ -304,6 +331,38 @@ class Play:
                 f"exporting: {self.exporting.lives} lives, {self.exporting.failures}",
                 f"importing: {self.importing.lives} lives, {self.importing.failures}",
             ]
+        )
+
+
+class Lagging(Play):
+    """The importer, under ``drop``, stands still until the exporter has published everything."""
+
+    policy = "drop"
+    buffer = "8Ki"
+
+    def __init__(self, cast: Cast, step: str, victim: str) -> None:
+        super().__init__(cast, step, victim, batches=8)
+        if step in IMPORTING:
+            self.cut.disarm()
+
+    def _turn(self) -> None:
+        super()._turn()
+        resume = self.folder / "resume"
+        if self.exporting.done and (self.folder / "paused").exists() and not resume.exists():
+            if self.step in IMPORTING:
+                self.cut = Cut(self.cast.cuts, self.step, 1)
+            resume.touch()
+
+    def complete(self, epochs: list[int]) -> bool:
+        """Whether some are missing, the others there once, and all that are missing told."""
+        log = queries.Checkpoint(self.folder / "importing")
+        told = Offset.decode(log.read("offsets", log.last("offsets"))).dropped
+        lost = self.batches - len(epochs)
+        return (
+            lost > 0
+            and epochs == sorted(set(epochs))
+            and epochs[-1] == self.batches - 1
+            and list(told.values()) == [(lost, lost * queries.ROWS_PER_BATCH)]
         )
 
 

@@ -145,7 +145,15 @@ IMPORTING: dict[str, Step] = {
     "reader renewed at the exporter": _after(f"{EXPORTS}.renew", 2, FEED_AGENT),
 }
 
-STEPS = {**EXPORTING, **FAILING, **IMPORTING}
+DROPPING: dict[str, Step] = {
+    "epochs dropped, before they are taken out of the log": _before(
+        f"{STREAMS}.remove", 1, FEED_AGENT
+    ),
+    "epochs taken out of the log": _after(f"{STREAMS}.remove", 1, FEED_AGENT),
+}
+"""Steps of an export whose reader is slow, under ``drop``."""
+
+STEPS = {**EXPORTING, **FAILING, **IMPORTING, **DROPPING}
 
 
 # ---- inside the process that is held ---------------------------------------------------

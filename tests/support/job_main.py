@@ -1,8 +1,8 @@
 """A Spark job for tests: exports file streams, writes imports to files, runs until killed.
 
-The plan is a JSON file: ``{"job", "home", "broker", "start": {…}, "exports": [{"port", "feed",
-"checkpoint", …publish settings}], "imports": [{"port", "out", "checkpoint", …subscribe
-settings}]}``; ``start`` may be left out.
+The plan is a JSON file: ``{"job", "home", "broker", "start": {…}, "attempts", "exports":
+[{"port", "feed", "checkpoint", …publish settings}], "imports": [{"port", "out", "checkpoint",
+…subscribe settings}]}``; ``start`` and ``attempts`` may be left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from support.feeds import DDL
 def main(path: str) -> None:
     """Run the plan until a query fails or the process is killed."""
     plan: dict[str, Any] = json.loads(Path(path).read_text())
-    spark = session(plan["job"], cores=1, conf={**SMALL, "spark.driver.memory": "700m"})
+    conf = {"spark.driver.memory": "700m", "spark.master": f"local[1,{plan.get('attempts', 1)}]"}
+    spark = session(plan["job"], conf={**SMALL, **conf})
     pe = pe_agent.start(
         spark,
         job=plan["job"],

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from pe_agent.datasource import sink
 from pe_agent.datasource.source import StreambrokerDataSource
 from support.feeds import row
 from support.forks import Fork, ForkFailedError
@@ -50,6 +51,8 @@ WHENCE = StructType(
 ROWS, BLOCKS, TASKS = 10, 2, 2
 ROWS_PER_BATCH = ROWS * BLOCKS * TASKS
 ATTEMPTS = 4
+# What is killed comes back after however long a busy machine takes; no query is to fail for that.
+sink.COMMIT_SECONDS = 60.0
 
 
 def lines(batch: int) -> range:
@@ -103,7 +106,7 @@ class Query:
 
     def source(self, **options: str) -> StreambrokerDataSource:
         """Return the data source as Spark makes it, for this query's agent."""
-        return StreambrokerDataSource({"reconnect": "30", **options})
+        return StreambrokerDataSource({"reconnect": "60", **options})
 
     def run_tasks(self, function: str, tasks: list[tuple[Any, ...]]) -> list[Any]:
         """Run a batch's tasks side by side; returns results and, for a failed one, its error."""
@@ -272,16 +275,26 @@ class Importing(Query):
                 self.plan(batch, end)
                 if batch:
                     self._reader.commit(start)
-            self._batch(batch, start, end)
+            slices = self._batch(batch, start, end)
             self.commit(batch)
             start, batch = end, batch + 1
+            if self.plan_["pauses"] and slices:
+                self._pause(stop)
         self._reader.stop()
+
+    def _pause(self, stop: Callable[[], bool]) -> None:
+        """Stand still before the next call, for once."""
+        folder = Path(self.plan_["folder"])
+        (folder / "paused").touch()
+        while not (stop() or (folder / "resume").exists()):
+            time.sleep(0.01)
 
     def plan(self, batch: int, end: dict[str, Any]) -> None:
         """Fix what the batch reads."""
         self.checkpoint.write("offsets", batch, end)
 
-    def _batch(self, batch: int, start: dict[str, Any], end: dict[str, Any]) -> None:
+    def _batch(self, batch: int, start: dict[str, Any], end: dict[str, Any]) -> int:
+        """Read a batch into the sink; returns the number of its slices."""
         slices = self._reader.partitions(start, end)
         tasks = [
             (self._copy, pickle.dumps(piece), str(self._folder / f"{batch}-{n}"))
@@ -292,6 +305,7 @@ class Importing(Query):
             if isinstance(file, Exception):
                 raise file
         self.sink(batch, files)
+        return len(slices)
 
     def sink(self, batch: int, files: list[str]) -> None:
         """Take in what the tasks wrote; a batch that is repeated has to be the same again."""

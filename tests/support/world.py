@@ -30,12 +30,13 @@ class World:
     Args:
         folder: for all files.
         secured: whose certificate both agents show; None for no TLS.
+        attempts: how often Spark tries a task.
 
     Attributes:
         reviving: drivers that have ended are started again while something is waited for.
     """
 
-    def __init__(self, folder: Path, secured: Authority | None = None) -> None:
+    def __init__(self, folder: Path, secured: Authority | None = None, attempts: int = 1) -> None:
         self.folder = folder
         self.reviving = False
         self.trust = AgentTrust(secured.ca if secured else None)
@@ -58,6 +59,7 @@ class World:
             "feed",
             {
                 "job": "feed",
+                "attempts": attempts,
                 "home": str(folder / "home-feed"),
                 "start": start,
                 "broker": self.broker.url,
@@ -69,6 +71,7 @@ class World:
             "alerts",
             {
                 "job": "alerts",
+                "attempts": attempts,
                 "home": str(folder / "home-alerts"),
                 "start": start,
                 "broker": self.broker.url,

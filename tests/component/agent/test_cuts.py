@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import pytest
 
-from support.cast import Cast, Play
+from support.cast import Cast, Lagging, Play
 from support.cut_points import (
     AGENT,
     BROKER,
     DRIVER,
+    DROPPING,
     EXPORTING,
     FAILING,
     FEED_AGENT,
@@ -45,6 +46,23 @@ VICTIMS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "reading": (READING, (WORKER,)),
 }
 TABLE = [(step, v) for steps, victims in VICTIMS.values() for step in steps for v in victims]
+LAGGING = [
+    *((step, v) for step in DROPPING for v in (FEED_AGENT, FEED_DRIVER, DRIVER)),
+    *(
+        (step, victim)
+        for step in (
+            "acknowledged, before the plan",
+            "planned, before the reader is saved",
+            "plan saved, not answered",
+            "offset made, not answered",
+            "offset in the checkpoint, before partitions",
+            "planned again, not answered",
+            "between two blocks of a read",
+        )
+        for victim in (FEED_AGENT, AGENT, DRIVER)
+    ),
+]
+LAGGING_ALWAYS = [("epochs taken out of the log", FEED_AGENT)]
 ROWS_PER_CAST = 10
 """An agent that is started again recovers the logs of all rows before: they must not pile up."""
 
@@ -66,14 +84,14 @@ def new_cast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], 
         casts[-1].end()
 
 
-def named(rows: list[tuple[str, str]]) -> list[object]:
+def named(rows: Sequence[tuple[str, str]], always: Collection[tuple[str, str]]) -> list[object]:
     return [
-        pytest.param(*row, id=": ".join(row), marks=() if row in ALWAYS else pytest.mark.long)
+        pytest.param(*row, id=": ".join(row), marks=() if row in always else pytest.mark.long)
         for row in rows
     ]
 
 
-@pytest.mark.parametrize(("step", "victim"), named(TABLE))
+@pytest.mark.parametrize(("step", "victim"), named(TABLE, ALWAYS))
 def test_every_row_is_there_once_whoever_is_killed_at(
     new_cast: Callable[[], Cast], step: str, victim: str
 ) -> None:
@@ -87,5 +105,17 @@ def test_every_row_is_there_once_whoever_is_killed_at(
     play.passed()
 
 
+@pytest.mark.parametrize(("step", "victim"), named(LAGGING, LAGGING_ALWAYS))
+def test_every_row_is_delivered_filtered_or_dropped_whoever_is_killed_at(
+    new_cast: Callable[[], Cast], step: str, victim: str
+) -> None:
+    play = Lagging(new_cast(), step, victim)
+    play.run()
+    play.check()
+    play.check_lives()
+    play.passed()
+
+
 def test_each_row_that_is_always_run_is_one_of_the_table() -> None:
     assert set(TABLE) >= ALWAYS
+    assert set(LAGGING) >= set(LAGGING_ALWAYS)

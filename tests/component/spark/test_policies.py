@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,6 +110,18 @@ def test_under_wait_the_exporter_waits_names_the_reader_and_loses_nothing(
     assert set(waiting.sink.rows) == all_rows(waiting.feed)
     assert max(waiting.sink.rows.values()) == 1
     assert only_reader(waiting.exporter, "out")["dropped"] == [0, 0]
+
+
+def test_a_query_whose_tasks_wait_for_room_stops_within_a_second(
+    jobs: Session, waiting: Waiting
+) -> None:
+    query = jobs.queries[0]
+    assert query.status["isTriggerActive"]
+    began = time.monotonic()
+    query.stop()
+
+    assert time.monotonic() - began < 1.0
+    assert exporter_status(waiting.exporter, "out")["waiting_for"] == ["default/alerts/0/in"]
 
 
 def test_a_change_to_drop_frees_a_waiting_exporter(waiting: Waiting) -> None:
