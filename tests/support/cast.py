@@ -138,6 +138,7 @@ class Play:
         batches: of the exporting query.
         reading: options of the importing query.
         fails: ``[what, batch]``: what goes wrong by itself at the exporter, once.
+        stragglers: a second attempt of a task comes after each batch is published.
     """
 
     policy = "wait"
@@ -152,6 +153,7 @@ class Play:
         batches: int = 4,
         reading: Mapping[str, str] | None = None,
         fails: list[Any] | None = None,
+        stragglers: bool = False,
     ) -> None:
         self.cast, self.victim, self.batches = cast, victim, batches
         self.port = f"row-{cast.rows}"
@@ -164,6 +166,7 @@ class Play:
             "batches": batches,
             "reading": dict(reading or {}),
             "fails": fails,
+            "stragglers": stragglers,
             "pauses": self.policy == "drop",
             "exporter": [cast.exporter.location, cast.exporter.address["token"]],
             "importer": [cast.importer.location, cast.importer.address["token"]],
@@ -229,7 +232,7 @@ class Play:
         self._turn()
         if not (self.killed and self.exporting.done):
             return False
-        return self.figures() is not None
+        return self.epochs()[-1:] == [self.batches - 1] and self.figures() is not None
 
     def _ended(self) -> bool:
         self._turn()
@@ -283,12 +286,14 @@ class Play:
 
     def figures(self) -> dict[str, Any] | None:
         """Return the reader's figures at the exporter once it has acknowledged everything."""
+        log = queries.Checkpoint(self.folder / "importing")
+        name = log.read("offsets", log.last("offsets"))["reader"]
         try:
-            (reader,) = self.cast.exporter.export_status(self.port)["readers"].values()
+            reader = self.cast.exporter.reader_status(name, self.port)
         except StreambrokerError:
             return None
         through = list(reader["positions"].values()) == [self.batches] and not reader["planned"]
-        return dict(reader) if through else None
+        return reader if through else None
 
     def check(self) -> None:
         """Every row once, in its epoch; every repeated batch the same; every row counted once."""

@@ -162,18 +162,17 @@ class Exporting(Query):
         self.checkpoint.write("offsets", batch, [lines(batch).start, lines(batch).stop])
 
     def _batch(self, batch: int) -> None:
+        """Write a batch; where it is asked for, a task of it runs on behind the commit."""
         first, end = self.checkpoint.read("offsets", batch)
         writer = pickle.dumps(self._writer())
         properties = {**self._properties, "streaming.sql.batchId": str(batch)}
         size = (end - first) // TASKS
         fails = self._fails("task", batch)
-        messages = self.run_tasks(
-            "write",
-            [
-                (writer, properties, n, first + n * size, size, fails and n == TASKS - 1)
-                for n in range(TASKS)
-            ],
-        )
+        tasks: list[tuple[Any, ...]] = [
+            (writer, properties, n, first + n * size, size, fails and n == TASKS - 1)
+            for n in range(TASKS)
+        ]
+        messages = self.run_tasks("write", tasks)
         failed = [m for m in messages if isinstance(m, Exception)]
         told = [None if isinstance(m, Exception) else pickle.loads(m) for m in messages]
         try:
@@ -185,6 +184,8 @@ class Exporting(Query):
         except Exception:
             self._writer().abort(told, batch)
             raise
+        if self.plan_["stragglers"]:
+            Fork("support.queries", "write", *tasks[0], ATTEMPTS)
 
     def _writer(self) -> Any:
         return self._source.streamWriter(schema=COLUMNS, overwrite=False)

@@ -105,6 +105,35 @@ def test_every_row_is_there_once_whoever_is_killed_at(
     play.passed()
 
 
+STRAGGLING = [
+    ("before admission", FEED_DRIVER),
+    ("between two blocks of a stage", FEED_AGENT),
+    ("published, before the stages are swept", FEED_AGENT),
+    ("published, not answered", FEED_DRIVER),
+]
+
+
+@pytest.mark.parametrize(("step", "victim"), named(STRAGGLING, ()))
+def test_an_attempt_that_comes_after_its_batch_adds_nothing_whoever_is_killed_at(
+    new_cast: Callable[[], Cast], step: str, victim: str
+) -> None:
+    play = Play(new_cast(), step, victim, stragglers=True)
+    play.run()
+    play.check()
+    play.passed()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["task", "commit"])
+def test_a_batch_that_failed_once_is_there_once(new_cast: Callable[[], Cast], what: str) -> None:
+    """Spark aborts it, and makes it again when the query is started again."""
+    play = Play(new_cast(), "aborted, not answered", BROKER, fails=[what, 1])
+    play.run()
+    play.check()
+    play.check_lives(failing=1)
+    play.passed()
+
+
 @pytest.mark.parametrize(("step", "victim"), named(LAGGING, LAGGING_ALWAYS))
 def test_every_row_is_delivered_filtered_or_dropped_whoever_is_killed_at(
     new_cast: Callable[[], Cast], step: str, victim: str
