@@ -109,6 +109,7 @@ def play(world: World, step: str, victim: str) -> None:
     check_rows(world)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("step", "victim"), ONE_EACH, ids=map(": ".join, ONE_EACH))
 def test_every_row_arrives_once_whoever_is_killed_at(world: World, step: str, victim: str) -> None:

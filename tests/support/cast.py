@@ -9,16 +9,20 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import Offset, ranges
 from support import cut_points, queries
 from support.agents import AgentProcess, free_port
+from support.certificates import AGENT as CERTIFIED
+from support.certificates import Authority
 from support.cut_points import (
     AGENT,
     BROKER,
@@ -26,7 +30,6 @@ from support.cut_points import (
     FEED_AGENT,
     FEED_DRIVER,
     FEED_WORKER,
-    IMPORTING,
     WORKER,
     Cut,
 )
@@ -42,6 +45,8 @@ SCHEMA = [
     {"name": "price", "type": "double"},
     {"name": "name", "type": "string"},
 ]
+CERTIFICATES = "certificates of both agents"
+"""Not killed: replaced."""
 Found = tuple[int, float, str, int]
 """A row as it arrived, with its epoch."""
 
@@ -80,13 +85,17 @@ class Role:
 class Cast:
     """The processes that stay over many rows.
 
+    Args:
+        folder: for all files.
+        secured: whose certificate both agents show; None for no TLS.
+
     Attributes:
         rows: how many it has played.
         failed: the last one did not come to its good end.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, secured: Authority | None = None) -> None:
+        self.folder, self.secured = folder, secured
         self.rows, self.failed = 0, False
         self.cuts = folder / "cuts"
         environment = {
@@ -102,6 +111,7 @@ class Cast:
                 job,
                 port=free_port(),
                 broker=url,
+                secured=secured,
                 linger=600,
                 environment=environment,
             )
@@ -118,9 +128,52 @@ class Cast:
         self.importer.kill()
         self.broker.end()
 
-    def tend(self) -> None:
-        """Start again who has ended, as the keeper in the driver does."""
+    def declare(self, port: str, *, policy: str, buffer: Mapping[str, str], filter_: str) -> None:
+        """Declare an export and an import of it, both with the name of the port."""
+        export = {
+            "properties": {"kind": port},
+            "schema": SCHEMA,
+            "congestionPolicy": policy,
+            "buffer": dict(buffer),
+        }
+        import_ = {
+            "subscription": f'kind == "{port}"',
+            "start": "earliest",
+            "filter": filter_,
+            "schema": SCHEMA,
+        }
+        for agent, kind, spec in (
+            (self.exporter, "export", export),
+            (self.importer, "import", import_),
+        ):
+            agent.client.call(
+                "declare",
+                kind=kind,
+                port=port,
+                spec={"application": {"name": agent.job}, **spec},
+                schema=SCHEMA if kind == "export" else None,
+                redeclare=False,
+            )
+
+    def renew(self) -> None:
+        """Give both agents another certificate, and wait until they show it."""
+        assert self.secured is not None
+        self.secured.issue(CERTIFIED)
+        wanted = ssl.PEM_cert_to_DER_cert(self.secured.certificate.read_text())
         for agent in (self.exporter, self.importer):
+
+            def shown(port: int = agent.port) -> bool:
+                try:
+                    pem = ssl.get_server_certificate(("127.0.0.1", port), timeout=5.0)
+                except OSError:
+                    return False
+                return ssl.PEM_cert_to_DER_cert(pem) == wanted
+
+            until(shown, 20.0, f"the agent of {agent.job} shows the new certificate", pause_s=0.1)
+
+    def tend(self, *away: AgentProcess) -> None:
+        """Start again who has ended, as the keeper in the driver does, but those who are away."""
+        for agent in {self.exporter, self.importer}.difference(away):
             if agent.process is None or agent.process.poll() is not None:
                 agent.kill()
                 agent.start()
@@ -142,7 +195,7 @@ class Play:
     """
 
     policy = "wait"
-    buffer = "1Gi"
+    buffer: Mapping[str, str] = MappingProxyType({"maxBytes": "1Gi"})
 
     def __init__(
         self,
@@ -169,6 +222,7 @@ class Play:
             "stragglers": stragglers,
             "pauses": self.policy == "drop",
             "exporter": [cast.exporter.location, cast.exporter.address["token"]],
+            "ca": str(cast.secured.ca) if cast.secured else None,
             "importer": [cast.importer.location, cast.importer.address["token"]],
         }
         self.exporting = Role("exporting", plan)
@@ -180,7 +234,7 @@ class Play:
 
     def run(self) -> None:
         """Play to the end: the step was cut, all is published, read and acknowledged."""
-        self._declare()
+        self.cast.declare(self.port, policy=self.policy, buffer=self.buffer, filter_=FILTER)
         try:
             until(self._through, SECONDS, f"all rows of {self.port} through")
             (self.folder / "stop").touch()
@@ -192,38 +246,16 @@ class Play:
             for role in (self.exporting, self.importing):
                 role.kill()
 
-    def _declare(self) -> None:
-        export = {
-            "properties": {"kind": self.port},
-            "schema": SCHEMA,
-            "congestionPolicy": self.policy,
-            "buffer": {"maxBytes": self.buffer},
-        }
-        import_ = {
-            "subscription": f'kind == "{self.port}"',
-            "start": "earliest",
-            "filter": FILTER,
-            "schema": SCHEMA,
-        }
-        for agent, kind, spec in (
-            (self.cast.exporter, "export", export),
-            (self.cast.importer, "import", import_),
-        ):
-            agent.client.call(
-                "declare",
-                kind=kind,
-                port=self.port,
-                spec={"application": {"name": agent.job}, **spec},
-                schema=SCHEMA if kind == "export" else None,
-                redeclare=False,
-            )
-
     def _turn(self) -> None:
         at = None if self.killed else self.cut.reached()
         if at is not None:
             self._kill(at)
             self.killed = True
             self.cut.go()
+        self._tend()
+
+    def _tend(self) -> None:
+        """Start again who has ended."""
         self.cast.tend()
         self.exporting.tend()
         self.importing.tend()
@@ -249,6 +281,7 @@ class Play:
             DRIVER: self.importing.kill,
             FEED_WORKER: lambda: self._kill_workers("exporting", at),
             WORKER: lambda: self._kill_workers("importing", at),
+            CERTIFICATES: cast.renew,
         }
         deeds[self.victim]()
 
@@ -269,15 +302,17 @@ class Play:
 
     def epochs(self) -> list[int]:
         """Return the epochs that the committed batches of the importer have read, in order."""
-        log = queries.Checkpoint(self.folder / "importing")
-        read: list[int] = []
-        start = Offset()
-        for batch in range(log.last("commits") + 1):
-            end = Offset.decode(log.read("offsets", batch))
-            for first, next_ in ranges(start, end).values():
-                read += range(first, next_)
+        return [e for _, first, next_ in self.planned("commits") for e in range(first, next_)]
+
+    def planned(self, log: str = "offsets") -> list[tuple[str, int, int]]:
+        """Return stream, first and next epoch of all batches in one of the importer's logs."""
+        entries = queries.Checkpoint(self.folder / "importing")
+        found, start = [], Offset()
+        for batch in range(entries.last(log) + 1):
+            end = Offset.decode(entries.read("offsets", batch))
+            found += [(s, first, next_) for s, (first, next_) in ranges(start, end).items()]
             start = end
-        return read
+        return found
 
     def expected(self) -> Counter[Found]:
         """Return the rows that the fed batches say, each in the epoch of its batch."""
@@ -336,38 +371,6 @@ class Play:
                 f"exporting: {self.exporting.lives} lives, {self.exporting.failures}",
                 f"importing: {self.importing.lives} lives, {self.importing.failures}",
             ]
-        )
-
-
-class Lagging(Play):
-    """The importer, under ``drop``, stands still until the exporter has published everything."""
-
-    policy = "drop"
-    buffer = "8Ki"
-
-    def __init__(self, cast: Cast, step: str, victim: str) -> None:
-        super().__init__(cast, step, victim, batches=8)
-        if step in IMPORTING:
-            self.cut.disarm()
-
-    def _turn(self) -> None:
-        super()._turn()
-        resume = self.folder / "resume"
-        if self.exporting.done and (self.folder / "paused").exists() and not resume.exists():
-            if self.step in IMPORTING:
-                self.cut = Cut(self.cast.cuts, self.step, 1)
-            resume.touch()
-
-    def complete(self, epochs: list[int]) -> bool:
-        """Whether some are missing, the others there once, and all that are missing told."""
-        log = queries.Checkpoint(self.folder / "importing")
-        told = Offset.decode(log.read("offsets", log.last("offsets"))).dropped
-        lost = self.batches - len(epochs)
-        return (
-            lost > 0
-            and epochs == sorted(set(epochs))
-            and epochs[-1] == self.batches - 1
-            and list(told.values()) == [(lost, lost * queries.ROWS_PER_BATCH)]
         )
 
 

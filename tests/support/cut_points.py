@@ -14,6 +14,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -65,6 +66,11 @@ def _after(call: str, passes: int, where: str) -> Step:
     return Step(call, True, passes, where)
 
 
+def _last_batch(export: Any) -> int:
+    last = export.publisher.last
+    return -1 if last is None else int(last.batch)
+
+
 def _frame(kind: int, passes: int) -> Step:
     return Step(f"{LOG}.append", True, passes, FEED_AGENT, lambda args: args[1] == kind)
 
@@ -99,7 +105,9 @@ EXPORTING: dict[str, Step] = {
     "epoch in the ledger, before the publisher's batch": _after(
         "streambroker_core.ledger:Ledger.publish", 2, FEED_AGENT
     ),
-    "published, before the stages are swept": _before(f"{EXPORTS}._sweep_stages", 2, FEED_AGENT),
+    "published, before the stages are swept": Step(
+        f"{EXPORTS}._sweep_stages", False, 1, FEED_AGENT, lambda args: _last_batch(args[0]) > 0
+    ),
     "published, not answered": _after(f"{EXPORTS}.publish", 2, FEED_AGENT),
     "publish answered, before the commit log": _after(f"{SINK}.commit", 2, FEED_DRIVER),
     "in the exporter's commit log": _after(f"{STAND_IN}:Exporting.commit", 2, FEED_DRIVER),
@@ -193,10 +201,15 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _wrap(module: ModuleType, name: str, path: str, step: Step) -> None:
+def find(module: ModuleType, path: str) -> tuple[type, str, Any]:
+    """Return the class of a step's call, the call's name and what has that name."""
     class_name, _, function = path.partition(".")
-    owner = getattr(module, class_name)
-    found = owner.__dict__[function]
+    owner: type = getattr(module, class_name)
+    return owner, function, inspect.getattr_static(owner, function)
+
+
+def _wrap(module: ModuleType, name: str, path: str, step: Step) -> None:
+    owner, function, found = find(module, path)
     call = found.__func__ if isinstance(found, staticmethod) else found
 
     @functools.wraps(call)

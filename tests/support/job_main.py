@@ -20,7 +20,12 @@ from support.feeds import DDL
 def main(path: str) -> None:
     """Run the plan until a query fails or the process is killed."""
     plan: dict[str, Any] = json.loads(Path(path).read_text())
-    conf = {"spark.driver.memory": "700m", "spark.master": f"local[1,{plan.get('attempts', 1)}]"}
+    conf = {
+        "spark.driver.memory": "700m",
+        "spark.master": f"local[1,{plan.get('attempts', 1)}]",
+        # A long run is checked by its checkpoints, from the first batch on.
+        "spark.sql.streaming.minBatchesToRetain": "100000",
+    }
     spark = session(plan["job"], conf={**SMALL, **conf})
     pe = pe_agent.start(
         spark,

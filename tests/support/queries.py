@@ -51,8 +51,6 @@ WHENCE = StructType(
 ROWS, BLOCKS, TASKS = 10, 2, 2
 ROWS_PER_BATCH = ROWS * BLOCKS * TASKS
 ATTEMPTS = 4
-# What is killed comes back after however long a busy machine takes; no query is to fail for that.
-sink.COMMIT_SECONDS = 60.0
 
 
 def lines(batch: int) -> range:
@@ -106,7 +104,9 @@ class Query:
 
     def source(self, **options: str) -> StreambrokerDataSource:
         """Return the data source as Spark makes it, for this query's agent."""
-        return StreambrokerDataSource({"reconnect": "60", **options})
+        ca = self.plan_["ca"]
+        secured = {"agentCa": ca} if ca else {}
+        return StreambrokerDataSource({"reconnect": "60", **secured, **options})
 
     def run_tasks(self, function: str, tasks: list[tuple[Any, ...]]) -> list[Any]:
         """Run a batch's tasks side by side; returns results and, for a failed one, its error."""
@@ -156,6 +156,13 @@ class Exporting(Query):
                 self.plan(batch)
             self._batch(batch)
             self.commit(batch)
+            if self._enough():
+                return
+
+    def _enough(self) -> bool:
+        """Wait as long as was asked for between two batches; whether it was told to end."""
+        time.sleep(self.plan_.get("pace", 0.0))
+        return (Path(self.plan_["folder"]) / "enough").exists()
 
     def plan(self, batch: int) -> None:
         """Fix what the batch reads."""
@@ -233,6 +240,8 @@ def _blocks(first: int, count: int) -> Iterator[pa.RecordBatch]:
 
 def exporting(plan: dict[str, Any]) -> None:
     """Run the exporting query in this process."""
+    # What is killed comes back after however long a busy machine takes; no query fails for that.
+    sink.COMMIT_SECONDS = 60.0
     Exporting(plan).run()
 
 
@@ -281,6 +290,7 @@ class Importing(Query):
             start, batch = end, batch + 1
             if self.plan_["pauses"] and slices:
                 self._pause(stop)
+            time.sleep(self.plan_.get("slow", 0.0))
         self._reader.stop()
 
     def _pause(self, stop: Callable[[], bool]) -> None:

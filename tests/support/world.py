@@ -109,7 +109,7 @@ class World:
             for stream, told in export["streams"].items()
         }
 
-    def await_files(self, feed: Feed) -> None:
+    def await_files(self, feed: Feed, seconds: float = SECONDS) -> None:
         """Wait until the importer has committed every released file of a feed."""
         port = feed.folder.name
 
@@ -129,7 +129,7 @@ class World:
                 n == len(taken) and s in streams and streams[s].next == n for s, n in heads.items()
             )
 
-        until(through, SECONDS, f"{feed.files} files of {port} read by the importer")
+        until(through, seconds, f"{feed.files} files of {port} read by the importer")
 
     def revive(self) -> None:
         """Start a driver again that has ended because its agent was killed under a task."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import importlib
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
-from support.cast import Cast, Lagging, Play
+from support.cast import Cast, Play
 from support.cut_points import (
     AGENT,
     BROKER,
@@ -18,8 +19,11 @@ from support.cut_points import (
     FEED_DRIVER,
     FEED_WORKER,
     IMPORTING,
+    STEPS,
     WORKER,
+    find,
 )
+from support.plays import Lagging
 
 ALWAYS = {
     ("between two blocks of a stage", FEED_AGENT),
@@ -63,25 +67,6 @@ LAGGING = [
     ),
 ]
 LAGGING_ALWAYS = [("epochs taken out of the log", FEED_AGENT)]
-ROWS_PER_CAST = 10
-"""An agent that is started again recovers the logs of all rows before: they must not pile up."""
-
-
-@pytest.fixture(scope="module")
-def new_cast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Cast]]:
-    casts: list[Cast] = []
-
-    def new() -> Cast:
-        if casts and casts[-1].rows < ROWS_PER_CAST and not casts[-1].failed:
-            return casts[-1]
-        if casts:
-            casts[-1].end()
-        casts.append(Cast(tmp_path_factory.mktemp("cuts")))
-        return casts[-1]
-
-    yield new
-    if casts:
-        casts[-1].end()
 
 
 def named(rows: Sequence[tuple[str, str]], always: Collection[tuple[str, str]]) -> list[object]:
@@ -148,3 +133,10 @@ def test_every_row_is_delivered_filtered_or_dropped_whoever_is_killed_at(
 def test_each_row_that_is_always_run_is_one_of_the_table() -> None:
     assert set(TABLE) >= ALWAYS
     assert set(LAGGING) >= set(LAGGING_ALWAYS)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_each_step_is_a_call_of_the_product_or_of_what_stands_in_for_spark(name: str) -> None:
+    module, _, path = STEPS[name].call.partition(":")
+    _, _, call = find(importlib.import_module(module), path)
+    assert callable(getattr(call, "__func__", call))

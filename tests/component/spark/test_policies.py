@@ -112,6 +112,7 @@ def test_under_wait_the_exporter_waits_names_the_reader_and_loses_nothing(
     assert only_reader(waiting.exporter, "out")["dropped"] == [0, 0]
 
 
+@pytest.mark.long
 def test_a_query_whose_tasks_wait_for_room_stops_within_a_second(
     jobs: Session, waiting: Waiting
 ) -> None:

@@ -13,6 +13,7 @@ from support.feeds import DDL, Feed
 from support.session import SECONDS, Session, Sink, exporter_status, only_reader
 from support.waiting import until
 
+pytestmark = pytest.mark.long
 ROWS = 50
 
 

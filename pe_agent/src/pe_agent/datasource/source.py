@@ -40,7 +40,7 @@ from pe_agent.datasource.options import (
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.offset import Offset
+from streambroker_core.offset import Offset, ranges
 
 log = logging.getLogger("pe_agent")
 
@@ -187,8 +187,9 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 if time.monotonic() > deadline:
                     raise AgentUnreachableError(
                         f"import {self._options.port} cannot read its planned epochs for"
-                        f" {self._options.reconnect:.0f} s: {error} Nothing was skipped; start the"
-                        " query again when the exporter's agent is back."
+                        f" {self._options.reconnect:.0f} s: {error} It still has to read"
+                        f" {_planned(start, end)}. Nothing was skipped; start the query again when"
+                        " the exporter's agent is back."
                     ) from None
                 time.sleep(0.2)
 
@@ -247,8 +248,9 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 until = until or time.monotonic() + self._options.reconnect
                 if time.monotonic() > until:
                     raise AgentUnreachableError(
-                        f"{error} Epochs {_epochs(ticket)} of {ticket['export']} could not be read;"
-                        " the batch is repeated when the query is started again."
+                        f"{error} Epochs {_epochs(ticket)} of stream {ticket['stream']} of"
+                        f" {ticket['export']} could not be read; the batch is repeated when the"
+                        " query is started again."
                     ) from None
                 time.sleep(0.2)
                 location = self._where(ticket, location)
@@ -292,6 +294,12 @@ def _source_column(
     _, job, _, port = ticket["export"].split("/")
     value = {"job": job, "port": port, "stream": ticket["stream"], "epoch": meta["epoch"]}
     return pa.array([value] * rows, type=type_)
+
+
+def _planned(start: dict[str, Any], end: dict[str, Any]) -> str:
+    """Return what a batch reads, in words."""
+    planned = ranges(Offset.decode(start), Offset.decode(end))
+    return ", ".join(f"epochs {f} to {n - 1} of stream {s}" for s, (f, n) in planned.items())
 
 
 def _epochs(ticket: dict[str, Any]) -> str:
