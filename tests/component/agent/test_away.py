@@ -34,6 +34,7 @@ def test_an_importer_that_is_away_within_grace_is_waited_for_and_loses_nothing(
     play.passed()
 
 
+@pytest.mark.long
 def test_an_importer_that_is_away_for_longer_than_grace_is_told_what_it_lost(
     new_cast: Callable[[], Cast],
 ) -> None:
