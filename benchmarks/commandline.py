@@ -32,7 +32,7 @@ NAMES = (
     "cluster_start",
     "cluster",
 )
-LONG = ("cluster_rest",)
+LONG = ("cluster_rest", "log_recovery")
 """Those that are measured only where they are named."""
 RESULTS = Path(__file__).parent / "results"
 

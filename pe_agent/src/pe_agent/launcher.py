@@ -13,6 +13,7 @@ from typing import Any
 
 from pe_agent import tokens
 from pe_agent.agent.process import read_address
+from pe_agent.agent.progress import Patience, read_progress, said
 from pe_agent.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentUnreachableError
@@ -27,7 +28,8 @@ SHOWN_FILE = "broker-token"
 agent can give it another one."""
 START_SECONDS = 60.0
 ADOPT_SECONDS = 60.0
-"""How long an agent that has the data directory may take until it can be adopted."""
+"""How long an agent that has the data directory may take until it can be adopted; both begin
+again whenever its recovery has got on."""
 PING_SECONDS = 0.5
 STOP_SECONDS = 10.0
 KEEPER_SECONDS = 5.0
@@ -85,7 +87,7 @@ class AgentProcess:
         Raises:
             AgentFailedError: see :meth:`_start`; the directory may be another PE's.
         """
-        deadline = time.monotonic() + ADOPT_SECONDS
+        patience = Patience(self.home, ADOPT_SECONDS)
         while True:
             adopted = self._adopt()
             if adopted is not None:
@@ -95,7 +97,7 @@ class AgentProcess:
             except AgentFailedError as error:
                 if "HomeInUse" not in str(error):
                     raise
-                if time.monotonic() > deadline:
+                if not patience.lasts():
                     raise AgentFailedError(f"{error} {self._not_adopted}".rstrip()) from None
             time.sleep(0.2)
 
@@ -135,8 +137,8 @@ class AgentProcess:
                 stderr=output,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and self._process.poll() is None:
+        patience = Patience(self.home, START_SECONDS)
+        while patience.lasts() and self._process.poll() is None:
             client = self._serving(self._process.pid)
             if client is not None:
                 return client
@@ -145,8 +147,15 @@ class AgentProcess:
             # The agent that serves, if one does, is somebody else's.
             self._process = None
         raise AgentFailedError(
-            f"the agent of {self._pe} did not start: {_last_words(path)} (all of it in {path})"
+            f"the agent of {self._pe} did not start: {self._last_words(path)} (all of it in {path})"
         )
+
+    def _last_words(self, path: Path) -> str:
+        found = read_progress(self.home) if self._process is not None else None
+        if found is not None:
+            return f"it stands still in its recovery, at {said(found)}"
+        lines = path.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
 
     def _command(self, port: int) -> list[str]:
         command = [
@@ -256,8 +265,3 @@ class AgentProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _last_words(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"

@@ -392,10 +392,12 @@ def test_dropped_segments_are_gone_and_the_rest_stays(tmp_path: Path) -> None:
             log.read(addresses[1])
         assert contents(log) == [body(n, 100) for n in (3, 4, 5)]
 
-    assert sorted(path.name[:10] for path in tmp_path.iterdir()) == [
-        "0000000004",
-        "0000000005",
-        "0000000006",
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0000000004.index",
+        "0000000004.segment",
+        "0000000005.index",
+        "0000000005.segment",
+        "0000000006.segment",
     ]
 
 

@@ -1,22 +1,31 @@
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import pe_agent.log
-from pe_agent.log import Address
+from pe_agent.log import Address, Kind
+from pe_agent.log.segments import HEADER_BYTES
 from support.logs import opened
 
 ROUNDS = 15
-WRITER = """
-import os, sys, threading, types
+ALONE = """
+import os, signal, sys, threading, types
 from pathlib import Path
 
 package = types.ModuleType("pe_agent")  # the log alone: Spark's part starts slowly
 package.__path__ = [sys.argv[4]]
 sys.modules["pe_agent"] = package
-from pe_agent.log import Committer, Kind, StreamLog
+from pe_agent.log import Committer, Kind, StreamLog, index
 
+index.RUN_FRAMES = 50
+"""
+WRITER = (
+    ALONE
+    + """
 directory, acks, round_ = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 print("opening", flush=True)
 log = StreamLog.open(directory, segment_bytes=200_000, flush_bytes=50_000, committer=Committer())
@@ -33,6 +42,32 @@ def work(worker):
 for worker in range(3):
     threading.Thread(target=work, args=[worker]).start()
 """
+)
+CUT_AT_THE_INDEX = (
+    ALONE
+    + """
+directory, moment, nth = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+append, calls = index.append, 0
+
+def cut(segment, run, at):
+    global calls
+    calls += 1
+    if calls < nth:
+        return append(segment, run, at)
+    if moment == "half":
+        append(segment, run[: len(run) // 2], at)
+    if moment == "after":
+        append(segment, run, at)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+index.append = cut
+log = StreamLog.open(directory, segment_bytes=10_000, committer=Committer())
+for step in range(1_000):
+    address = log.append(Kind.STAGE_DATA, b"%d" % step, b"%d;" % step * 20)
+    log.sync(address)
+    print(*address, flush=True)
+"""
+)
 
 
 def write_until_killed(directory: Path, acks: Path, round_: int, seconds: float) -> None:
@@ -76,8 +111,45 @@ def test_every_acknowledged_frame_survives_kill_9_at_any_moment(tmp_path: Path) 
                 assert payload == promised[address] * (len(payload) // len(promised[address]))
             assert len(metas) == log.recovered.frames
             assert log.recovered.lost_bytes == 0
+            assert log.recovered.scanned_bytes < log.recovered.bytes or len(metas) < 200
+            assert {address: meta for address, _, meta in log.found(set(Kind))} == metas
         checked |= promised.keys()
 
     with opened(directory) as log:
         assert all(log.read(address) for address in promised)
     assert len(promised) > ROUNDS
+
+
+@pytest.mark.parametrize("moment", ["before", "half", "after"])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4, 5, 6])
+def test_a_kill_between_the_end_of_a_segment_and_its_index_costs_a_scan_of_it(
+    tmp_path: Path, moment: str, nth: int
+) -> None:
+    """Some of these runs end a segment, some lie within one that grows."""
+    directory = tmp_path / "log"
+    package = Path(pe_agent.log.__file__).parents[1]
+    command = [sys.executable, "-c", CUT_AT_THE_INDEX, *map(str, (directory, moment, nth, package))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    lines = [line for line in done.stdout.splitlines(keepends=True) if line.endswith("\n")]
+    promised = [Address(*map(int, line.split())) for line in lines]
+
+    with opened(directory, segment_bytes=10_000) as log:
+        found = {address: meta for address, _, meta in log.found(set(Kind))}
+        assert list(found) == [address for address, _, _ in log.frames()]
+        assert [found[address] for address in promised] == [b"%d" % n for n in range(len(promised))]
+        assert all(log.read(address) == b"%s;" % found[address] * 20 for address in found)
+        scanned, cut = log.recovered.scanned_bytes, log.recovered.cut_bytes
+        size = log.size_bytes
+        tail = log.segments()[-1]
+    assert cut == 0
+    assert scanned < size or nth == 1
+    assert scanned > 0 or moment == "after"
+    indexed = {path.stem for path in directory.glob("*.index")}
+    assert {path.stem for path in directory.glob("*.segment")} - indexed <= {f"{tail.number:010d}"}
+
+    with opened(directory, segment_bytes=10_000) as log:
+        assert log.recovered.scanned_bytes <= min(scanned, tail.bytes)
+        assert (
+            directory / f"{tail.number:010d}.segment"
+        ).stat().st_size == HEADER_BYTES + tail.bytes

@@ -19,8 +19,8 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
 
     Returns:
         Rows and bytes by stream, the publisher, bytes held and their limit, the imports an
-        admission waits for, and by reader what :func:`reader_figures` returns and its lag in
-        epochs and bytes.
+        admission waits for, damaged segments, and by reader what :func:`reader_figures` returns
+        and its lag in epochs and bytes.
     """
     ledger, publisher = export.ledger, export.publisher
     return {
@@ -43,6 +43,7 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
         "held": ledger.held_bytes(now),
         "limit": ledger.limits.max_bytes,
         "waiting_for": [h.import_ for h in ledger.blocked_by(now)],
+        "damaged": damaged_segments(export),
         "readers": {
             id_: {
                 **reader_figures(reader, export.deliveries.of(id_), now),
@@ -51,6 +52,15 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
             for id_, reader in ledger.readers.items()
         },
     }
+
+
+def damaged_segments(export: HostedExport) -> list[str]:
+    """Return the segments in which the scrub has met damage, as paths in the export's log."""
+    return [
+        f"{stream.id}/{number:010d}.segment"
+        for stream in export.streams.values()
+        for number in sorted(stream.log.damaged)
+    ]
 
 
 def reader_figures(reader: Reader, delivery: Delivery, now: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pe_agent.agent.imports import ImportHost, UnknownPortError
 from pe_agent.agent.news import News
 from pe_agent.agent.routes import RouteTable
 from pe_agent.agent.store import Store
-from pe_agent.log import Committer
+from pe_agent.log import Committer, Scrub
 from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.ledger import NotRoutedError
 from streambroker_core.model import PeKey, PortKey
@@ -70,10 +70,18 @@ class Hosts:
             self.news,
             lambda port: f"import/{port}" in self._declarations,
         )
+        self.scrub = Scrub()
+        begun = time.monotonic()
         for (key,) in self.store.query("SELECT DISTINCT export FROM streams"):
-            self._host(key).recover(progress)
+            self._recover(self._host(key), progress)
+        self.recovery_seconds = time.monotonic() - begun
         self.routes.load()
         self.routes.listen(self._follow)
+
+    def _recover(self, hosted: HostedExport, progress: Callable[[str, int, int], None]) -> None:
+        hosted.recover(progress)
+        for stream in hosted.streams.values():
+            self.scrub.add(stream.log)
 
     def _check_owner(self) -> None:
         """Refuse a data directory that was another PE's: its log and cursors are not ours.
@@ -368,6 +376,7 @@ class Hosts:
     def close(self) -> None:
         """Let all waiting calls go and close the files."""
         self.news.close()
+        self.scrub.close()
         self.imports.peers.close()
         for hosted in self._exports.values():
             hosted.close()

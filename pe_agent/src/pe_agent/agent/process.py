@@ -23,6 +23,7 @@ from pe_agent import agent_tls, client, tls, tokens
 from pe_agent.agent.broker_link import BrokerLink
 from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.listener import Listener
+from pe_agent.agent.progress import Progress
 from pe_agent.agent.service import AgentService
 from pe_agent.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.tls import Trust, TrustError
@@ -147,7 +148,8 @@ class Agent:
         client.trust_in_process(chosen.agent_trust)
         pa.set_cpu_count(1)
         sys.setswitchinterval(0.0005)
-        self.hosts = Hosts(chosen.pe, chosen.home, progress=_progress)
+        progress = Progress(chosen.home)
+        self.hosts = Hosts(chosen.pe, chosen.home, progress=progress)
         self.instance = self._identity("instance")
         self.token = self._identity("token")
         self._listen(listener)
@@ -160,6 +162,7 @@ class Agent:
             self.link = self._link(chosen.broker)
             self.link.start()
         self._write_address()
+        progress.end()
         self._stop = threading.Event()
 
     def _identity(self, name: str) -> str:
@@ -275,11 +278,6 @@ def _lock(home: Path) -> IO[str]:
             " one job and PE has one agent. Give this one another `data_dir`, or stop the other."
         ) from None
     return file
-
-
-def _progress(stream: str, done: int, total: int) -> None:
-    if total > 64 << 20:
-        log.info("recovering stream %s: %d of %d MiB", stream, done >> 20, total >> 20)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

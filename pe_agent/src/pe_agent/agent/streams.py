@@ -6,9 +6,10 @@ import json
 import logging
 import secrets
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -90,41 +91,56 @@ class HostedStream:
         return stream
 
     def _recover(self) -> None:
-        blocks: dict[str, list[Block]] = {}
+        """Build the index from what opening the log found; of published stages no block is read."""
         present = {s.number for s in self.log.segments()}
-        for address, kind, meta in self.log.frames():
-            if kind == Kind.MANIFEST:
-                manifest = Manifest.decode(meta)
-                self.reached = max(self.reached, (manifest.epoch + 1, manifest.rows_after))
-                if manifest.segments() <= present:
-                    self.manifests[manifest.epoch] = manifest
-                    self._addresses[manifest.epoch] = address
-            elif kind == Kind.STAGE_DATA:
-                data = json.loads(meta)
-                blocks.setdefault(data["s"], []).append(Block(address, data["n"]))
-            elif kind == Kind.STAGE_END:
-                self._recover_stage(json.loads(meta), address, blocks)
+        ends: dict[str, tuple[dict[str, Any], Address]] = {}
+        published: dict[str, int] = {}
+        for address, kind, meta in self.log.found({Kind.MANIFEST, Kind.STAGE_END}):
+            if kind == Kind.STAGE_END:
+                end = json.loads(meta)
+                ends[end["stage"]] = end, address
+                continue
+            manifest = Manifest.decode(meta)
+            self.reached = max(self.reached, (manifest.epoch + 1, manifest.rows_after))
+            published[manifest.query] = max(manifest.batch, published.get(manifest.query, -1))
+            if manifest.segments() <= present:
+                self.manifests[manifest.epoch] = manifest
+                self._addresses[manifest.epoch] = address
+        self._recover_stages(
+            {
+                id_: (end, address)
+                for id_, (end, address) in ends.items()
+                if end["batch"] > published.get(end["query"], -1)
+            }
+        )
+        self.log.forget_found()
         for epoch in self.manifests:
             self._space.keep(self._frames_of(epoch))
         for stage in self.stages.values():
             self._space.keep(stage.frames())
             self.staged_bytes += stage.bytes
 
-    def _recover_stage(
-        self, end: dict[str, object], address: Address, blocks: dict[str, list[Block]]
-    ) -> None:
-        found = blocks.pop(str(end["stage"]), [])
+    def _recover_stages(self, ends: Mapping[str, tuple[dict[str, Any], Address]]) -> None:
+        blocks: dict[str, list[Block]] = {id_: [] for id_ in ends}
+        for address, _, meta in self.log.found({Kind.STAGE_DATA}) if ends else ():
+            data = json.loads(meta)
+            if data["s"] in blocks:
+                blocks[data["s"]].append(Block(address, data["n"]))
+        for id_, (end, address) in ends.items():
+            self._recover_stage(end, address, blocks[id_])
+
+    def _recover_stage(self, end: dict[str, Any], address: Address, found: list[Block]) -> None:
         if len(found) != end["blocks"]:
             return
         stage = Stage(
-            id=str(end["stage"]),
+            id=end["stage"],
             stream=self.id,
-            query=str(end["query"]),
-            run=str(end["run"]),
-            batch=int(str(end["batch"])),
+            query=end["query"],
+            run=end["run"],
+            batch=end["batch"],
             blocks=found,
-            rows=int(str(end["rows"])),
-            crc=int(str(end["crc"])),
+            rows=end["rows"],
+            crc=end["crc"],
             bytes=sum(b.bytes for b in found) + address.length,
             complete=True,
             end_at=address,

@@ -14,6 +14,7 @@ from pe_agent.log.errors import (
 from pe_agent.log.frames import Kind
 from pe_agent.log.log import Address, StreamLog
 from pe_agent.log.recovery import Recovery
+from pe_agent.log.scrub import Scrub
 from pe_agent.log.segments import SegmentInfo
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "LogFull",
     "LogVersionUnknown",
     "Recovery",
+    "Scrub",
     "SegmentInfo",
     "StreamLog",
 ]

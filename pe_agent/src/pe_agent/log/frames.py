@@ -119,6 +119,11 @@ def encode(kind: int, meta: bytes, *, payload_bytes: int, payload_crc: int, sequ
     return _FRONT.pack(MAGIC, zlib.crc32(meta, zlib.crc32(rest))) + rest + meta
 
 
+def checksum_of(head: bytes) -> int:
+    """Return the checksum that an encoded frame begins with."""
+    return int(_FRONT.unpack_from(head)[1])
+
+
 def decode(head: bytes) -> Header | None:
     """Return the header in the first 32 bytes of `head`, or None if there is none.
 
@@ -151,7 +156,9 @@ class Window:
 
     def take(self, offset: int, count: int) -> bytes:
         """Return up to `count` bytes at `offset`; fewer only at the end of the file."""
-        count = max(0, min(count, self.size - offset))
+        count = min(count, self.size - offset)
+        if count <= 0:
+            return b""
         at = offset - self._start
         if at < 0 or at + count > len(self._data):
             self._data = read_at(self._fd, max(count, _WINDOW_BYTES), offset)
@@ -327,6 +334,7 @@ __all__ = [
     "Window",
     "check_size",
     "checksum",
+    "checksum_of",
     "decode",
     "encode",
     "examine",

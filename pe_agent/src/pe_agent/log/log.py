@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pe_agent.log import frames, segments
+from pe_agent.log import frames, index, segments
 from pe_agent.log.commit import Committer
 from pe_agent.log.errors import AddressGone, LogClosed, LogCorrupt, LogFailed
 from pe_agent.log.frames import Header, Kind, Payload
@@ -54,6 +54,7 @@ class StreamLog:
     Attributes:
         directory: where the segments are.
         recovered: what opening found.
+        damaged: by segment, what is wrong with it, as far as :meth:`verify` has met it.
     """
 
     def __init__(
@@ -77,10 +78,13 @@ class StreamLog:
         self._state = threading.Condition()
         self._flushing = threading.Lock()
         self._appending = threading.Lock()
-        self._behind = [one for one in found.segments[:-1] if one.mark < one.end]
+        unsafe = [one for one in found.segments[:-1] if one.mark < one.end]
+        self._behind = [one for one in found.segments[:-1] if one.mark < one.end or one.unindexed]
         self._unflushed = 0
-        first = self._behind[0] if self._behind else self._active
+        first = unsafe[0] if unsafe else self._active
         self._synced: _Place = (first.number, first.mark)
+        self._found = found.found
+        self.damaged: dict[int, str] = {}
         self._failure: Exception | None = None
         self._closed = False
         self._files = ReadFiles(directory)
@@ -167,18 +171,21 @@ class StreamLog:
                 sequence=self._sequence,
             )
             segment = self._write([memoryview(head), *parts], length)
-            address, behind = self._accept(segment, length)
+            address, behind = self._accept(segment, length, kind, meta, head)
         if behind:
             self._committer.request(self)
         return address
 
-    def _accept(self, segment: Segment, length: int) -> tuple[Address, bool]:
+    def _accept(
+        self, segment: Segment, length: int, kind: Kind, meta: bytes, head: bytes
+    ) -> tuple[Address, bool]:
         """Count a frame that is written; return its address and whether to flush now."""
         with self._state:
             self._check()
             address = Address(segment.number, segment.end, length)
             segment.end += length
             segment.frames += 1
+            segment.unindexed.add(kind, length, meta, frames.checksum_of(head))
             self._sequence += 1
             self._unflushed += length
             behind = self._unflushed >= self._flush_bytes
@@ -262,6 +269,10 @@ class StreamLog:
                     return
                 behind = list(self._behind)
                 due = [(one, one.end) for one in (*behind, self._active) if one.end > one.mark]
+                new = [
+                    (one, one.take_unindexed(growing=one is self._active))
+                    for one in (*behind, self._active)
+                ]
                 place = self._tail()
                 self._unflushed = 0
             try:
@@ -277,6 +288,17 @@ class StreamLog:
                 self._synced = place
                 del self._behind[: len(behind)]
                 self._state.notify_all()
+            for segment, entries in new:
+                self._extend_index(segment, entries)
+
+    def _extend_index(self, segment: Segment, entries: index.Entries | None) -> None:
+        if entries is None:
+            return
+        segment.extend_index(entries)
+        with self._state:
+            dropped = segment.number not in self._segments
+        if dropped:
+            segment.unlink()
 
     def _forget_unsynced(self) -> None:
         """Cut the frames a failed fdatasync left in doubt, as far as the disk lets us.
@@ -384,8 +406,45 @@ class StreamLog:
                 return
             yield from self._frames_of(number, stop[1] if number == stop[0] else end, kinds)
 
+    def found(self, kinds: Collection[int]) -> Iterator[tuple[Address, Kind, bytes]]:
+        """Yield what opening found of these kinds, in order, without the disk.
+
+        What was appended since may or may not be among it; after `forget_found` there is nothing.
+        """
+        for number, runs in self._found:
+            for run in runs:
+                for offset, length, kind, meta in run.entries(kinds):
+                    yield Address(number, offset, length), Kind(kind), meta
+
+    def forget_found(self) -> None:
+        """Give back the memory of `found`."""
+        self._found = []
+
+    def verify(self, number: int) -> Iterator[int]:
+        """Read a segment's frames with their payloads; yield the bytes of each that is good.
+
+        Damage ends it and is noted in `damaged`; a segment that is dropped meanwhile has none.
+
+        Raises:
+            LogClosed: the log is closed.
+        """
+        with self._state:
+            if self._closed:
+                self._check()
+            segment = self._segments.get(number)
+            end = 0 if segment is None else min(segment.end, segment.mark)
+        if end <= segments.HEADER_BYTES:
+            return
+        try:
+            for address, _, _ in self._frames_of(number, end, None, deep=True):
+                yield address.length
+        except LogCorrupt as error:
+            with self._state:
+                if number in self._segments:
+                    self.damaged[number] = str(error)
+
     def _frames_of(
-        self, number: int, end: int, kinds: Collection[int] | None
+        self, number: int, end: int, kinds: Collection[int] | None, *, deep: bool = False
     ) -> Iterator[tuple[Address, Kind, bytes]]:
         path = self._path(number)
         with contextlib.ExitStack() as stack:
@@ -399,7 +458,7 @@ class StreamLog:
                 path,
                 start=segments.HEADER_BYTES,
                 sequence=header.sequence,
-                deep_from=end,
+                deep_from=0 if deep else end,
             )
             for found in scan:
                 if kinds is None or found.header.kind in kinds:
@@ -458,9 +517,10 @@ class StreamLog:
             ]
             for segment in going:
                 del self._segments[segment.number]
+                self.damaged.pop(segment.number, None)
         try:
             for segment in going:
-                segment.path.unlink(missing_ok=True)
+                segment.unlink()
                 self._files.forget(segment.number)
             if going:
                 segments.sync_directory(self.directory)

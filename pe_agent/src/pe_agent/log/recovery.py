@@ -1,6 +1,7 @@
 """Find out what a log holds after a stop of any kind, and cut what nobody was promised.
 
-Everything is scanned before anything is changed. A bad frame is one of three:
+What an index has is taken from it; all behind that is scanned, before anything is changed. A bad
+frame is one of three:
 
 - behind the last mark, so never acknowledged: a torn tail. After a loss of
   power whole frames may follow it, because a disk writes in any order. All of
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from pe_agent.log import frames, segments
+from pe_agent.log import frames, index, segments
 from pe_agent.log.errors import LogCorrupt
 from pe_agent.log.segments import Segment
 
@@ -41,6 +42,7 @@ class Recovery:
     Attributes:
         frames: frames the log holds.
         bytes: bytes of these frames.
+        scanned_bytes: bytes of those that were looked at, for want of an index.
         cut_bytes: bytes of the torn tail that was cut, without preallocated room.
         cut_segment: the segment it was cut from; None if nothing was cut.
         lost_bytes: part of `cut_bytes` that had been safe on disk once and was
@@ -50,6 +52,7 @@ class Recovery:
 
     frames: int
     bytes: int
+    scanned_bytes: int
     cut_bytes: int
     cut_segment: int | None
     lost_bytes: int
@@ -64,20 +67,39 @@ class _Scanned:
     number: int
     first: int
     mark: int
-    end: int
-    sequence: int
-    frames: int
+    runs: list[index.Run]
+    index_bytes: int
+    scanned: index.Entries
     data_end: int
     damage: str | None
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last good frame."""
+        return self.scanned.end
+
+    @property
+    def sequence(self) -> int:
+        """The sequence due next."""
+        return self.scanned.sequence + len(self.scanned)
+
+    @property
+    def frames(self) -> int:
+        """The good frames."""
+        return self.sequence - self.first
 
 
 @dataclass(slots=True, kw_only=True)
 class Recovered:
-    """A directory's segments in order, ready for use, and the sequence due next."""
+    """A directory's segments in order, ready for use, and the sequence due next.
+
+    `found` are the frames they hold, by segment.
+    """
 
     segments: list[Segment]
     sequence: int
     report: Recovery
+    found: list[tuple[int, list[index.Run | index.Entries]]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,11 +134,11 @@ def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> Re
         _cut(directory, found, cut)
         _tell(found[cut], cut_bytes, lost)
         found = found[: cut + 1]
-    for leftover in directory.glob(f"*{segments.NEW_SUFFIX}"):
-        leftover.unlink()
+    _remove_leftovers(directory, found)
     report = Recovery(
         frames=sum(one.frames for one in found),
         bytes=sum(one.end - segments.HEADER_BYTES for one in found),
+        scanned_bytes=sum(one.end - one.scanned.begin for one in found),
         cut_bytes=cut_bytes,
         cut_segment=found[-1].number if cut is not None else None,
         lost_bytes=lost,
@@ -126,12 +148,28 @@ def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> Re
         segments=[_segment(one) for one in found],
         sequence=found[-1].sequence if found else 0,
         report=report,
+        found=[(one.number, [*one.runs, one.scanned]) for one in found],
     )
 
 
 def _segment(one: _Scanned) -> Segment:
-    mark = min(one.mark, one.end)
-    return Segment(one.path, one.number, end=one.end, frames=one.frames, mark=mark)
+    return Segment(
+        one.path,
+        one.number,
+        unindexed=one.scanned,
+        frames=one.frames,
+        mark=min(one.mark, one.end),
+        index_bytes=one.index_bytes,
+    )
+
+
+def _remove_leftovers(directory: Path, found: list[_Scanned]) -> None:
+    for leftover in directory.glob(f"*{segments.NEW_SUFFIX}"):
+        leftover.unlink()
+    indices = {index.path_of(one.path) for one in found if one.index_bytes}
+    for leftover in directory.glob(f"*{index.SUFFIX}"):
+        if leftover not in indices:
+            leftover.unlink()
 
 
 def _scan_all(directory: Path, verify: Verify, progress: Progress | None) -> list[_Scanned]:
@@ -141,28 +179,38 @@ def _scan_all(directory: Path, verify: Verify, progress: Progress | None) -> lis
     found: list[_Scanned] = []
     for path in paths:
         last = path == paths[-1]
-        found.append(_scan(path, deep=last or verify == "all", last=last, meter=meter))
+        found.append(_scan(path, verify=verify, last=last, meter=meter))
     for one, after in itertools.pairwise(found):
         _check_chain(one, after)
+    for one in found:
+        if one.end < one.mark and not one.damage:
+            one.damage = f"the frames up to {one.mark} were safe and are gone"
     return found
 
 
-def _scan(path: Path, *, deep: bool, last: bool, meter: _Meter) -> _Scanned:
+def _scan(path: Path, *, verify: Verify, last: bool, meter: _Meter) -> _Scanned:
     base = meter.done
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         header = segments.read_header(fd, path)
         window = frames.Window(fd, os.fstat(fd).st_size)
+        entries = index.Entries(segments.HEADER_BYTES, header.sequence)
+        runs: list[index.Run] = []
+        index_bytes = 0
+        if verify != "all":
+            entries, runs, index_bytes = _indexed(path, fd, entries, window.size)
+        # What is in the index was safe before, whatever the mark says.
+        mark = max(header.mark, entries.begin)
         scan = frames.Scan(
             window,
             path,
-            start=segments.HEADER_BYTES,
-            sequence=header.sequence,
-            deep_from=0 if deep else header.mark,
+            start=entries.begin,
+            sequence=entries.sequence,
+            deep_from=0 if last or verify == "all" else mark,
         )
-        count = 0
-        for _ in scan:
-            count += 1
+        for found in scan:
+            head = found.header
+            entries.add(head.kind, head.length, found.meta, head.crc)
             meter.reach(base + scan.end)
         data_end = window.data_end(scan.end) if last or scan.damage else scan.end
         meter.reach(base + window.size)
@@ -174,13 +222,30 @@ def _scan(path: Path, *, deep: bool, last: bool, meter: _Meter) -> _Scanned:
         path=path,
         number=header.number,
         first=header.sequence,
-        mark=header.mark,
-        end=scan.end,
-        sequence=scan.sequence,
-        frames=count,
+        mark=mark,
+        runs=runs,
+        index_bytes=index_bytes,
+        scanned=entries,
         data_end=data_end,
         damage=scan.damage,
     )
+
+
+def _indexed(
+    path: Path, fd: int, first: index.Entries, size: int
+) -> tuple[index.Entries, list[index.Run], int]:
+    """Return what is to be scanned, behind the runs of the index, and the bytes these take."""
+    runs, taken = index.read(
+        path,
+        fd,
+        number=int(path.stem),
+        begin=first.begin,
+        sequence=first.sequence,
+        size=size,
+    )
+    if not runs:
+        return first, [], 0
+    return index.Entries(runs[-1].end, runs[-1].sequence + runs[-1].frames), runs, taken
 
 
 def _check_chain(one: _Scanned, after: _Scanned) -> None:
@@ -229,6 +294,7 @@ def _continues(bad: _Scanned) -> bool:
 def _cut(directory: Path, found: list[_Scanned], cut: int) -> None:
     """Cut the log behind the last good frame; an interruption leaves the same to do again."""
     for one in reversed(found[cut + 1 :]):
+        index.path_of(one.path).unlink(missing_ok=True)
         one.path.rename(_torn_path(one.path))
     bad = found[cut]
     with contextlib.suppress(OSError):  # a copy for inspection; the disk may be full

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pe_agent.log import index
 from pe_agent.log.errors import LogCorrupt, LogFull, LogVersionUnknown
 from pe_agent.log.frames import VERSION, read_at
 
@@ -71,17 +72,30 @@ class SegmentHeader(NamedTuple):
 
 
 class Segment:
-    """One segment of an open log; `fd` is None once nothing is written to it any more."""
+    """One segment of an open log; `fd` is None once nothing is written to it any more.
+
+    `unindexed` are the frames behind those of the index, which takes `index_bytes`; None once it
+    could not be written.
+    """
 
     def __init__(
-        self, path: Path, number: int, *, end: int = HEADER_BYTES, frames: int = 0, mark: int
+        self,
+        path: Path,
+        number: int,
+        *,
+        unindexed: index.Entries,
+        frames: int = 0,
+        mark: int,
+        index_bytes: int = 0,
     ) -> None:
         self.path = path
         self.number = number
-        self.end = end
+        self.end = unindexed.end
         self.frames = frames
         self.mark = mark
-        self.reserved = end
+        self.unindexed = unindexed
+        self.index_bytes: int | None = index_bytes
+        self.reserved = self.end
         self.fd: int | None = None
 
     @property
@@ -164,6 +178,34 @@ class Segment:
         with contextlib.suppress(OSError):  # a late mark is harmless
             write_mark(fd, end)
 
+    def take_unindexed(self, *, growing: bool) -> index.Entries | None:
+        """Return the frames that are due in the index, None if there are none."""
+        taken = self.unindexed
+        if not taken or (growing and not taken.is_long):
+            return None
+        self.unindexed = taken.after
+        return taken
+
+    def extend_index(self, entries: index.Entries) -> None:
+        """Write frames that are safe into the index.
+
+        Where that fails, they and all behind them are scanned at the next start, no more.
+        """
+        if self.index_bytes is None:
+            return
+        run = entries.pack(self.number)
+        try:
+            index.append(self.path, run, self.index_bytes)
+        except OSError:
+            self.index_bytes = None
+            return
+        self.index_bytes += len(run)
+
+    def unlink(self) -> None:
+        """Remove the file and its index."""
+        self.path.unlink(missing_ok=True)
+        index.path_of(self.path).unlink(missing_ok=True)
+
     def release(self) -> None:
         """Close the descriptor frames were written to."""
         if self.fd is not None:
@@ -201,7 +243,8 @@ def create(directory: Path, number: int, sequence: int) -> Segment:
         os.close(fd)
         fresh.unlink(missing_ok=True)
         raise
-    segment = Segment(path, number, mark=HEADER_BYTES)
+    unindexed = index.Entries(HEADER_BYTES, sequence)
+    segment = Segment(path, number, unindexed=unindexed, mark=HEADER_BYTES)
     segment.fd = fd
     return segment
 

@@ -1,0 +1,235 @@
+"""The index of a segment: which frames it holds, so that a start need not look at each.
+
+Beside ``0000000007.segment`` stands ``0000000007.index``: runs of frames, one behind the other,
+each ::
+
+    offset  size
+         0     4  magic "SBLI"
+         4     4  crc32 of all that follows
+         8     4  format version
+        12     4  bytes of the body
+        16     8  number of the segment
+        24     8  offset in the segment of the run's first frame
+        32     8  offset behind its last
+        40     8  offset of its last
+        48     8  sequence of its first
+        56     4  frames
+        60     4  checksum that the last frame's header begins with
+        64        body, packed by zlib: kinds (1 byte each), lengths of the frames and of their
+                  metas (4 bytes each), metas
+
+A run is written when its frames are safe on disk, so it says nothing that a loss of power could
+take back. It is not made safe itself: where a run is missing, damaged, of a newer release or not
+of these frames, the frames from there on are scanned.
+"""
+
+import contextlib
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Collection, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+SUFFIX = ".index"
+VERSION = 1
+RUN_BYTES = 4 << 20
+"""What an active segment grows by before its index does."""
+RUN_FRAMES = 1024
+
+_MAGIC = b"SBLI"
+_FRONT = struct.Struct("<4sI")
+_REST = struct.Struct("<IIQQQQQII")
+_HEAD_BYTES = _FRONT.size + _REST.size
+_FRAME_FRONT = struct.Struct("<4sI")
+_LEVEL = 1
+
+Entry = tuple[int, int, int, bytes]
+"""Offset, length, kind and meta bytes of a frame."""
+
+
+class Entries:
+    """Frames in a row, as they are appended or scanned."""
+
+    __slots__ = ("_kinds", "_lengths", "_meta_bytes", "_metas", "begin", "crc", "end", "sequence")
+
+    def __init__(self, begin: int, sequence: int) -> None:
+        self.begin = self.end = begin
+        self.sequence = sequence
+        self.crc = 0
+        self._kinds = bytearray()
+        self._lengths = array("I")
+        self._meta_bytes = array("I")
+        self._metas = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def add(self, kind: int, length: int, meta: bytes, crc: int) -> None:
+        """Take in the next frame; ``crc`` is what its header begins with."""
+        self._kinds.append(kind)
+        self._lengths.append(length)
+        self._meta_bytes.append(len(meta))
+        self._metas += meta
+        self.end += length
+        self.crc = crc
+
+    @property
+    def is_long(self) -> bool:
+        """Whether they are worth a run, though the segment goes on."""
+        return self.end - self.begin >= RUN_BYTES or len(self) >= RUN_FRAMES
+
+    @property
+    def after(self) -> "Entries":
+        """What begins where these end."""
+        return Entries(self.end, self.sequence + len(self))
+
+    def pack(self, number: int) -> bytes:
+        """Return them as a run of segment ``number``; there is at least one."""
+        count = len(self)
+        body = zlib.compress(
+            b"".join(
+                (
+                    self._kinds,
+                    struct.pack(f"<{count}I", *self._lengths),
+                    struct.pack(f"<{count}I", *self._meta_bytes),
+                    self._metas,
+                )
+            ),
+            _LEVEL,
+        )
+        rest = _REST.pack(
+            VERSION,
+            len(body),
+            number,
+            self.begin,
+            self.end,
+            self.end - self._lengths[-1],
+            self.sequence,
+            count,
+            self.crc,
+        )
+        return _FRONT.pack(_MAGIC, zlib.crc32(body, zlib.crc32(rest))) + rest + body
+
+    def entries(self, kinds: Collection[int] | None = None) -> Iterator[Entry]:
+        """Yield the frames of these kinds, in order; None for all."""
+        return _entries(
+            self.begin, self._kinds, self._lengths, self._meta_bytes, bytes(self._metas), kinds
+        )
+
+
+class Run(NamedTuple):
+    """Frames in a row, as an index has them."""
+
+    number: int
+    begin: int
+    end: int
+    last: int
+    sequence: int
+    frames: int
+    crc: int
+    body: bytes
+
+    def entries(self, kinds: Collection[int] | None = None) -> Iterator[Entry]:
+        """Yield the frames of these kinds, in order; None for all."""
+        data, count = zlib.decompress(self.body), self.frames
+        lengths = struct.unpack_from(f"<{count}I", data, count)
+        meta_bytes = struct.unpack_from(f"<{count}I", data, 5 * count)
+        return _entries(self.begin, data[:count], lengths, meta_bytes, data[9 * count :], kinds)
+
+
+def _entries(
+    begin: int,
+    frame_kinds: Collection[int],
+    lengths: Collection[int],
+    meta_bytes: Collection[int],
+    metas: bytes,
+    kinds: Collection[int] | None,
+) -> Iterator[Entry]:
+    offsets = accumulate(lengths, initial=begin)
+    starts = accumulate(meta_bytes, initial=0)
+    for kind, offset, length, start, count in zip(
+        frame_kinds, offsets, lengths, starts, meta_bytes, strict=False
+    ):
+        if kinds is None or kind in kinds:
+            yield offset, length, kind, metas[start : start + count]
+
+
+def path_of(segment: Path) -> Path:
+    """Return where the index of a segment stands."""
+    return segment.with_suffix(SUFFIX)
+
+
+def append(segment: Path, run: bytes, at: int) -> None:
+    """Write a run behind those that take ``at`` bytes.
+
+    Raises:
+        OSError: the runs before are as they were.
+    """
+    fd = os.open(path_of(segment), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        os.ftruncate(fd, at)
+        done = 0
+        while done < len(run):
+            done += os.pwrite(fd, run[done:], at + done)
+    finally:
+        os.close(fd)
+
+
+def read(
+    segment: Path, fd: int, *, number: int, begin: int, sequence: int, size: int
+) -> tuple[list[Run], int]:
+    """Return the runs from the segment's first frame on, and the bytes they take in the index.
+
+    Args:
+        segment: the segment.
+        fd: it, open.
+        number: its number.
+        begin: offset of its first frame.
+        sequence: its first frame's sequence.
+        size: bytes of its file.
+    """
+    found: list[Run] = []
+    taken = 0
+    with contextlib.suppress(OSError):
+        data = path_of(segment).read_bytes()
+        while (run := _run(data, taken)) is not None:
+            if (run.number, run.begin, run.sequence) != (number, begin, sequence):
+                break
+            if run.end > size:
+                # The segment has lost what was safe: all of it is looked at.
+                return [], 0
+            found.append(run)
+            taken += _HEAD_BYTES + len(run.body)
+            begin, sequence = run.end, run.sequence + run.frames
+        if found and not _is_of(fd, found[-1]):
+            return [], 0
+    return found, taken
+
+
+def _run(data: bytes, at: int) -> Run | None:
+    """Return the run that begins at ``at``, None if there is none that is whole."""
+    if at + _HEAD_BYTES > len(data):
+        return None
+    magic, crc = _FRONT.unpack_from(data, at)
+    version, length, number, begin, end, last, sequence, frames, frame_crc = _REST.unpack_from(
+        data, at + _FRONT.size
+    )
+    stop = at + _HEAD_BYTES + length
+    if magic != _MAGIC or version != VERSION or stop > len(data):
+        return None
+    if crc != zlib.crc32(memoryview(data)[at + _FRONT.size : stop]):
+        return None
+    body = data[at + _HEAD_BYTES : stop]
+    return Run(number, begin, end, last, sequence, frames, frame_crc, body)
+
+
+def _is_of(fd: int, run: Run) -> bool:
+    """Whether the run's last frame is the segment's, by its checksum."""
+    head = os.pread(fd, _FRAME_FRONT.size, run.last)
+    return len(head) == _FRAME_FRONT.size and _FRAME_FRONT.unpack(head)[1] == run.crc
+
+
+__all__ = ["RUN_BYTES", "RUN_FRAMES", "SUFFIX", "Entries", "Entry", "Run"]

@@ -1,0 +1,104 @@
+"""Verify, slowly and once, what recovery has taken from an index.
+
+Reads verify what they read; damage to the rest would be met when it is needed, which may be too
+late to restore it. One thread serves all logs of an agent.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from pe_agent.log.errors import LogError
+from pe_agent.log.log import StreamLog
+
+BYTES_PER_SECOND = 50 << 20
+SHARE = 0.1
+"""Of a core, at most: short frames cost more than their bytes."""
+_SLICE_BYTES = 1 << 20
+_SLICE_SECONDS = 0.02
+
+_log = logging.getLogger("pe_agent")
+
+
+class Scrub:
+    """Reads the segments there were when a log was opened, oldest first; one thread.
+
+    Attributes:
+        verified_bytes: bytes of frames that were read and good.
+    """
+
+    def __init__(
+        self,
+        *,
+        bytes_per_second: float = BYTES_PER_SECOND,
+        share: float = SHARE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.verified_bytes = 0
+        self._rate = bytes_per_second
+        self._share = share
+        self._clock = clock
+        self._due: deque[tuple[StreamLog, int]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="log scrub", daemon=True)
+        self._thread.start()
+
+    def add(self, log: StreamLog) -> None:
+        """Take in a log that was just opened, unless opening has read all of it."""
+        with self._changed:
+            if log.recovered.scanned_bytes < log.recovered.bytes:
+                self._due.extend((log, one.number) for one in log.segments() if one.bytes)
+            self._changed.notify()
+
+    @property
+    def waiting(self) -> int:
+        """Segments that are not verified yet."""
+        with self._changed:
+            return len(self._due)
+
+    def close(self) -> None:
+        """End; what is not verified yet is begun again at the next start."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._due or self._closed)
+                if self._closed:
+                    return
+                log, number = self._due[0]
+            with contextlib.suppress(LogError, OSError):  # the log is closed, or its disk fails
+                self._verify(log, number)
+            with self._changed:
+                if not self._closed:
+                    self._due.popleft()
+
+    def _verify(self, log: StreamLog, number: int) -> None:
+        size, begun = 0, self._clock()
+        for length in log.verify(number):
+            self.verified_bytes += length
+            size += length
+            used = self._clock() - begun
+            if size >= _SLICE_BYTES or used >= _SLICE_SECONDS:
+                if not self._rest(size, used):
+                    return
+                size, begun = 0, self._clock()
+        if number in log.damaged:
+            _log.error("a segment is damaged, its rows will be refused: %s", log.damaged[number])
+        self._rest(size, self._clock() - begun)
+
+    def _rest(self, size: int, used: float) -> bool:
+        """Wait as long as the pace demands; False if the end has come."""
+        seconds = max(size / self._rate, used / self._share) - used
+        with self._changed:
+            return not self._changed.wait_for(lambda: self._closed, max(0.0, seconds))
+
+
+__all__ = ["BYTES_PER_SECOND", "SHARE", "Scrub"]

@@ -1,0 +1,77 @@
+"""Who waits for an agent learns how far it is, and waits on as long as it gets on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pe_agent.agent import progress
+from pe_agent.agent.progress import Patience, Progress, read_progress, said
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    one = Clock()
+    monkeypatch.setattr(progress, "time", one)
+    return one
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A data directory with two logs, of 300 and 100 bytes."""
+    for stream, sizes in (("a", (100, 200)), ("b", (100,))):
+        folder = tmp_path / "log" / "trades" / stream
+        folder.mkdir(parents=True)
+        (folder / "0000000001.index").write_bytes(b"x" * 1000)
+        for number, size in enumerate(sizes, 1):
+            (folder / f"{number:010d}.segment").write_bytes(bytes(size))
+    return tmp_path
+
+
+def test_progress_counts_over_all_logs_and_is_gone_at_the_end(home: Path, clock: Clock) -> None:
+    assert read_progress(home) is None
+    one = Progress(home)
+    one("a", 100, 300)
+    assert read_progress(home) == {"stream": "a", "done": 100, "total": 400}
+    one("a", 200, 300)
+    assert read_progress(home) == {"stream": "a", "done": 100, "total": 400}
+    clock.now += 1
+    one("a", 300, 300)
+    clock.now += 1
+    one("b", 60, 100)
+    assert read_progress(home) == {"stream": "b", "done": 360, "total": 400}
+    assert said(read_progress(home) or {}) == "90 % of 0 MiB"
+    one.end()
+    assert read_progress(home) is None
+    clock.now += 5
+    assert one.seconds == 2
+
+
+def test_an_agent_that_gets_on_is_waited_for(home: Path, clock: Clock) -> None:
+    patience = Patience(home, 10, clock.monotonic)
+    one = Progress(home)
+    for step in range(20):
+        clock.now += 9
+        one("a", 10 * step, 300)
+        assert patience.lasts()
+    clock.now += 9
+    assert patience.lasts()
+    clock.now += 1
+    assert not patience.lasts()
+
+
+def test_what_a_killed_agent_has_left_is_no_progress(home: Path, clock: Clock) -> None:
+    Progress(home)("a", 100, 300)
+    patience = Patience(home, 10, clock.monotonic)
+    clock.now += 9
+    assert patience.lasts()
+    clock.now += 1
+    assert not patience.lasts()
