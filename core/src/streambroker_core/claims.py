@@ -17,6 +17,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from streambroker_core.epochs import Stream
 
@@ -90,6 +91,18 @@ class Holder:
     away: float
 
 
+class Lag(NamedTuple):
+    """What a reader has still to finish of what is retained.
+
+    ``since`` is when the oldest of it was published, None if there is nothing.
+    """
+
+    epochs: int
+    rows: int
+    bytes: int
+    since: float | None
+
+
 @dataclass(slots=True)
 class _Front:
     """Where the slowest ``wait`` readers of a stream stand, and how many stand there."""
@@ -156,18 +169,22 @@ class Claims:
         known = self.streams[stream]
         return any(self._wanted_from(r, known) < known.next for r in self.readers.values())
 
-    def lag(self, reader: Reader) -> tuple[int, int]:
-        """Return how many epochs and bytes a reader has still to finish of what is retained."""
-        if not reader.routed:
-            return 0, 0
-        epochs = size = 0
-        for stream in self.streams.values():
-            wanted = self._wanted_from(reader, stream)
-            if wanted < stream.next:
-                first = stream.at_or_after(wanted)
+    def lag(self, reader: Reader) -> Lag:
+        """Return what a reader has still to finish; nothing once its route is gone."""
+        epochs = rows = size = 0
+        since: float | None = None
+        for stream in self.streams.values() if reader.routed else ():
+            first = stream.at_or_after(self._wanted_from(reader, stream))
+            if first < stream.next:
                 epochs += stream.next - first
+                rows += stream.rows_between(first, stream.next)
                 size += stream.bytes_from(first)
-        return epochs, size
+                since = stream.epochs[first].published if since is None else since
+        return Lag(epochs, rows, size, since)
+
+    def released(self, now: float) -> list[Reader]:
+        """Return the readers that have been away for longer than grace: they hold nothing."""
+        return [r for r in self.readers.values() if not self._claims(r, now)]
 
     def _holding(self, now: float) -> list[Reader]:
         return [

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from streambroker_core.claims import Cursor, Holder, Limits, Reader
+from streambroker_core.claims import Cursor, Holder, Lag, Limits, Reader
 from streambroker_core.epochs import Epoch, Stream
 from streambroker_core.planning import (
     READERS,
@@ -106,6 +106,7 @@ __all__ = [
     "DataLossError",
     "Epoch",
     "Holder",
+    "Lag",
     "Ledger",
     "Limits",
     "NotRoutedError",

@@ -48,6 +48,11 @@ def test_a_report_has_totals_and_what_each_reader_has_still_to_read(made: Bench)
     assert (reader["delivered"], reader["filtered"], reader["droppedRows"]) == (2, 2, 0)
     assert (reader["lagEpochs"], reader["lagBytes"]) == (2, held.bytes_from(1))
     assert (reader["policy"], reader["alive"]) == ("wait", True)
+    assert (reader["lagRows"], reader["congestion"], reader["blockedSeconds"]) == (11, 0, 0)
+    assert (reader["sentRows"], reader["sentBytes"], reader["releasedPlans"]) == (0, 0, 0)
+    assert (reader["lostEpochs"], reader["lostRows"], reader["duplicateRows"]) == (0, 0, 0)
+    assert reader["plannedSince"] == "1970-01-01T00:16:40Z"
+    assert (export["waitingSince"], export["gaps"], export["damaged"]) == (None, 0, [])
 
 
 def test_a_reader_that_has_everything_lags_by_nothing(made: Bench) -> None:

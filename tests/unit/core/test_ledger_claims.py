@@ -7,6 +7,7 @@ import pytest
 from streambroker_core.ledger import (
     READERS,
     DataLossError,
+    Lag,
     Ledger,
     Limits,
     NotRoutedError,
@@ -341,11 +342,13 @@ def test_lag_is_what_is_retained_and_not_finished_and_nothing_without_a_route() 
     made.plan(ask({"A": 1}, budget=100), 0)
     reader = made.readers["r"]
 
-    assert made.lag(reader) == (3, 300)
-    put(made, "B", 2, bytes_=7)
-    assert made.lag(reader) == (5, 314)
+    assert made.lag(reader) == Lag(3, 30, 300, 0.0)
+    put(made, "B", 2, bytes_=7, now=5.0)
+    assert made.lag(reader) == Lag(5, 50, 314, 0.0)
+    made.plan(ask({"A": 4, "B": 1}), 6)
+    assert made.lag(reader) == Lag(1, 10, 7, 5.0)
     made.set_routes({})
-    assert made.lag(reader) == (0, 0)
+    assert made.lag(reader) == Lag(0, 0, 0, None)
 
 
 def test_what_a_drop_reader_has_lost_is_no_lag() -> None:
@@ -358,7 +361,7 @@ def test_what_a_drop_reader_has_lost_is_no_lag() -> None:
     made.sweep(0)
 
     assert retained(made) == [4]
-    assert made.lag(made.readers["r"]) == (1, 100)
+    assert made.lag(made.readers["r"]) == Lag(1, 10, 100, 0.0)
 
 
 def test_a_cut_reader_registers_again_what_it_was_given_and_no_more() -> None:

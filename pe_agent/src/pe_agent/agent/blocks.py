@@ -100,6 +100,7 @@ class BlockReader:
             for index in range(first, last):
                 batch, manifest = self._found(export, read, manifest, index)
                 export.count_block(read.reader, read.stream, epoch, index, batch.num_rows)
+                export.count_sent(read.reader, batch.num_rows, batch.nbytes)
                 yield batch, epoch
 
     def _found(

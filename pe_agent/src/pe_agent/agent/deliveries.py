@@ -26,6 +26,10 @@ class Delivery:
             are lost.
         counted: first epoch of each stream that is not counted yet, so that a replay from an
             older checkpoint counts once.
+        sent_rows: rows that were sent, those of repeated reads again; ``sent_bytes`` likewise.
+        planned_since: since when the plan under way is pinned; None without one, and once it was
+            released because the reader was away for longer than grace.
+        released_plans: how often that was.
     """
 
     delivered: int = 0
@@ -36,6 +40,10 @@ class Delivery:
     duplicate_rows: int = 0
     lost_epochs: int = 0
     lost_rows: int = 0
+    sent_rows: int = 0
+    sent_bytes: int = 0
+    planned_since: float | None = None
+    released_plans: int = 0
     filter: str | None = None
     columns: list[str] | None = None
     pending: dict[str, tuple[int, ...]] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from pe_agent.agent.claims_state import encode_reader
 from pe_agent.agent.deliveries import Deliveries
 from pe_agent.agent.store import Store
 from pe_agent.agent.streams import HostedStream
+from pe_agent.agent.waits import Waits
 from pe_agent.log import Committer
 from streambroker_core.ledger import Cursor, Ledger
 from streambroker_core.publishing import Publisher
@@ -32,7 +33,11 @@ def steady_clock() -> float:
 
 
 class ExportState:
-    """The state of one export of this agent's PE, and its retention."""
+    """The state of one export of this agent's PE, and its retention.
+
+    Attributes:
+        published_rows: of all streams that were known when the agent started, and since.
+    """
 
     def __init__(
         self,
@@ -50,6 +55,8 @@ class ExportState:
         self.ledger = Ledger()
         self.publisher = Publisher(key)
         self.deliveries = Deliveries(self.streams)
+        self.waits = Waits()
+        self.published_rows = 0
         self._directory = directory
         self._store = store
         self._committer = committer

@@ -58,6 +58,7 @@ class HostedExport(PublishingSide, ReadingSide):
             )
             self.streams[id_] = hosted
             self._restore_stream(hosted, bool(sealed), next_, total)
+        self.published_rows = sum(s.rows_before[s.next] for s in self.ledger.streams.values())
         restore_publisher(self.publisher, self._store, self.streams.values(), now=self._clock())
         for id_, state in self._store.query(
             "SELECT id, state FROM readers WHERE export = ?", self.key
@@ -116,6 +117,7 @@ class HostedExport(PublishingSide, ReadingSide):
             limits = self.ledger.limits
             if self._withdrawn is not None and self._clock() > self._withdrawn + limits.grace:
                 self.ledger.limits = replace(limits, max_bytes=0, max_age=0.0)
+            self._note_released()
             self._sweep()
 
     def status(self) -> dict[str, Any]:

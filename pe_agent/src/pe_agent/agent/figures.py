@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
 
     Returns:
         Rows and bytes by stream, the publisher, bytes held and their limit, the imports an
-        admission waits for, damaged segments, and by reader what :func:`reader_figures` returns
-        and its lag in epochs and bytes.
+        admission waits for, since when a task waits and the seconds in all, damaged segments,
+        and by reader what :func:`reader_figures` and :func:`lag_figures` return.
     """
     ledger, publisher = export.ledger, export.publisher
     return {
@@ -43,11 +44,16 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
         "held": ledger.held_bytes(now),
         "limit": ledger.limits.max_bytes,
         "waiting_for": [h.import_ for h in ledger.blocked_by(now)],
+        "waitingSince": moment(export.waits.since(now)),
+        "waitedSeconds": round(export.waits.seconds, 3),
+        "publishedRows": export.published_rows,
+        "gaps": publisher.gaps,
         "damaged": damaged_segments(export),
         "readers": {
             id_: {
                 **reader_figures(reader, export.deliveries.of(id_), now),
-                "lag": list(ledger.lag(reader)),
+                **lag_figures(export, reader, now),
+                "blockedSeconds": round(export.waits.of(id_), 3),
             }
             for id_, reader in ledger.readers.items()
         },
@@ -77,5 +83,32 @@ def reader_figures(reader: Reader, delivery: Delivery, now: float) -> dict[str, 
         "dropped": [delivery.dropped_epochs, delivery.dropped_rows],
         "duplicates": [delivery.duplicate_epochs, delivery.duplicate_rows],
         "lost": [delivery.lost_epochs, delivery.lost_rows],
+        "sentRows": delivery.sent_rows,
+        "sentBytes": delivery.sent_bytes,
+        "plannedSince": moment(delivery.planned_since),
+        "releasedPlans": delivery.released_plans,
         "filter": delivery.filter,
     }
+
+
+def lag_figures(export: HostedExport, reader: Reader, now: float) -> dict[str, Any]:
+    """Return what a reader has still to finish, and how full of it the log is.
+
+    ``congestion`` is 100 where it alone comes to ``buffer.maxBytes``: then an export that has to
+    wait for it waits, and one that need not drops its oldest epochs.
+    """
+    lag = export.ledger.lag(reader)
+    full = 100 * lag.bytes // max(1, export.ledger.limits.max_bytes)
+    return {
+        "lag": [lag.epochs, lag.bytes],
+        "lagRows": lag.rows,
+        "lagSeconds": 0.0 if lag.since is None else round(max(0.0, now - lag.since), 3),
+        "congestion": min(100, full),
+    }
+
+
+def moment(at: float | None) -> str | None:
+    """Return a time on the export's clock as text, to the second; None for None."""
+    if at is None:
+        return None
+    return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pe_agent.agent import metrics
 from pe_agent.agent.exports import HostedExport, Limits
 from pe_agent.agent.imports import ImportHost, UnknownPortError
 from pe_agent.agent.news import News
@@ -356,6 +357,15 @@ class Hosts:
                 for n, d in self._declarations.items()
             },
         }
+
+    def metrics(self) -> str:
+        """Return the agent's figures for Prometheus."""
+        own = {
+            "recovery_seconds": self.recovery_seconds,
+            "scrub_verified_bytes_total": self.scrub.verified_bytes,
+            "scrub_waiting_segments": self.scrub.waiting,
+        }
+        return metrics.text(self._status({}), own)
 
     # -- life --------------------------------------------------------------------------------
 

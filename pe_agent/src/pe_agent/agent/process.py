@@ -20,9 +20,11 @@ from typing import IO, Any
 import pyarrow as pa
 
 from pe_agent import agent_tls, client, tls, tokens
+from pe_agent.agent import metrics
 from pe_agent.agent.broker_link import BrokerLink
 from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.listener import Listener
+from pe_agent.agent.metrics import MetricsServer
 from pe_agent.agent.progress import Progress
 from pe_agent.agent.service import AgentService
 from pe_agent.agent_tls import AgentCertificate, AgentTrust
@@ -60,6 +62,7 @@ class Settings:
     host: str
     port: int
     hint_port: int
+    metrics_port: int | None
     linger: float
     token: Token
     trust: Trust
@@ -106,6 +109,12 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--hint-port", type=int, default=0, help="for UDP; 0 for any")
     parser.add_argument(
+        "--metrics-port",
+        type=int,
+        default=os.environ.get(metrics.VARIABLE) or None,
+        help=f"for GET /metrics; 0 for any; default ${metrics.VARIABLE}, or none",
+    )
+    parser.add_argument(
         "--linger",
         type=float,
         default=60.0,
@@ -120,6 +129,7 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         host=got.host,
         port=got.port,
         hint_port=got.hint_port,
+        metrics_port=got.metrics_port,
         linger=got.linger,
         pe=PeKey.parse(f"{got.namespace}/{got.job}/{got.pe}"),
         # A file that is not there yet is no reason not to serve: the last routes hold.
@@ -161,6 +171,7 @@ class Agent:
         if chosen.broker:
             self.link = self._link(chosen.broker)
             self.link.start()
+        self.metrics = self._metrics()
         self._write_address()
         progress.end()
         self._stop = threading.Event()
@@ -212,6 +223,17 @@ class Agent:
                 " the job with another `hint_port`."
             ) from error
 
+    def _metrics(self) -> MetricsServer | None:
+        """Serve figures where that is asked for; without them all else goes on."""
+        port = self.settings.metrics_port
+        if port is None:
+            return None
+        try:
+            return MetricsServer(self.settings.host, port, self.hosts.metrics)
+        except (OSError, OverflowError) as error:
+            log.error("no metrics at %s:%s: %s", self.settings.host, port, error)
+            return None
+
     def _write_address(self) -> None:
         path = self.settings.home / ADDRESS_FILE
         temporary = path.with_suffix(".new")
@@ -222,6 +244,7 @@ class Agent:
                     "location": self.location,
                     "token": self.token,
                     "port": self.listener.port,
+                    "metrics": self.metrics.port if self.metrics else None,
                     "pe": str(self.settings.pe),
                 },
                 f,
@@ -247,6 +270,8 @@ class Agent:
         """End in order; what is in the log and the store stays."""
         if self.link is not None:
             self.link.close()
+        if self.metrics is not None:
+            self.metrics.close()
         self.hosts.news.close()
         # Waits for calls under way; one whose other side stands still must not keep us.
         ended = self.listener.close(SHUTDOWN_SECONDS)

@@ -83,6 +83,7 @@ class PublishingSide(ExportState):
                 return {"admitted": True}
             if self._admitted != (run, batch):
                 holders = self.ledger.blocked_by(now)
+                self.waits.asked(now, [h.reader for h in holders])
                 if holders:
                     return {
                         "waiting": {
@@ -232,6 +233,7 @@ class PublishingSide(ExportState):
                 stream.publish(manifest)
                 epoch = epoch_of(manifest, stream.size_of(manifest.epoch))
                 self.ledger.publish(stream.id, epoch)
+                self.published_rows += rows
                 answer.update(epoch=manifest.epoch, stream=stream.id)
             gap = self.publisher.published(batch=batch, rows=rows, schema=ddl)
             if gap:

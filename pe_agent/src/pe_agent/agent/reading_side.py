@@ -44,7 +44,7 @@ class ReadingSide(ExportState):
         Nothing is planned of the streams in ``unfit``; see :meth:`misfits`.
         """
         with self._lock:
-            now = self._clock()
+            now, before = self._clock(), self._planned(ask.reader)
             self._finish(ask)
             if unfit:
                 limit = self.heads() if ask.limit is None else ask.limit
@@ -52,6 +52,7 @@ class ReadingSide(ExportState):
             answer = self.ledger.plan(ask, now)
             if answer.routed:
                 self.deliveries.begin(ask.reader, filter_, columns, answer.planned)
+            self._note_planned(ask.reader, before)
             self._save_reader(ask.reader)
             self._forget_evicted()
             self._sweep()
@@ -88,9 +89,11 @@ class ReadingSide(ExportState):
             NotRoutedError: its route is cut, and it was not given all of them.
         """
         with self._lock:
+            before = self._planned(ask.reader)
             self._finish(ask)
             self.ledger.replan(ask, ranges, self._clock())
             self.deliveries.begin(ask.reader, filter_, columns)
+            self._note_planned(ask.reader, before)
             self._save_reader(ask.reader)
             gone = self.ledger.missing(ranges)
             blocks = {name: self._blocks(name, *ranges[name]) for name in ranges}
@@ -136,9 +139,40 @@ class ReadingSide(ExportState):
         with self._lock:
             self.deliveries.passed(reader, stream, epoch, block, rows)
 
+    def count_sent(self, reader: str, rows: int, size: int) -> None:
+        """Note what goes over the wire, also if it did before."""
+        with self._lock:
+            delivery = self.deliveries.of(reader)
+            delivery.sent_rows += rows
+            delivery.sent_bytes += size
+
+    def _planned(self, id_: str) -> dict[str, tuple[int, int]]:
+        """Return what a reader has pinned, by stream."""
+        reader = self.ledger.readers.get(id_)
+        cursors = reader.cursors if reader else {}
+        return {s: c.planned for s, c in cursors.items() if c.planned is not None}
+
+    def _note_planned(self, id_: str, before: Mapping[str, tuple[int, int]]) -> None:
+        delivery, planned = self.deliveries.of(id_), self._planned(id_)
+        if not planned:
+            delivery.planned_since = None
+        elif planned != before or delivery.planned_since is None:
+            delivery.planned_since = self._clock()
+
+    def _note_released(self) -> None:
+        """Count the plans that grace has ended; their epochs may be removed now."""
+        for reader in self.ledger.released(self._clock()):
+            delivery = self.deliveries.of(reader.id)
+            if delivery.planned_since is not None:
+                delivery.planned_since = None
+                delivery.released_plans += 1
+                self._save_reader(reader.id)
+                log.warning("the plan of reader %s is released: it is away", reader.id)
+
     def _forget_evicted(self) -> None:
         for id_ in self.ledger.evicted:
             self.deliveries.forget(id_)
+            self.waits.forget(id_)
             self._store.write("DELETE FROM readers WHERE export = ? AND id = ?", self.key, id_)
         self.ledger.evicted.clear()
 

@@ -17,7 +17,17 @@ log = logging.getLogger("pe_agent")
 AGAIN_SECONDS = 30.0
 LIMIT = 60_000
 """Bytes of a report; the broker takes 64 KiB."""
+DAMAGED = 10
+"""Damaged segments that are named."""
 _READERS = (1_000, 300, 100, 30, 10, 0)
+_AS_THEY_ARE = (
+    "lagRows",
+    "congestion",
+    "sentRows",
+    "sentBytes",
+    "plannedSince",
+    "releasedPlans",
+)
 
 
 def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
@@ -54,6 +64,10 @@ def _export(export: Mapping[str, Any], most: int) -> dict[str, Any]:
         "held": export["held"],
         "limit": export["limit"],
         "waitingFor": list(dict.fromkeys(export["waiting_for"]))[:most],
+        "waitingSince": export["waitingSince"],
+        "waitedSeconds": int(export["waitedSeconds"]),
+        "gaps": export["gaps"],
+        "damaged": export["damaged"][:DAMAGED],
         "readers": readers[:most],
     }
 
@@ -69,6 +83,12 @@ def _reader(id_: str, reader: Mapping[str, Any]) -> dict[str, Any]:
         "delivered": reader["delivered"],
         "filtered": reader["filtered"],
         "droppedRows": reader["dropped"][1],
+        "lostEpochs": reader["lost"][0],
+        "lostRows": reader["lost"][1],
+        "duplicateRows": reader["duplicates"][1],
+        "lagSeconds": int(reader["lagSeconds"]),
+        "blockedSeconds": int(reader["blockedSeconds"]),
+        **{name: reader[name] for name in _AS_THEY_ARE},
     }
 
 

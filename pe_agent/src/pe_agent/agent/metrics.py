@@ -1,0 +1,206 @@
+"""The agent's figures for Prometheus: ``GET /metrics`` on a port of its own.
+
+Without ``--metrics-port`` nothing listens. What is told are names of ports and numbers, no rows, so
+no token is asked for; whoever reaches the port reads them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+log = logging.getLogger("pe_agent")
+
+VARIABLE = "STREAMBROKER_METRICS_PORT"
+TYPE = "text/plain; version=0.0.4; charset=utf-8"
+ROUTES = 2_000
+"""Routes that are told; of more, those that are farthest behind."""
+_PREFIX = "streambroker_"
+_TIMEOUT = 10.0
+
+_Sample = tuple[Mapping[str, str], float]
+
+_EXPORTS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
+    "export_published_rows_total": (
+        "counter",
+        "Rows published.",
+        lambda e: e["publishedRows"],
+    ),
+    "export_held_bytes": (
+        "gauge",
+        "Bytes that readers which are waited for have not finished.",
+        lambda e: e["held"],
+    ),
+    "export_limit_bytes": ("gauge", "What the export may keep.", lambda e: e["limit"]),
+    "export_waiting": ("gauge", "1 while a task waits.", lambda e: e["waitingSince"] is not None),
+    "export_waited_seconds_total": (
+        "counter",
+        "Seconds that tasks have waited.",
+        lambda e: e["waitedSeconds"],
+    ),
+    "export_batch_gaps_total": ("counter", "Batch ids that were left out.", lambda e: e["gaps"]),
+    "export_damaged_segments": (
+        "gauge",
+        "Segments of the log that are damaged.",
+        lambda e: len(e["damaged"]),
+    ),
+}
+_ROUTES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
+    "route_lag_epochs": ("gauge", "Epochs to read, of the slowest.", lambda r: r["lag"][0]),
+    "route_lag_rows": ("gauge", "Rows to read, of the slowest.", lambda r: r["lagRows"]),
+    "route_lag_bytes": ("gauge", "Bytes to read, of the slowest.", lambda r: r["lag"][1]),
+    "route_lag_seconds": (
+        "gauge",
+        "Age of the oldest epoch to read, of the slowest.",
+        lambda r: r["lagSeconds"],
+    ),
+    "route_congestion": (
+        "gauge",
+        "Percent of the log that the slowest has still to read.",
+        lambda r: r["congestion"],
+    ),
+    "route_delivered_rows_total": ("counter", "Rows delivered.", lambda r: r["delivered"]),
+    "route_filtered_rows_total": ("counter", "Rows filtered out.", lambda r: r["filtered"]),
+    "route_dropped_rows_total": ("counter", "Rows dropped.", lambda r: r["dropped"][1]),
+    "route_lost_rows_total": ("counter", "Rows lost.", lambda r: r["lost"][1]),
+    "route_duplicate_rows_total": (
+        "counter",
+        "Rows passed over that were read from a lost log.",
+        lambda r: r["duplicates"][1],
+    ),
+    "route_sent_rows_total": ("counter", "Rows sent.", lambda r: r["sentRows"]),
+    "route_sent_bytes_total": ("counter", "Bytes sent.", lambda r: r["sentBytes"]),
+    "route_blocked_seconds_total": (
+        "counter",
+        "Seconds that the export has waited for a reader.",
+        lambda r: r["blockedSeconds"],
+    ),
+    "route_released_plans_total": (
+        "counter",
+        "Plans that ended because their reader was away.",
+        lambda r: r["releasedPlans"],
+    ),
+}
+
+
+def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
+    """Return figures in Prometheus' text format.
+
+    Readers of one import are one route: what is counted is their sum, how far they are behind
+    that of the slowest.
+
+    Args:
+        status: as the agent's action ``status`` returns it.
+        agent: figures of the agent itself, by name.
+    """
+    lines = [
+        line
+        for name, value in agent.items()
+        for line in _family(
+            name, "counter" if name.endswith("_total") else "gauge", _AGENT[name], [({}, value)]
+        )
+    ]
+    exports = status["exports"]
+    for name, (kind, told, of) in _EXPORTS.items():
+        samples = [({"export": key}, float(of(export))) for key, export in exports.items()]
+        lines += _family(name, kind, told, samples)
+    routes = _readers_by_route(exports)
+    for name, (kind, told, of) in _ROUTES.items():
+        together = sum if kind == "counter" else max
+        samples = [
+            ({"export": export, "import": import_}, float(together([of(r) for r in readers])))
+            for (export, import_), readers in routes.items()
+        ]
+        lines += _family(name, kind, told, samples)
+    return "\n".join(lines) + "\n"
+
+
+_AGENT = {
+    "recovery_seconds": "What reading the logs at the start took.",
+    "scrub_verified_bytes_total": "Bytes of the logs verified since the start.",
+    "scrub_waiting_segments": "Segments that are not verified yet.",
+}
+
+
+def _readers_by_route(
+    exports: Mapping[str, Mapping[str, Any]],
+) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for key, export in exports.items():
+        for reader in export["readers"].values():
+            found.setdefault((key, reader["import"]), []).append(reader)
+    if len(found) <= ROUTES:
+        return found
+    behind = sorted(found, key=lambda route: -max(r["lag"][1] for r in found[route]))
+    return {route: found[route] for route in behind[:ROUTES]}
+
+
+def _family(name: str, kind: str, told: str, samples: Sequence[_Sample]) -> Iterator[str]:
+    yield f"# HELP {_PREFIX}{name} {told}"
+    yield f"# TYPE {_PREFIX}{name} {kind}"
+    for labels, value in samples:
+        inside = ",".join(f'{label}="{_escaped(of)}"' for label, of in labels.items())
+        number = int(value) if value == int(value) else value
+        yield f"{_PREFIX}{name}{'{' + inside + '}' if inside else ''} {number}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class MetricsServer:
+    """Answers ``GET /metrics``, in threads of its own.
+
+    Args:
+        host: what to listen on.
+        port: likewise; 0 for any.
+        read: returns the text.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(self, host: str, port: int, read: Callable[[], str]) -> None:
+        self._server = ThreadingHTTPServer((host, port), _handler(read))
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        threading.Thread(
+            target=self._server.serve_forever, daemon=True, name="agent metrics"
+        ).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _TIMEOUT
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != "/metrics":
+                self.send_error(404, "only /metrics is here")
+                return
+            try:
+                body = read().encode()
+            except Exception:
+                log.exception("no figures")
+                self.send_error(500, "the figures cannot be read, see the agent's log")
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Say nothing: it is asked every few seconds."""
+
+    return Handler
+
+
+__all__ = ["ROUTES", "VARIABLE", "MetricsServer", "text"]

@@ -1,0 +1,160 @@
+"""An agent's figures as Prometheus reads them."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pe_agent.agent.hosts import Hosts
+from pe_agent.agent.metrics import ROUTES, MetricsServer, text
+from streambroker_core.model import PeKey
+from support.exports import IMPORT, Bench, bench, rows
+
+CONTRACT = {
+    "export_published_rows_total",
+    "export_held_bytes",
+    "export_waiting",
+    "export_waited_seconds_total",
+    *(f"route_lag_{what}" for what in ("epochs", "rows", "bytes", "seconds")),
+    "route_congestion",
+    *(
+        f"route_{what}_rows_total"
+        for what in ("delivered", "filtered", "dropped", "lost", "duplicate")
+    ),
+    "route_sent_bytes_total",
+    "route_blocked_seconds_total",
+    "recovery_seconds",
+    "scrub_verified_bytes_total",
+}
+AGENT = {"recovery_seconds": 1.5, "scrub_verified_bytes_total": 7}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    with bench(tmp_path) as one:
+        yield one
+
+
+def samples(told: str) -> dict[tuple[str, str], float]:
+    """Return values by name without prefix, and import, or nothing."""
+    return {
+        (one.name.removeprefix("streambroker_"), one.labels.get("import", "")): one.value
+        for family in text_string_to_metric_families(told)
+        for one in family.samples
+    }
+
+
+def status(made: Bench) -> dict[str, Any]:
+    return {"exports": {made.export.key: made.export.status()}}
+
+
+def test_the_figures_of_an_export_and_its_routes_are_told(made: Bench) -> None:
+    made.limit(max_bytes=1)
+    made.route("wait")
+    made.publish(0, rows(0, 4))
+    made.plan(filter_="n > 1")
+    made.plan({made.stream: 1}, filter_="n > 1")
+    made.publish(1, rows(0, 6))
+    made.plan({made.stream: 1}, filter_="n > 1")
+    made.admit(2)
+    made.now += 1.5
+    made.admit(2)
+    found = samples(text(status(made), AGENT))
+    held = made.export.ledger.streams[made.stream]
+    assert {name for name, _ in found} >= CONTRACT
+    assert found["export_published_rows_total", ""] == 10
+    assert found["export_held_bytes", ""] == held.bytes_from(1)
+    assert found["export_waiting", ""] == 1
+    assert found["export_waited_seconds_total", ""] == 1.5
+    assert found["route_lag_epochs", IMPORT] == 1
+    assert found["route_lag_rows", IMPORT] == 6
+    assert found["route_lag_seconds", IMPORT] == 1.5
+    assert found["route_congestion", IMPORT] == 100
+    assert found["route_delivered_rows_total", IMPORT] == 2
+    assert found["route_filtered_rows_total", IMPORT] == 2
+    assert found["route_blocked_seconds_total", IMPORT] == 1.5
+    assert (found["recovery_seconds", ""], found["scrub_verified_bytes_total", ""]) == (1.5, 7)
+
+
+def test_readers_of_one_import_are_one_route_counted_together_behind_as_the_slowest(
+    made: Bench,
+) -> None:
+    made.route("wait")
+    for batch in range(3):
+        made.publish(batch, rows(0, 2))
+    made.plan(reader="a")
+    made.plan({made.stream: 3}, reader="a")
+    made.plan(reader="b", budget=1)
+    made.plan({made.stream: 1}, reader="b", budget=1)
+    found = samples(text(status(made), AGENT))
+    assert found["route_delivered_rows_total", IMPORT] == 6 + 2
+    assert found["route_lag_epochs", IMPORT] == 2
+
+
+def test_of_very_many_routes_those_farthest_behind_are_told(made: Bench) -> None:
+    made.route("wait")
+    made.publish(0, rows(0, 2))
+    made.plan()
+    full = status(made)
+    (figures,) = full["exports"].values()
+    (one,) = figures["readers"].values()
+    figures["readers"] = {
+        f"reader {n}": {**one, "import": f"default/alerts/0/in{n}", "lag": [n, n]}
+        for n in range(ROUTES + 100)
+    }
+    found = {i: v for (name, i), v in samples(text(full, AGENT)).items() if "lag_bytes" in name}
+    assert len(found) == ROUTES
+    assert min(found.values()) == 100
+
+
+def test_text_in_names_cannot_break_the_format(made: Bench) -> None:
+    one = made.export.status()
+    (family, *_) = [
+        f
+        for f in text_string_to_metric_families(text({"exports": {'a"b\\c\nd': one}}, AGENT))
+        if f.name == "streambroker_export_held_bytes"
+    ]
+    assert family.samples[0].labels == {"export": 'a"b\\c\nd'}
+
+
+def test_the_documents_name_each_figure_with_its_type(made: Bench) -> None:
+    told = text(status(made), {**AGENT, "scrub_waiting_segments": 0})
+    lines = (Path(__file__).parents[3] / "docs" / "operations.md").read_text().splitlines()
+    rows = [line.split("|") for line in lines if line.startswith("| `streambroker_")]
+    documented = [f"# TYPE {row[1].strip(' `')} {row[2].strip()}" for row in rows]
+    assert sorted(documented) == sorted(x for x in told.splitlines() if x.startswith("# TYPE"))
+
+
+def get(port: int, path: str) -> tuple[int, str, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, "", ""
+
+
+def test_the_server_answers_metrics_and_nothing_else(tmp_path: Path) -> None:
+    hosts = Hosts(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
+    server = MetricsServer("127.0.0.1", 0, hosts.metrics)
+    code, type_, told = get(server.port, "/metrics?x=1")
+    assert (code, type_) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert "scrub_waiting_segments" in {name for name, _ in samples(told)}
+    assert get(server.port, "/")[0] == 404
+    server.close()
+    hosts.close()
+
+
+def test_figures_that_cannot_be_read_are_an_answer_too() -> None:
+    def fails() -> str:
+        raise OSError("disk")
+
+    server = MetricsServer("127.0.0.1", 0, fails)
+    assert get(server.port, "/metrics")[0] == 500
+    server.close()
