@@ -138,6 +138,30 @@ async def test_the_figures_of_a_route_are_those_of_its_slowest_reader(cli: Cli) 
     assert (route["alive"], route["waiting"]) == (True, True)
 
 
+async def test_what_is_counted_is_added_up_and_what_lags_is_that_of_the_slowest(cli: Cli) -> None:
+    counted = ("filtered", "lostRows", "duplicateRows", "blockedSeconds", "releasedPlans")
+    behind = ("lagRows", "lagSeconds", "congestion")
+    await report(
+        cli.rest,
+        reader(**dict.fromkeys((*counted, *behind), 3)),
+        reader(reader="r2", **dict.fromkeys((*counted, *behind), 4)),
+    )
+    (route,) = await top(cli.rest)
+
+    shown = ("filteredRows", *counted[1:])
+    assert [route[name] for name in shown] == [7] * 5
+    assert [route[name] for name in behind] == [4] * 3
+
+
+async def test_since_when_an_exporter_waits_is_shown_for_those_it_waits_for(cli: Cli) -> None:
+    since = "2026-01-02T03:04:05Z"
+    for waiting in ([ALERTS], []):
+        port = {"waitingFor": waiting, "waitingSince": since, "readers": [reader()]}
+        await cli.rest("PUT", FEED + "/report", {"exports": {"trades": port}})
+        (route,) = await top(cli.rest)
+        assert route["waitingSince"] == (since if waiting else None)
+
+
 async def test_agents_report_each_second_while_somebody_watches(cli: Cli, clock: Clock) -> None:
     before = await report(cli.rest)
     await top(cli.rest)
@@ -198,28 +222,23 @@ async def test_an_unknown_pe_cannot_report(cli: Cli) -> None:
 
 
 async def test_without_a_terminal_top_shows_its_table_once(cli: Cli, clock: Clock) -> None:
-    await report(cli.rest, reader(delivered=0))
+    behind = {"lagEpochs": 4, "lagRows": 1_500, "lagBytes": 3 << 20, "lagSeconds": 61}
+    counted = {"blockedSeconds": 5, "filtered": 9, "droppedRows": 2, "lostRows": 1}
+    await report(cli.rest, reader(delivered=0, sentBytes=0))
     clock.now += 10
     await report(
         cli.rest,
-        reader(delivered=12_340, lagEpochs=4, lagBytes=3 << 20, droppedRows=2),
+        reader(delivered=12_340, sentBytes=20_480, **behind, congestion=40, **counted),
         waiting=True,
     )
     code, out, err = await cli("top")
     head, row = (line.split() for line in out.splitlines())
 
     assert (code, err) == (0, "")
-    assert head[:4] == ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S"]
+    assert head[:5] == ["CONGESTION", "FULL", "EXPORT", "IMPORT", "ROWS/S"]
     assert row == [
-        "waits",
-        "default/feed/0/trades",
-        ALERTS,
-        "1,234",
-        "4",
-        "3.0Mi",
-        "2",
-        "0s",
-        "wait",
+        *("waits", "40%", "default/feed/0/trades", ALERTS, "1,234", "2.0Ki"),
+        *("4", "1,500", "3.0Mi", "1m", "5s", "9", "2", "1", "0s", "wait"),
     ]
     assert "\x1b" not in out
 
@@ -280,6 +299,7 @@ async def test_a_real_agent_reports_what_its_readers_have_and_still_have_to_read
     assert (route["export"], route["import"]) == ("default/feed/0/trades", ALERTS)
     assert (route["lagEpochs"], route["alive"], route["waiting"]) == (2, True, False)
     assert route["lagBytes"] > 0
+    assert (route["lagRows"], route["congestion"]) == (20, 0)
     assert route["droppedRows"] == 0
 
 

@@ -23,12 +23,9 @@ from support.commands import ROUTE
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=timezone.utc)
 QUIET = {
-    **ROUTE,
-    "rowsPerSecond": 0,
-    "lagEpochs": 0,
-    "lagBytes": 0,
+    **{name: 0 if value is None else value for name, value in ROUTE.items()},
+    "waitingSince": None,
     "alive": True,
-    "droppedRows": 0,
     "age": 1,
 }
 
@@ -276,20 +273,39 @@ def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
 @pytest.mark.parametrize(
     ("figures", "cells"),
     [
-        ({}, ["0", "0", "0", "0", "1s"]),
+        ({}, ["0%", "0", "0", "0", "0", "0", "0s", "0s", "0", "0", "0", "1s"]),
         (
-            {"rowsPerSecond": 1.26, "lagEpochs": 12_345, "lagBytes": 1_536, "droppedRows": 10**6},
-            ["1.3", "12,345", "1.5Ki", "1,000,000", "1s"],
+            {
+                "rowsPerSecond": 1.26,
+                "bytesPerSecond": 2_048,
+                "lagEpochs": 12_345,
+                "lagRows": 10**7,
+                "lagBytes": 1_536,
+                "lagSeconds": 61,
+                "congestion": 42,
+                "blockedSeconds": 7,
+                "filteredRows": 1_000,
+                "droppedRows": 10**6,
+                "lostRows": 3,
+            },
+            [
+                *("42%", "1.3", "2.0Ki", "12,345", "10,000,000", "1.5Ki", "1m", "7s"),
+                *("1,000", "1,000,000", "3", "1s"),
+            ],
         ),
         (
             {"rowsPerSecond": 1234.5, "lagBytes": 5 << 30, "age": 75.0},
-            ["1,234", "0", "5.0Gi", "0", "1m"],
+            ["0%", "1,234", "0", "0", "0", "5.0Gi", "0s", "0s", "0", "0", "0", "1m"],
         ),
     ],
 )
 def test_figures_are_shown_short(figures: dict[str, Any], cells: list[str]) -> None:
-    assert top.row_of({**QUIET, **figures})[3:-1] == cells
-    assert top.row_of(ROUTE)[3:-1] == ["-", "-", "-", "-", "-"]
+    row = top.row_of({**QUIET, **figures})
+    assert [row[1], *row[4:-1]] == cells
+    assert len(row) == len(top.HEAD)
+    assert [cell for cell in top.row_of(ROUTE) if cell != "-"] == [
+        *("unknown", ROUTE["export"], ROUTE["import"], "wait"),
+    ]
 
 
 def test_who_waits_is_shown_on_a_narrow_terminal_with_long_names() -> None:

@@ -29,19 +29,26 @@ STALE_S = 90.0
 """A report older than this is of an agent that reports no more."""
 HEAD = [
     "CONGESTION",
+    "FULL",
     "EXPORT",
     "IMPORT",
     "ROWS/S",
+    "BYTES/S",
     "LAG",
+    "LAG ROWS",
     "LAG BYTES",
+    "LAG TIME",
+    "BLOCKED",
+    "FILTERED",
     "DROPPED",
+    "LOST",
     "AGE",
     "POLICY",
 ]
 """What is looked for stands where a narrow terminal still shows it."""
-FIGURES = ("CONGESTION", "ROWS/S", "LAG", "LAG BYTES", "DROPPED", "AGE")
+FIGURES = tuple(name for name in HEAD if name not in ("EXPORT", "IMPORT", "POLICY"))
 """What changes all the time."""
-_RIGHT = range(3, 6)
+_RIGHT = (1, *range(4, 14))
 _CLEAR = "\x1b[H\x1b[J"
 _COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}
 _FIRST = ("waits", "away", "flows", "idle", "stale", "unknown")
@@ -194,13 +201,20 @@ def row_of(route: Item) -> list[str]:
     """Return a route's cells; what nobody reported is ``-``."""
     return [
         state_of(route),
+        "-" if route["congestion"] is None else f"{route['congestion']}%",
         plain(route["export"]),
         plain(route["import"]),
         _number(route["rowsPerSecond"]),
+        _bytes(route["bytesPerSecond"]),
         _number(route["lagEpochs"]),
+        _number(route["lagRows"]),
         _bytes(route["lagBytes"]),
+        _time(route["lagSeconds"]),
+        _time(route["blockedSeconds"]),
+        _number(route["filteredRows"]),
         _number(route["droppedRows"]),
-        "-" if route["age"] is None else lasted(route["age"]),
+        _number(route["lostRows"]),
+        _time(route["age"]),
         route["policy"],
     ]
 
@@ -227,6 +241,10 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
+
+
+def _time(value: float | None) -> str:
+    return "-" if value is None else lasted(value)
 
 
 def _bytes(value: float | None) -> str:

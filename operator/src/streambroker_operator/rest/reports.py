@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -35,6 +35,9 @@ SHORTEST_S = 0.5
 MOST_PES = 20_000
 MOST_READERS = 2_000
 _LARGEST = 2**63 - 1
+_MOST = ("lagEpochs", "lagRows", "lagBytes", "lagSeconds", "congestion")
+_SUMS = ("filtered", "droppedRows", "lostRows", "duplicateRows", "blockedSeconds", "releasedPlans")
+_SHOWN_SUMS = ("filteredRows", *_SUMS[1:])
 
 routes = web.RouteTableDef()
 
@@ -44,26 +47,30 @@ class Figures:
     """All readers of one route.
 
     Attributes:
-        delivered: rows delivered in all, by reader.
-        lag_epochs: of the reader that is farthest behind; likewise ``lag_bytes``.
-        dropped: rows dropped in all.
+        delivered: rows delivered in all, by reader; likewise ``sent``, bytes.
+        most: of what tells how far behind a reader is, that of the one farthest behind, by name.
+        sums: of what is counted, the sum over all readers, by name.
         alive: a reader lives.
     """
 
     delivered: dict[str, int] = field(default_factory=dict)
-    lag_epochs: int = 0
-    lag_bytes: int = 0
-    dropped: int = 0
+    sent: dict[str, int] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_MOST, 0))
+    sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0))
     alive: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One agent's figures, by export port and import key, and when they came (monotonic)."""
+    """One agent's figures, by export port and import key, and when they came (monotonic).
+
+    ``waiting_since`` has the exports that wait at this moment, by port.
+    """
 
     at: float
     figures: Mapping[tuple[str, str], Figures]
     waiting: frozenset[tuple[str, str]]
+    waiting_since: Mapping[str, str]
 
 
 Known: TypeAlias = tuple[Report, Report | None]
@@ -118,12 +125,13 @@ def _shown(route: Route, known: Known | None, now: float) -> dict[str, Any]:
     figures = report.figures.get(pair, Figures())
     return _row(
         route,
-        rowsPerSecond=_rate(report, base, pair),
-        lagEpochs=figures.lag_epochs,
-        lagBytes=figures.lag_bytes,
+        rowsPerSecond=_rate(report, base, pair, lambda f: f.delivered),
+        bytesPerSecond=_rate(report, base, pair, lambda f: f.sent),
+        **figures.most,
         waiting=pair in report.waiting,
+        waitingSince=report.waiting_since.get(pair[0]) if pair in report.waiting else None,
         alive=figures.alive,
-        droppedRows=figures.dropped,
+        **dict(zip(_SHOWN_SUMS, figures.sums.values(), strict=True)),
         age=round(max(0.0, now - report.at), 1),
     )
 
@@ -134,28 +142,34 @@ def _row(route: Route, **known: Any) -> dict[str, Any]:
         "import": str(route.import_),
         "policy": route.policy,
         "rowsPerSecond": None,
-        "lagEpochs": None,
-        "lagBytes": None,
+        "bytesPerSecond": None,
+        **dict.fromkeys(_MOST),
         "waiting": False,
+        "waitingSince": None,
         "alive": False,
-        "droppedRows": None,
+        **dict.fromkeys(_SHOWN_SUMS),
         "age": None,
         **known,
     }
 
 
-def _rate(report: Report, base: Report | None, pair: tuple[str, str]) -> float | None:
-    """Return delivered rows per second between two reports; null without two.
+def _rate(
+    report: Report,
+    base: Report | None,
+    pair: tuple[str, str],
+    of: Callable[[Figures], Mapping[str, int]],
+) -> float | None:
+    """Return how much a count of each reader grew per second between two reports; null without two.
 
     A reader that was not there before, or whose count went back, adds nothing: what
     it got when is not known.
     """
     if base is None:
         return None
-    before = base.figures.get(pair, Figures()).delivered
-    now = report.figures.get(pair, Figures()).delivered
-    rows = sum(max(0, count - before[reader]) for reader, count in now.items() if reader in before)
-    return round(rows / (report.at - base.at), 3)
+    before = of(base.figures.get(pair, Figures()))
+    now = of(report.figures.get(pair, Figures()))
+    grown = sum(max(0, count - before[reader]) for reader, count in now.items() if reader in before)
+    return round(grown / (report.at - base.at), 3)
 
 
 def read_report(body: object, at: float) -> Report:
@@ -166,23 +180,29 @@ def read_report(body: object, at: float) -> Report:
     """
     figures: dict[tuple[str, str], Figures] = {}
     waiting: set[tuple[str, str]] = set()
+    since: dict[str, str] = {}
     exports = Fields(body).child("exports")
     for port in exports.names():
         fields = exports.child(port)
+        begun = fields.optional_text("waitingSince", longest=40)
+        if begun is not None:
+            since[port] = begun
         for import_ in fields.items("waitingFor", most=MOST_READERS):
             waiting.add((port, str(import_)))
         for number, reader in enumerate(fields.items("readers", most=MOST_READERS)):
             _add(figures, port, Fields(reader, f"{fields.at('readers')}[{number}]"))
-    return Report(at=at, figures=figures, waiting=frozenset(waiting))
+    return Report(at=at, figures=figures, waiting=frozenset(waiting), waiting_since=since)
 
 
 def _add(figures: dict[tuple[str, str], Figures], port: str, fields: Fields) -> None:
     pair = (port, str(PortKey.parse(fields.text("import"))))
     found = figures.setdefault(pair, Figures())
     found.delivered[fields.text("reader")] = _count(fields, "delivered")
-    found.lag_epochs = max(found.lag_epochs, _count(fields, "lagEpochs"))
-    found.lag_bytes = max(found.lag_bytes, _count(fields, "lagBytes"))
-    found.dropped += _count(fields, "droppedRows")
+    found.sent[fields.text("reader")] = _count(fields, "sentBytes")
+    for name in _MOST:
+        found.most[name] = max(found.most[name], _count(fields, name))
+    for name in _SUMS:
+        found.sums[name] += _count(fields, name)
     found.alive = fields.boolean("alive", False) or found.alive
 
 
