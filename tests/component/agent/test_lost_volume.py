@@ -43,6 +43,32 @@ def test_who_has_read_all_goes_on_in_the_successor_stream(agents: Pair) -> None:
     assert reader.read(end, after) == [3, 4, 5]
     assert not old & set(agents.exporter.export_status()["streams"])
     assert after["last"] == {f"{agents.exporter.pe}/trades": ["query-1", 1]}
+    (told,) = agents.importer.status()["imports"]["readers"].values()
+    (stream,) = agents.exporter.export_status()["streams"]
+    assert told["successors"] == 1
+    assert told["successor"] == {"export": f"{agents.exporter.pe}/trades", "stream": stream}
+
+
+def test_what_is_published_again_over_a_lost_log_is_told_at_both_ends(agents: Pair) -> None:
+    publisher, reader = Publishing(agents.exporter), Reading(agents.importer)
+    start = reader.open()
+    for batch in range(2):
+        publisher.publish(batch, rows(3 * batch, 3))
+    end = reader.end(start)
+    assert reader.read(start, end) == [0, 1, 2, 3, 4, 5]
+
+    lose_volume(agents)
+    again = Publishing(agents.exporter, run="run-2")
+    for batch in range(3):
+        again.publish(batch, rows(3 * batch, 3))
+    after = reader.end(end)
+    assert reader.read(end, after) == [6, 7, 8]
+    reader.next(after)
+
+    (told,) = agents.importer.status()["imports"]["readers"].values()
+    (of_export,) = agents.exporter.export_status()["readers"].values()
+    assert told["duplicates"] == of_export["duplicates"] == [2, 6]
+    assert (told["lagEpochs"], of_export["lagRows"]) == (0, 0)
 
 
 def test_who_has_not_read_all_is_told_of_the_loss(agents: Pair) -> None:

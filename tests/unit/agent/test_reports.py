@@ -15,6 +15,7 @@ from pe_agent.broker_client import BrokerRefusedError, BrokerUnavailableError
 from support.exports import Bench, bench, rows
 from support.waiting import until
 
+RECEIVED = {"lagEpochs": 2, "duplicates": [1, 10], "successors": 1}
 NOTHING: dict[str, Any] = {"exports": {}, "imports": {"readers": {}}}
 
 
@@ -92,6 +93,7 @@ def test_an_export_that_waits_names_the_imports_once(made: Bench) -> None:
 
 def test_own_readers_are_reported_by_port(made: Bench) -> None:
     own = {
+        **RECEIVED,
         "import": "default/feed/0/quotes",
         "alive": True,
         "pinned": {"filter": "n > 1", "generation": 3},
@@ -104,6 +106,7 @@ def test_own_readers_are_reported_by_port(made: Bench) -> None:
             "readers": [
                 {
                     "reader": "r1",
+                    **RECEIVED,
                     "alive": True,
                     "filter": "n > 1",
                     "generation": 3,
@@ -111,6 +114,7 @@ def test_own_readers_are_reported_by_port(made: Bench) -> None:
                 },
                 {
                     "reader": "r2",
+                    **RECEIVED,
                     "alive": False,
                     "filter": None,
                     "generation": None,

@@ -154,6 +154,7 @@ class ImportHost:
             if answer is None:
                 continue
             planned = [_planned(p) for p in answer["planned"]]
+            reader.received.note(str(route.export), planned, start)
             first = answer["routed"] and str(route.export) not in start.last
             if first or any(_moves(p, start) for p in planned):
                 last = answer["last"]
@@ -203,6 +204,7 @@ class ImportHost:
         if self.peers.is_away(str(route.location)):
             return False
         heads = self.peers.heads(export)
+        reader.received.look(export, heads, start)
         if heads is None or export not in start.last:
             return True
         told = reader.acknowledged.get(export, {})

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pe_agent.agent.peers import READER_LEASE
+from pe_agent.agent.received import Received
 from pe_agent.agent.store import Store
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import ReadersExceededError
@@ -56,6 +57,7 @@ class OwnReader:
     turn: int = 0
     calls: int = 0
     one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
+    received: Received = field(default_factory=Received)
 
 
 class OwnReaders:
@@ -179,6 +181,7 @@ class OwnReaders:
         with self._lock:
             return {
                 r.id: {
+                    **r.received.status(),
                     "import": r.import_,
                     "alive": r.until > now,
                     "pinned": r.pinned,

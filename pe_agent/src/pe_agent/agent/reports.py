@@ -20,6 +20,7 @@ LIMIT = 60_000
 DAMAGED = 10
 """Damaged segments that are named."""
 _READERS = (1_000, 300, 100, 30, 10, 0)
+_RECEIVED = ("lagEpochs", "duplicates", "successors")
 _AS_THEY_ARE = (
     "lagRows",
     "congestion",
@@ -101,6 +102,7 @@ def _imports(readers: Mapping[str, Mapping[str, Any]], most: int) -> dict[str, A
         port["readers"].append(
             {
                 "reader": id_,
+                **{name: reader[name] for name in _RECEIVED},
                 "alive": reader["alive"],
                 "filter": pinned.get("filter"),
                 "generation": pinned.get("generation"),
