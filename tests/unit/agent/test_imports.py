@@ -119,7 +119,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
             return one.call(action, body)
 
-    monkeypatch.setattr("pe_agent.agent.imports.AgentClient", Client)
+    for module in ("imports", "slices"):
+        monkeypatch.setattr(f"pe_agent.agent.{module}.AgentClient", Client)
     monkeypatch.setattr(Peers, "heads", lambda _, export: one.known.get(export))
     return one
 

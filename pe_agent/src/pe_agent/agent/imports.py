@@ -1,4 +1,4 @@
-"""The importing side of an agent: readers, their leases, their next offset, their slices."""
+"""The importing side of an agent: readers, their leases, their next offset."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dataclasses import replace
 from typing import Any
 
 from pe_agent.agent.news import News
-from pe_agent.agent.peers import READER_LEASE, Peers
-from pe_agent.agent.readers import OwnReader, OwnReaders
+from pe_agent.agent.peers import PLAN_SECONDS, READER_LEASE
+from pe_agent.agent.readers import OwnReader
 from pe_agent.agent.routes import RouteTable
+from pe_agent.agent.slices import Slices
 from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.offset import Offset, Piece, Planned, advance, cut, ranges
+from streambroker_core.offset import Offset, Planned, advance
 from streambroker_core.wire.view import ImportPort, ImportRoute
 
 log = logging.getLogger("pe_agent")
 
-PLAN_SECONDS = 2.0
 HURRY_SECONDS = 5.0
 PATIENCE = 5.0
 HURRIED = 0.02
@@ -35,7 +35,7 @@ class UnknownPortError(StreambrokerError):
     code = "UnknownPort"
 
 
-class ImportHost:
+class ImportHost(Slices):
     """All readers of this PE's imports. Safe from any thread; one call per reader at a time."""
 
     def __init__(
@@ -46,13 +46,8 @@ class ImportHost:
         news: News,
         declared: Callable[[str], bool],
     ) -> None:
-        self._pe = pe
-        self._routes = routes
-        self._news = news
-        self._declared = declared
+        super().__init__(pe, routes, store, news, declared)
         self._hurried: dict[str, float] = {}
-        self.readers = OwnReaders(store)
-        self.peers = Peers(news, self.readers.alive, self.readers.unfinished)
 
     def hurry(self, port: str) -> None:
         """For a while do not wait here for news: another source of the query stands behind."""
@@ -66,11 +61,6 @@ class ImportHost:
         for export, location in set(known.homes.values()):
             told = (location, export, known.import_, reader)
             threading.Thread(target=self.peers.tell_leave, args=told, daemon=True).start()
-
-    def _claim(self, request: Mapping[str, Any], reader_id: str) -> OwnReader | dict[str, Any]:
-        import_ = f"{self._pe}/{request['import']}"
-        renewals = request.get("renewals")
-        return self.readers.claim(reader_id, import_, request["session"], renewals=renewals)
 
     # -- the next offset ---------------------------------------------------------------------
 
@@ -291,17 +281,6 @@ class ImportHost:
             **{"import": reader.import_},
         )
 
-    @staticmethod
-    def _positions(reader: OwnReader, export: str, start: Offset) -> dict[str, Any]:
-        """Return the reader's positions in streams that are, or may be, of an export."""
-        homes = {s: reader.homes[s][0] if s in reader.homes else None for s in start.streams}
-        return {
-            "positions": {
-                s: p.next for s, p in start.streams.items() if homes[s] in (export, None)
-            },
-            "own": [s for s, home in homes.items() if home == export],
-        }
-
     def _refuse(self, reader: OwnReader, export: str, why: str) -> None:
         """Keep why an export gives nothing; told once, when it changes."""
         if why and reader.refused.get(export) != why:
@@ -311,106 +290,6 @@ class ImportHost:
         else:
             reader.refused.pop(export, None)
 
-    # -- slices ------------------------------------------------------------------------------
-
-    def slices(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer ``partitions``: register the plan of a batch again and cut it into slices.
-
-        Args:
-            request: ``import``, ``session``, ``start``, ``end`` (offsets).
-
-        Returns:
-            ``{"slices": […]}``, each a ticket with its address, or ``{"busy": …}``.
-
-        Raises:
-            AgentUnreachableError: an exporter is away; the caller tries again.
-            DataLossError: planned epochs are gone.
-        """
-        start, end = Offset.decode(request["start"]), Offset.decode(request["end"])
-        claimed = self._claim(request, str(end.reader))
-        if isinstance(claimed, dict):
-            return claimed
-        wanted = ranges(start, end)
-        slices: list[dict[str, Any]] = []
-        by_export = self._by_export(claimed, end, wanted)
-        claimed.finished -= set(by_export)
-        for export, streams in sorted(by_export.items()):
-            slices += self._slices_of(claimed, export, streams, start, end, wanted)
-        return {"slices": slices}
-
-    def _by_export(
-        self, reader: OwnReader, end: Offset, wanted: Mapping[str, Any]
-    ) -> dict[str, list[str]]:
-        """Group streams by export; a stream we do not know is looked for at all our exporters."""
-        unknown = [s for s in wanted if s not in reader.homes]
-        if unknown:
-            self._look_for(reader, unknown)
-        result: dict[str, list[str]] = {}
-        for stream in wanted:
-            if stream not in reader.homes:
-                raise AgentUnreachableError(
-                    f"no exporter that answers has stream {stream}, which the checkpoint plans to"
-                    f" read (exports read so far: {', '.join(end.last) or 'none'})."
-                )
-            result.setdefault(reader.homes[stream][0], []).append(stream)
-        return result
-
-    def _look_for(self, reader: OwnReader, streams: list[str]) -> None:
-        port = reader.import_.rpartition("/")[2]
-        import_ = self._routes.imported(port)
-        for route in import_.routes if import_ else ():
-            heads = self.peers.heads(str(route.export)) or {}
-            found = {s: (str(route.export), str(route.location)) for s in streams if s in heads}
-            self.readers.remember(reader, found)
-
-    def _slices_of(
-        self,
-        reader: OwnReader,
-        export: str,
-        streams: list[str],
-        start: Offset,
-        end: Offset,
-        wanted: Mapping[str, tuple[int, int]],
-    ) -> list[dict[str, Any]]:
-        location, capability = self._route_to(reader, export, streams[0])
-        answer = _replan(
-            location,
-            timeout=PLAN_SECONDS,
-            export=export,
-            reader=reader.id,
-            capability=capability,
-            lease=READER_LEASE,
-            **self._positions(reader, export, start),
-            ranges={s: list(wanted[s]) for s in streams},
-            filter=end.filter,
-            columns=None if end.columns is None else list(end.columns),
-            **{"import": reader.import_},
-        )
-        common = {
-            "location": location,
-            "export": export,
-            "reader": reader.id,
-            "import": reader.import_,
-            "filter": end.filter,
-            "columns": None if end.columns is None else list(end.columns),
-        }
-        return [
-            {**common, "stream": stream, "pieces": [_piece(p) for p in pieces]}
-            for stream, epochs in answer["blocks"].items()
-            for pieces in cut({int(n): [b[1] for b in blocks] for n, blocks in epochs.items()})
-        ]
-
-    def _route_to(self, reader: OwnReader, export: str, stream: str) -> tuple[str, str | None]:
-        import_ = self._routes.imported(reader.import_.rpartition("/")[2])
-        for route in import_.routes if import_ else ():
-            if str(route.export) == export and route.location is not None:
-                return route.location, route.capability
-        return reader.homes[stream][1], None
-
-    def where(self, export: str, stream: str, reader: str) -> str:
-        """Return the present address of an export's agent, for a task that has lost it."""
-        return self._route_to(self.readers[reader], export, stream)[0]
-
     # -- seen from outside -------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
@@ -418,16 +297,6 @@ class ImportHost:
         now = time.monotonic()
         hurried = sorted(port for port, until in self._hurried.items() if until > now)
         return {"readers": self.readers.status(), "away": self.peers.away(), "hurried": hurried}
-
-
-def _replan(location: str, **body: Any) -> dict[str, Any]:
-    """Let an exporter's agent register a plan; only a loss is final, all else may pass."""
-    try:
-        return AgentClient(location).call("peer.replan", **body)
-    except AgentRefusedError as error:
-        if error.code == "DataLoss":
-            raise
-        raise AgentUnreachableError(f"{error.code}: {error}") from error
 
 
 def _in_turn(reader: OwnReader, routes: list[ImportRoute]) -> list[ImportRoute]:
@@ -451,7 +320,3 @@ def _planned(data: Mapping[str, Any]) -> Planned:
         duplicates=(data["duplicates"][0], data["duplicates"][1]),
         moved=data["moved"],
     )
-
-
-def _piece(piece: Piece) -> list[int]:
-    return [piece.epoch, piece.first, piece.last]

@@ -19,6 +19,7 @@ log = logging.getLogger("pe_agent")
 
 WATCH_SECONDS = 2.0
 READER_LEASE = 5.0
+PLAN_SECONDS = 2.0
 
 
 Routes = Mapping[str, Mapping[str, str | None]]

@@ -1,0 +1,55 @@
+"""What the importing side of an agent knows: its readers, and where exports are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pe_agent.agent.news import News
+from pe_agent.agent.peers import Peers
+from pe_agent.agent.readers import OwnReader, OwnReaders
+from pe_agent.agent.routes import RouteTable
+from pe_agent.agent.store import Store
+from streambroker_core.offset import Offset
+
+
+class ImportState:
+    """Readers, routes and other agents, as both halves of :class:`ImportHost` need them."""
+
+    def __init__(
+        self,
+        pe: str,
+        routes: RouteTable,
+        store: Store,
+        news: News,
+        declared: Callable[[str], bool],
+    ) -> None:
+        self._pe = pe
+        self._routes = routes
+        self._news = news
+        self._declared = declared
+        self.readers = OwnReaders(store)
+        self.peers = Peers(news, self.readers.alive, self.readers.unfinished)
+
+    def _claim(self, request: Mapping[str, Any], reader_id: str) -> OwnReader | dict[str, Any]:
+        import_ = f"{self._pe}/{request['import']}"
+        renewals = request.get("renewals")
+        return self.readers.claim(reader_id, import_, request["session"], renewals=renewals)
+
+    @staticmethod
+    def _positions(reader: OwnReader, export: str, start: Offset) -> dict[str, Any]:
+        """Return the reader's positions in streams that are, or may be, of an export."""
+        homes = {s: reader.homes[s][0] if s in reader.homes else None for s in start.streams}
+        return {
+            "positions": {
+                s: p.next for s, p in start.streams.items() if homes[s] in (export, None)
+            },
+            "own": [s for s, home in homes.items() if home == export],
+        }
+
+    def _route_to(self, reader: OwnReader, export: str, stream: str) -> tuple[str, str | None]:
+        import_ = self._routes.imported(reader.import_.rpartition("/")[2])
+        for route in import_.routes if import_ else ():
+            if str(route.export) == export and route.location is not None:
+                return route.location, route.capability
+        return reader.homes[stream][1], None
