@@ -41,7 +41,7 @@ class Bench:
 
     def open(self) -> HostedExport:
         """Open the export, or recover it."""
-        self.directory.mkdir(exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         self.store = Store(self.directory / "state.sqlite")
         self.committer = Committer(threads=1)
         self.export = HostedExport(

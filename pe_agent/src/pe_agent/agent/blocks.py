@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pe_agent.agent.exports import HostedExport
 from pe_agent.agent.manifests import Manifest
 from pe_agent.agent.masks import compiled
 from pe_agent.agent.streams import HostedStream
@@ -71,6 +70,31 @@ class Read:
     columns: tuple[str, ...] | None
 
 
+class Readable(Protocol):
+    """Streams, and who may read what of them: an export, or what a fellow keeps of one."""
+
+    @property
+    def streams(self) -> Mapping[str, HostedStream]:
+        """Return the streams, by id."""
+
+    def may_read(
+        self,
+        reader: str,
+        stream: str,
+        epoch: int,
+        *,
+        filter_: str | None,
+        columns: Sequence[str] | None,
+    ) -> Manifest | None:
+        """Return the manifest of an epoch, None if the reader may not read it so."""
+
+    def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
+        """Note how many rows of a block passed the filter."""
+
+    def count_sent(self, reader: str, rows: int, size: int) -> None:
+        """Note what goes over the wire."""
+
+
 class BlockReader:
     """Serves slices. One per agent."""
 
@@ -84,7 +108,7 @@ class BlockReader:
             return stream.schema
         return pa.schema([stream.schema.field(c) for c in read.columns])
 
-    def batches(self, export: HostedExport, read: Read) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def batches(self, export: Readable, read: Read) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield ``(rows that pass, epoch)`` for each block, also when none pass.
 
         Raises:
@@ -92,9 +116,10 @@ class BlockReader:
         """
         for epoch, first, last in read.pieces:
             manifest = _planned(export, read, epoch)
-            if not 0 <= first <= last <= len(manifest.blocks):
+            count = len(manifest.own)
+            if not 0 <= first <= last <= count:
                 raise NotPlannedError(
-                    f"epoch {epoch} of stream {read.stream} has {len(manifest.blocks)} blocks, not"
+                    f"epoch {epoch} of stream {read.stream} has {count} blocks here, not"
                     f" blocks {first} to {last}."
                 )
             for index in range(first, last):
@@ -104,7 +129,7 @@ class BlockReader:
                 yield batch, epoch
 
     def _found(
-        self, export: HostedExport, read: Read, manifest: Manifest, index: int
+        self, export: Readable, read: Read, manifest: Manifest, index: int
     ) -> tuple[pa.RecordBatch, Manifest]:
         """Return a block, and the manifest by which it was found: it may have been moved."""
         while True:
@@ -116,12 +141,12 @@ class BlockReader:
                     raise
 
     def _block(
-        self, export: HostedExport, read: Read, manifest: Manifest, index: int
+        self, export: Readable, read: Read, manifest: Manifest, index: int
     ) -> pa.RecordBatch:
         stream = export.streams.get(read.stream)
         if stream is None:
             raise NotPlannedError(f"stream {read.stream} is not in the log of this agent any more.")
-        block, epoch = manifest.blocks[index], manifest.epoch
+        block, epoch = manifest.own[index], manifest.epoch
         if read.filter is None:
             return _project(stream.read(block), read.columns)
         key = (stream.id, epoch, index, read.filter, read.columns)
@@ -138,7 +163,7 @@ class BlockReader:
         return result
 
 
-def _planned(export: HostedExport, read: Read, epoch: int) -> Manifest:
+def _planned(export: Readable, read: Read, epoch: int) -> Manifest:
     """Return the manifest of an epoch that the reader has planned.
 
     Raises:

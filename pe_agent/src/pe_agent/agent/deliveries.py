@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pe_agent.agent.manifests import Block
 from pe_agent.agent.masks import passing_rows
@@ -30,6 +31,8 @@ class Delivery:
         planned_since: since when the plan under way is pinned; None without one, and once it was
             released because the reader was away for longer than grace.
         released_plans: how often that was.
+        owed: what fellows have to count: stream, epoch, the fellow's PE, its rows of the epoch, and
+            the filter under which they were read.
     """
 
     delivered: int = 0
@@ -48,6 +51,7 @@ class Delivery:
     columns: list[str] | None = None
     pending: dict[str, tuple[int, ...]] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
+    owed: list[list[Any]] = field(default_factory=list)
 
     def under(self, filter_: str | None, columns: Sequence[str] | None) -> bool:
         """Whether the plan under way has this filter and these columns."""
@@ -147,15 +151,19 @@ class Deliveries:
         manifest = stream.manifests.get(epoch)
         if manifest is None:
             return
+        if delivery.filter is None:
+            delivery.delivered += manifest.rows
+            return
         passed = self._passed.get(reader, {}).get(stream.id, {}).get(epoch, {})
-        kept = manifest.rows
-        if delivery.filter is not None:
-            kept = sum(
-                passed[i] if i in passed else _passing(stream, block, delivery.filter)
-                for i, block in enumerate(manifest.blocks)
-            )
+        kept = sum(
+            passed[i] if i in passed else _passing(stream, block, delivery.filter)
+            for i, block in enumerate(manifest.own)
+        )
         delivery.delivered += kept
-        delivery.filtered += manifest.rows - kept
+        delivery.filtered += sum(b.rows for b in manifest.own) - kept
+        for pe in manifest.agents:
+            rows = sum(b.rows for b in manifest.held_by(pe))
+            delivery.owed.append([stream.id, epoch, pe, rows, delivery.filter])
 
 
 def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:

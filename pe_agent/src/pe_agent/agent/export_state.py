@@ -64,6 +64,8 @@ class ExportState:
         self._clock = clock
         self._segment_bytes = segment_bytes
         self._lock = threading.RLock()
+        self._publishing = threading.RLock()
+        """Held around a publish as a whole, also while fellows are called; taken first."""
 
     def heads(self) -> dict[str, int]:
         """Return the number the next epoch of each stream gets."""

@@ -22,11 +22,12 @@ from pe_agent.agent.publishing_side import (
     epoch_of,
 )
 from pe_agent.agent.reading_side import ReadingSide
+from pe_agent.agent.spread_side import SpreadSide
 from pe_agent.agent.streams import HostedStream
 from streambroker_core.ledger import Limits, Stream
 
 
-class HostedExport(PublishingSide, ReadingSide):
+class HostedExport(PublishingSide, ReadingSide, SpreadSide):
     """One export of this agent's PE. All public calls are safe from any thread."""
 
     _withdrawn: float | None = None
@@ -57,6 +58,7 @@ class HostedExport(PublishingSide, ReadingSide):
                 progress=told,
             )
             self.streams[id_] = hosted
+            self._forget_released(hosted)
             self._restore_stream(hosted, bool(sealed), next_, total)
         self.published_rows = sum(s.rows_before[s.next] for s in self.ledger.streams.values())
         restore_publisher(self.publisher, self._store, self.streams.values(), now=self._clock())

@@ -2,18 +2,22 @@
 
 A stage is what one task wrote: data frames that name the stage, closed by one stage-end frame.
 A manifest makes the stages of one batch an epoch. Both are JSON in the meta part of a frame.
+
+Stages may lie on several agents of a job. The manifest that makes them an epoch is at the home of
+the export; each other agent that holds some of it, a *fellow*, has a manifest of its own *part*.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from pe_agent.log import Address
 from streambroker_core.errors import StreambrokerError
 
-VERSION = 1
+VERSION = 2
+"""Of manifests that name fellows; all others are written as version 1, and read by any release."""
 
 Meta: TypeAlias = bytes
 """The meta part of a frame: JSON in UTF-8."""
@@ -45,6 +49,27 @@ class Block:
     def decode(data: list[int]) -> Block:
         """Read its form in the log."""
         return Block(Address(data[0], data[1], data[2]), data[3])
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """One record batch in the log of a fellow; ``agent`` counts the manifest's agents from 1.
+
+    Where it lies the fellow knows alone, and may change: its part has its blocks in this order.
+    """
+
+    agent: int
+    bytes: int
+    rows: int
+
+    def encode(self) -> list[int]:
+        """Return its form in the log: three numbers, where a block of one's own has four."""
+        return [self.agent, self.bytes, self.rows]
+
+    @staticmethod
+    def decode(data: list[int]) -> Away:
+        """Read its form in the log."""
+        return Away(data[0], data[1], data[2])
 
 
 @dataclass(slots=True)
@@ -79,7 +104,7 @@ class Stage:
         """Return the meta of the stage-end frame."""
         return json.dumps(
             {
-                "v": VERSION,
+                "v": 1,
                 "stage": self.id,
                 "query": self.query,
                 "run": self.run,
@@ -103,7 +128,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One epoch: whole, once. ``rows_before`` counts the rows of the stream's earlier epochs."""
+    """One epoch: whole, once.
+
+    Attributes:
+        rows_before: the rows of the stream's earlier epochs.
+        blocks: in the order of the partitions that wrote them.
+        agents: the PEs of the fellows that hold some of the blocks.
+    """
 
     epoch: int
     query: str
@@ -114,13 +145,15 @@ class Manifest:
     published: float
     ddl: str
     rows_before: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block | Away, ...]
+    agents: tuple[str, ...] = ()
 
     def encode(self) -> Meta:
         """Return its form in the log."""
+        fellows = {"agents": list(self.agents)} if self.agents else {}
         return json.dumps(
             {
-                "v": VERSION,
+                "v": VERSION if self.agents else 1,
                 "epoch": self.epoch,
                 "query": self.query,
                 "run": self.run,
@@ -132,6 +165,7 @@ class Manifest:
                 "before": self.rows_before,
                 "control": [],
                 "blocks": [b.encode() for b in self.blocks],
+                **fellows,
             }
         ).encode()
 
@@ -158,7 +192,10 @@ class Manifest:
             published=data["at"],
             ddl=data["ddl"],
             rows_before=data["before"],
-            blocks=tuple(Block.decode(b) for b in data["blocks"]),
+            blocks=tuple(
+                Away.decode(b) if len(b) == 3 else Block.decode(b) for b in data["blocks"]
+            ),
+            agents=tuple(data.get("agents", ())),
         )
 
     @property
@@ -166,6 +203,20 @@ class Manifest:
         """Rows of the stream up to and with this epoch."""
         return self.rows_before + self.rows
 
+    @property
+    def own(self) -> tuple[Block, ...]:
+        """The blocks in the log that has the manifest; what is read there counts these."""
+        if not self.agents:
+            return cast("tuple[Block, ...]", self.blocks)
+        return tuple(b for b in self.blocks if isinstance(b, Block))
+
+    def held_by(self, pe: str) -> tuple[Away, ...]:
+        """Return the blocks in the log of a fellow; what is read there counts these."""
+        if pe not in self.agents:
+            return ()
+        number = self.agents.index(pe) + 1
+        return tuple(b for b in self.blocks if isinstance(b, Away) and b.agent == number)
+
     def segments(self) -> set[int]:
         """Return the numbers of the segments its blocks lie in."""
-        return {b.address.segment for b in self.blocks}
+        return {b.address.segment for b in self.own}

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from pe_agent.agent.claims_state import save_publisher
-from pe_agent.agent.export_state import ExportState
 from pe_agent.agent.manifests import Manifest, Stage
+from pe_agent.agent.spread_side import Sealed, SpreadSide, joined
 from pe_agent.agent.streams import HostedStream
 from pe_agent.log import LogError
 from streambroker_core.errors import StreambrokerError
@@ -47,16 +47,26 @@ class StageTooLargeError(StreambrokerError):
     code = "StageTooLarge"
 
 
-class PublishingSide(ExportState):
+class PublishingSide(SpreadSide):
     """What the publishing query asks of an export. All public calls are safe from any thread."""
 
     _admitted: tuple[str, int] | None = None
     _again: frozenset[tuple[str, int]] = frozenset()
 
     def admit(
-        self, *, query: str, run: str, batch: int, ddl: str, renewed: int | None
+        self,
+        *,
+        query: str,
+        run: str,
+        batch: int,
+        ddl: str,
+        renewed: int | None,
+        schema: pa.Schema | None = None,
     ) -> dict[str, Any]:
         """Decide whether a task may stage rows now; see the ``publisher.admit`` action.
+
+        With the schema of its rows a task may be sent to fellows; the answer then names export
+        and stream, the fellows that take stages, and the bytes that a batch may have at each.
 
         Returns:
             ``{"admitted": true}``, or ``{"occupied": …}`` while another query's lease runs, or
@@ -101,7 +111,16 @@ class PublishingSide(ExportState):
                         }
                     }
             self._admitted = (run, batch)
-            return {"admitted": True}
+            fellows = self.fellows.staging() if self.fellows and schema is not None else []
+            if not fellows:
+                return {"admitted": True}
+            return {
+                "admitted": True,
+                "home": self.key,
+                "stream": self._current(query, ddl, schema).id,
+                "limit": self._batch_limit(),
+                "fellows": fellows,
+            }
 
     def stage(
         self,
@@ -141,7 +160,7 @@ class PublishingSide(ExportState):
         return stage.summary()
 
     def _check_size(self, stream: HostedStream, batch: int, more: int) -> None:
-        limit = max(self.ledger.limits.max_bytes, BATCH_BYTES)
+        limit = self._batch_limit()
         if stream.staged_bytes + more > limit:
             raise StageTooLargeError(
                 f"batch {batch} of {self.key} has staged {stream.staged_bytes:,} bytes and wants"
@@ -149,6 +168,9 @@ class PublishingSide(ExportState):
                 " query take less at once (maxBytesPerBatch, maxOffsetsPerTrigger), or raise the"
                 " export's buffer.maxBytes."
             )
+
+    def _batch_limit(self) -> int:
+        return max(self.ledger.limits.max_bytes, BATCH_BYTES)
 
     def _begin(
         self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
@@ -165,10 +187,15 @@ class PublishingSide(ExportState):
             self.publisher.renew(query, self._clock())
             if self.publisher.is_published(batch):
                 return None
-            current = next(reversed(self.streams.values()), None)
-            if current is None or (current.query, current.ddl) != (query, ddl):
-                current = self._open_stream(query, ddl, schema)
+            current = self._current(query, ddl, schema)
             return current, current.begin(query=query, run=run, batch=batch)
+
+    def _current(self, query: str, ddl: str, schema: pa.Schema) -> HostedStream:
+        """Return the stream that a query writes to; its first, or another schema, opens one."""
+        current = next(reversed(self.streams.values()), None)
+        if current is None or (current.query, current.ddl) != (query, ddl):
+            current = self._open_stream(query, ddl, schema)
+        return current
 
     def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> HostedStream:
         id_ = secrets.token_hex(8)
@@ -215,6 +242,19 @@ class PublishingSide(ExportState):
             StageMissingError: a stage is not here, or not as it was told.
             FencedError, PublisherInUseError, BatchDiffersError: see core.publishing.
         """
+        with self._publishing:
+            sealed = self._seal(query=query, run=run, batch=batch, stages=stages, ddl=ddl)
+            return self._publish(query, run, batch, stages, ddl, sealed)
+
+    def _publish(
+        self,
+        query: str,
+        run: str,
+        batch: int,
+        stages: list[dict[str, Any]],
+        ddl: str | None,
+        sealed: Mapping[str, Sealed],
+    ) -> dict[str, Any]:
         rows = sum(s["rows"] for s in stages)
         with self._lock:
             fresh = self.publisher.publish(
@@ -229,7 +269,7 @@ class PublishingSide(ExportState):
                 return {"published": False, "epoch": None, "stream": None}
             answer: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
             if rows:
-                manifest, stream = self._manifest(query, run, batch, stages, str(ddl))
+                manifest, stream = self._manifest(query, run, batch, stages, str(ddl), sealed)
                 stream.publish(manifest)
                 epoch = epoch_of(manifest, stream.size_of(manifest.epoch))
                 self.ledger.publish(stream.id, epoch)
@@ -258,24 +298,40 @@ class PublishingSide(ExportState):
         return answer
 
     def _manifest(
-        self, query: str, run: str, batch: int, summaries: list[dict[str, Any]], ddl: str
+        self,
+        query: str,
+        run: str,
+        batch: int,
+        summaries: list[dict[str, Any]],
+        ddl: str,
+        sealed: Mapping[str, Sealed],
     ) -> tuple[Manifest, HostedStream]:
         stream = next(reversed(self.streams.values()), None)
-        stages = [self._verified(stream, s) for s in summaries if s["rows"]]
-        if stream is None or not stages:
+        named = [s for s in summaries if s["rows"]]
+        stages = {s["stage"]: self._verified(stream, s) for s in named if s["stage"] not in sealed}
+        if stream is None or not named:
             raise StageMissingError(f"batch {batch} of {self.key} names no stage of this agent.")
         known = self.ledger.streams[stream.id]
+        blocks, agents = joined(
+            [
+                ((), sealed[s["stage"]])
+                if s["stage"] in sealed
+                else (stages[s["stage"]].blocks, None)
+                for s in named
+            ]
+        )
         manifest = Manifest(
             epoch=known.next,
             query=query,
             run=run,
             batch=batch,
-            rows=sum(s.rows for s in stages),
-            bytes=sum(s.bytes for s in stages),
+            rows=sum(s["rows"] for s in named),
+            bytes=sum(s.bytes for s in stages.values()) + sum(s.bytes for s in sealed.values()),
             published=self._clock(),
             ddl=ddl,
             rows_before=known.rows_before[known.next],
-            blocks=tuple(b for s in stages for b in s.blocks),
+            blocks=blocks,
+            agents=agents,
         )
         return manifest, stream
 
@@ -302,7 +358,7 @@ class PublishingSide(ExportState):
             batch: its batch id; all its stages go, also of tasks the driver did not hear of.
             stages: stages it did hear of.
         """
-        with self._lock:
+        with self._publishing, self._lock:
             for stage in stages:
                 self._discard(stage)
             if self._admitted == (run, batch):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pe_agent.agent.export_state import ExportState
-from pe_agent.agent.manifests import Manifest
+from pe_agent.agent.manifests import Away, Manifest
 from pe_agent.agent.masks import misfit
 from streambroker_core.ledger import Answer, Ask
 
@@ -19,13 +19,16 @@ class Replanned:
     """A plan that was registered again.
 
     Attributes:
-        blocks: rows and bytes of its blocks: ``{stream: {epoch: [[rows, bytes], …]}}``.
+        blocks: rows and bytes of its blocks, and for those at a fellow its number in ``agents``:
+            ``{stream: {epoch: [[rows, bytes], [rows, bytes, agent], …]}}``.
         gone: what is left out because it is gone: ``{stream: [(first, next, rows), …]}``, rows
             None where they are not known. Only a lossy reader has any.
+        agents: PEs of the fellows that hold some of it, counted from 1.
     """
 
     blocks: dict[str, dict[int, list[list[int]]]]
     gone: dict[str, list[tuple[int, int, int | None]]]
+    agents: tuple[str, ...] = ()
 
 
 class ReadingSide(ExportState):
@@ -96,17 +99,20 @@ class ReadingSide(ExportState):
             self._note_planned(ask.reader, before)
             self._save_reader(ask.reader)
             gone = self.ledger.missing(ranges)
-            blocks = {name: self._blocks(name, *ranges[name]) for name in ranges}
+            agents: list[str] = []
+            blocks = {name: self._blocks(name, *ranges[name], agents) for name in ranges}
         for name, parts in gone.items():
             log.warning("reader %s goes on without epochs %s of %s", ask.reader, parts, name)
-        return Replanned(blocks=blocks, gone=gone)
+        return Replanned(blocks=blocks, gone=gone, agents=tuple(agents))
 
-    def _blocks(self, stream: str, first: int, next_: int) -> dict[int, list[list[int]]]:
-        """Return rows and bytes of the blocks of epochs, of those that are there."""
+    def _blocks(
+        self, stream: str, first: int, next_: int, agents: list[str]
+    ) -> dict[int, list[list[int]]]:
+        """Return the blocks of epochs that are there; fellows among them are added to agents."""
         hosted = self.streams.get(stream)
         found = {} if hosted is None else hosted.manifests
         return {
-            n: [[b.rows, b.bytes] for b in found[n].blocks]
+            n: _told(found[n], agents)
             for n in range(first, next_)
             if n in found
         }
@@ -142,6 +148,8 @@ class ReadingSide(ExportState):
     def count_sent(self, reader: str, rows: int, size: int) -> None:
         """Note what goes over the wire, also if it did before."""
         with self._lock:
+            if reader not in self.ledger.readers:
+                return
             delivery = self.deliveries.of(reader)
             delivery.sent_rows += rows
             delivery.sent_bytes += size
@@ -196,3 +204,12 @@ class ReadingSide(ExportState):
     def _is_of(self, reader: str, import_: str) -> bool:
         known = self.ledger.readers.get(reader)
         return known is not None and known.import_ == import_
+
+
+def _told(manifest: Manifest, agents: list[str]) -> list[list[int]]:
+    agents += [pe for pe in manifest.agents if pe not in agents]
+    numbers = [agents.index(pe) + 1 for pe in manifest.agents]
+    return [
+        [b.rows, b.bytes, *([numbers[b.agent - 1]] if isinstance(b, Away) else [])]
+        for b in manifest.blocks
+    ]

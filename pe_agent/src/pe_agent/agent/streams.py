@@ -79,18 +79,22 @@ class HostedStream:
         schema: pa.Schema,
         segment_bytes: int,
         progress: Callable[[int, int], None] | None = None,
+        parts: bool = False,
     ) -> HostedStream:
-        """Create or recover the stream's log and build the index from its frames."""
+        """Create or recover the stream's log and build the index from its frames.
+
+        Of ``parts`` of epochs, which say nothing of what is published, all stages are kept.
+        """
         log = StreamLog.open(
             directory, segment_bytes=segment_bytes, committer=committer, progress=progress
         )
         stream = HostedStream(
             id_, log=log, query=query, ddl=ddl, schema=schema, segment_bytes=segment_bytes
         )
-        stream._recover()
+        stream._recover(parts)
         return stream
 
-    def _recover(self) -> None:
+    def _recover(self, parts: bool) -> None:
         """Build the index from what opening the log found; of published stages no block is read."""
         present = {s.number for s in self.log.segments()}
         ends: dict[str, tuple[dict[str, Any], Address]] = {}
@@ -110,7 +114,7 @@ class HostedStream:
             {
                 id_: (end, address)
                 for id_, (end, address) in ends.items()
-                if end["batch"] > published.get(end["query"], -1)
+                if parts or end["batch"] > published.get(end["query"], -1)
             }
         )
         self.log.forget_found()
@@ -216,7 +220,7 @@ class HostedStream:
     def publish(self, manifest: Manifest) -> None:
         """Make an epoch durable and visible in the index."""
         address = self.log.append(Kind.MANIFEST, manifest.encode(), b"")
-        self._space.keep([address, *(b.address for b in manifest.blocks)])
+        self._space.keep([address, *(b.address for b in manifest.own)])
         self.log.sync(address)
         self.manifests[manifest.epoch] = manifest
         self._addresses[manifest.epoch] = address
@@ -233,7 +237,7 @@ class HostedStream:
         return self.manifests[epoch].bytes + self._addresses[epoch].length
 
     def _frames_of(self, epoch: int) -> list[Address]:
-        return [self._addresses[epoch], *(b.address for b in self.manifests[epoch].blocks)]
+        return [self._addresses[epoch], *(b.address for b in self.manifests[epoch].own)]
 
     def remove(self, epochs: list[int]) -> None:
         """Take epochs out of the index and give back their disk."""
@@ -297,7 +301,8 @@ class HostedStream:
         for epoch, manifest in self.manifests.items():
             if any(a.segment == segment for a in self._frames_of(epoch)):
                 blocks = tuple(
-                    self._moved(b) if b.address.segment == segment else b for b in manifest.blocks
+                    self._moved(b) if isinstance(b, Block) and b.address.segment == segment else b
+                    for b in manifest.blocks
                 )
                 fresh = replace(manifest, blocks=blocks)
                 moved[epoch] = fresh, self.log.append(Kind.MANIFEST, fresh.encode(), b"")

@@ -1,0 +1,95 @@
+"""Grants: what the home of an export gives a reader to show to its fellows.
+
+A fellow knows neither readers nor plans. The home signs what was planned, and under which filter,
+with the fellow's token, which only agents of the job have; so a fellow serves planned reads also
+while the home is away. Text form: ``base64url(json)`` dot ``hex(mac)``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.canonical import canonical
+
+
+class GrantError(StreambrokerError):
+    """A read that the home of the export has not granted; nothing was sent."""
+
+    code = "GrantInvalid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a reader may read at a fellow: epochs ``[first, next)`` by stream, and how."""
+
+    export: str
+    reader: str
+    ranges: Mapping[str, tuple[int, int]]
+    filter: str | None
+    columns: tuple[str, ...] | None
+
+    def covers(
+        self,
+        reader: str,
+        stream: str,
+        epoch: int,
+        filter_: str | None,
+        columns: Sequence[str] | None,
+    ) -> bool:
+        """Whether it is for this read."""
+        first, next_ = self.ranges.get(stream, (0, 0))
+        asked = (reader, filter_, None if columns is None else tuple(columns))
+        return first <= epoch < next_ and asked == (self.reader, self.filter, self.columns)
+
+
+def sign(token: str, grant: Grant) -> str:
+    """Return the text of a grant for the fellow with this token; equal grants give equal texts."""
+    body = canonical(
+        {
+            "v": 1,
+            "export": grant.export,
+            "reader": grant.reader,
+            "ranges": {s: list(r) for s, r in grant.ranges.items()},
+            "filter": grant.filter,
+            "columns": None if grant.columns is None else list(grant.columns),
+        }
+    )
+    return f"{base64.urlsafe_b64encode(body).decode()}.{_mac(token, body)}"
+
+
+def verify(token: str, text: object) -> Grant:
+    """Return what a text grants.
+
+    Raises:
+        GrantError: it is none, or not signed for the agent with this token.
+    """
+    encoded, _, mac = str(text or "").partition(".")
+    try:
+        body = base64.b64decode(encoded, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        body = b""
+    if not body or not hmac.compare_digest(mac.encode(), _mac(token, body).encode()):
+        raise GrantError(
+            "the read shows no grant of its export's home for this agent; the next batch brings a"
+            " new one (was the agent's data directory replaced?)."
+        )
+    found: dict[str, Any] = json.loads(body)
+    return Grant(
+        export=found["export"],
+        reader=found["reader"],
+        ranges={s: (int(r[0]), int(r[1])) for s, r in found["ranges"].items()},
+        filter=found["filter"],
+        columns=None if found["columns"] is None else tuple(found["columns"]),
+    )
+
+
+def _mac(token: str, body: bytes) -> str:
+    return hmac.new(token.encode(), b"grant\0" + body, hashlib.sha256).hexdigest()

@@ -1,0 +1,243 @@
+"""What of an export lies at fellows: parts of epochs are sealed, counted and released there.
+
+Fellows are called outside of the export's lock; what they are told are levels, so that the order
+in which calls arrive does not matter.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pe_agent.agent.export_state import ExportState
+from pe_agent.agent.manifests import Away, Block
+from pe_agent.agent.streams import HostedStream
+from streambroker_core.epochs import Stream
+
+log = logging.getLogger("pe_agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """A stage that is durably part of an epoch at a fellow; blocks are (rows, bytes)."""
+
+    agent: str
+    bytes: int
+    blocks: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owed:
+    """Rows of an acknowledged epoch at a fellow, of which it is not counted yet how many passed."""
+
+    reader: str
+    stream: str
+    epoch: int
+    agent: str
+    rows: int
+    filter: str
+
+
+class Sealing(Protocol):
+    """What an export asks of the fellows of its agent."""
+
+    def staging(self) -> list[dict[str, str]]:
+        """Return PE, address and token of those that take stages now."""
+
+    def seal(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+        """Seal at each of these fellows; return what they have by stage, in order.
+
+        Raises:
+            AgentUnreachableError: one does not answer; the caller tries again.
+            AgentRefusedError: one says no.
+        """
+
+
+class SpreadSide(ExportState):
+    """What an export has to do with fellows. All public calls are safe from any thread."""
+
+    fellows: Sealing | None = None
+    _turn = 0
+
+    # -- publishing --------------------------------------------------------------------------
+
+    def _seal(
+        self,
+        *,
+        query: str,
+        run: str,
+        batch: int,
+        stages: Sequence[Mapping[str, Any]],
+        ddl: str | None,
+    ) -> dict[str, Sealed]:
+        """Seal the stages that lie at fellows, if the batch is new; by stage."""
+        home = self.key.rpartition("/")[0]
+        away: dict[str, list[Mapping[str, Any]]] = {}
+        for summary in stages:
+            if summary["rows"] and summary.get("agent", home) != home:
+                away.setdefault(summary["agent"], []).append(summary)
+        if not away or self.fellows is None:
+            return {}
+        rows = sum(s["rows"] for s in stages)
+        with self._lock:
+            now = self._clock()
+            fresh = self.publisher.publish(
+                query=query, run=run, batch=batch, rows=rows, schema=ddl, now=now
+            )
+            stream = next(reversed(self.streams.values()), None)
+            if not fresh or stream is None:
+                return {}
+            what = {
+                "export": self.key,
+                "stream": stream.id,
+                "epoch": self.ledger.streams[stream.id].next,
+                "query": query,
+                "run": run,
+                "batch": batch,
+                "published": now,
+                "turn": self._next_turn(),
+            }
+        answers = self.fellows.seal({pe: {**what, "stages": of} for pe, of in away.items()})
+        return {
+            summary["stage"]: Sealed(
+                agent=pe,
+                bytes=told["bytes"],
+                blocks=[(rows_, size) for rows_, size in told["blocks"]],
+            )
+            for pe, of in away.items()
+            for summary, told in zip(of, answers[pe], strict=True)
+        }
+
+    def _next_turn(self) -> int:
+        """Return a number above all before, also over a restart: a late seal must be told."""
+        name = f"turn/{self.key}"
+        before = max(self._turn, int(self._store.get(name) or 0))
+        self._turn = max(before + 1, time.time_ns())
+        self._store.set(name, str(self._turn))
+        return self._turn
+
+    # -- counting ----------------------------------------------------------------------------
+
+    def owed(self, agent: str) -> list[Owed]:
+        """Return what this fellow has to count."""
+        with self._lock:
+            return [
+                Owed(reader=r, stream=s, epoch=n, agent=pe, rows=rows, filter=filter_)
+                for r in self.ledger.readers
+                for s, n, pe, rows, filter_ in self.deliveries.of(r).owed
+                if pe == agent
+            ]
+
+    def settle(self, owed: Owed, passed: int | None) -> None:
+        """Count rows at a fellow; as delivered if they cannot be evaluated any more (None)."""
+        entry = [owed.stream, owed.epoch, owed.agent, owed.rows, owed.filter]
+        if passed is None:
+            log.warning("rows of %s at %s are counted as delivered", owed.stream, owed.agent)
+        with self._lock:
+            delivery = self.deliveries.of(owed.reader)
+            if owed.reader not in self.ledger.readers or entry not in delivery.owed:
+                return
+            delivery.owed.remove(entry)
+            kept = owed.rows if passed is None else passed
+            delivery.delivered += kept
+            delivery.filtered += owed.rows - kept
+            self._save_reader(owed.reader)
+
+    # -- releasing ---------------------------------------------------------------------------
+
+    def levels(self, agent: str, streams: Sequence[str]) -> dict[str, Any]:
+        """Return what a fellow has to keep of streams; null for those that it may remove.
+
+        What it will remove is noted durably before: this agent's log may still have manifests
+        of such epochs when it is opened again.
+        """
+        owed = Counter((o.stream, o.epoch) for o in self.owed(agent))
+        with self._lock:
+            return {
+                id_: self._level(id_, sorted(n for s, n in owed if s == id_)) for id_ in streams
+            }
+
+    def _level(self, id_: str, owed: list[int]) -> dict[str, Any] | None:
+        stream, publisher = self.ledger.streams.get(id_), self.publisher
+        if (stream is None or id_ not in self.streams) and not owed:
+            self._store.write("DELETE FROM meta WHERE name = ?", _released(id_))
+            return None
+        kept = [] if stream is None or id_ not in self.streams else _ranges(stream)
+        level = {
+            "next": max([0 if stream is None else stream.next, *(n + 1 for n in owed)]),
+            "kept": [*kept, *([n, n + 1] for n in owed if not _in(n, kept))],
+        }
+        self._note_level(id_, level)
+        return {
+            **level,
+            "sealed": stream is None or stream.sealed,
+            "query": publisher.query,
+            "batch": -1 if publisher.last is None else publisher.last.batch,
+            "runs": list(publisher.runs)[:-1],
+            "aborted": publisher.aborted,
+        }
+
+    def _note_level(self, id_: str, level: dict[str, Any]) -> None:
+        before = json.loads(self._store.get(_released(id_)) or '{"next": 0, "kept": []}')
+        if _gone(level) > _gone(before):
+            with self._store.transaction(durable=True) as db:
+                db.execute(
+                    "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_released(id_), json.dumps(level))
+                )
+
+    def _forget_released(self, hosted: HostedStream) -> None:
+        """Take out the epochs of which a fellow may have removed its part."""
+        level = json.loads(self._store.get(_released(hosted.id)) or "null")
+        if level is not None:
+            hosted.remove(
+                [
+                    n
+                    for n, manifest in hosted.manifests.items()
+                    if manifest.agents and n < level["next"] and not _in(n, level["kept"])
+                ]
+            )
+
+
+def joined(
+    parts: Sequence[tuple[Sequence[Block], Sealed | None]],
+) -> tuple[tuple[Block | Away, ...], tuple[str, ...]]:
+    """Return the blocks of an epoch in order, and the fellows that hold some of them.
+
+    Args:
+        parts: stage by stage, its blocks here or, if it lies at a fellow, what was sealed there.
+    """
+    blocks: list[Block | Away] = []
+    agents: list[str] = []
+    for own, sealed in parts:
+        blocks += own
+        if sealed is None:
+            continue
+        if sealed.agent not in agents:
+            agents.append(sealed.agent)
+        number = agents.index(sealed.agent) + 1
+        blocks += [Away(number, size, rows) for rows, size in sealed.blocks]
+    return tuple(blocks), tuple(agents)
+
+
+def _released(stream: str) -> str:
+    return f"released/{stream}"
+
+
+def _gone(level: Mapping[str, Any]) -> int:
+    kept: int = sum(next_ - first for first, next_ in level["kept"])
+    return int(level["next"]) - kept
+
+
+def _in(number: int, ranges: Sequence[Sequence[int]]) -> bool:
+    return any(first <= number < next_ for first, next_ in ranges)
+
+
+def _ranges(stream: Stream) -> list[list[int]]:
+    """Return the retained epochs as ranges: the whole end of the stream, and islands before it."""
+    islands = [[n, n + 1] for n in stream.alone]
+    return [*islands, [stream.whole, stream.next]] if stream.whole < stream.next else islands
