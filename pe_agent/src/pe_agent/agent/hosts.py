@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import threading
@@ -11,12 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from pe_agent.agent import metrics
+from pe_agent.agent.blocks import Readable
 from pe_agent.agent.exports import HostedExport, Limits
+from pe_agent.agent.fellows import Fellows
 from pe_agent.agent.imports import ImportHost, UnknownPortError
 from pe_agent.agent.news import News
 from pe_agent.agent.routes import RouteTable
+from pe_agent.agent.stage_host import StageHost
 from pe_agent.agent.store import Store
+from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.log import Committer, Scrub
 from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.ledger import NotRoutedError
@@ -63,6 +70,10 @@ class Hosts:
         self._ticked = -TICK_SECONDS
         self._exports: dict[str, HostedExport] = {}
         self._lock = threading.Lock()
+        self.fellows = Fellows(str(pe), self.store, lambda: dict(self._exports))
+        self.stages = StageHost(
+            str(pe), home / "kept", self.store, self.committer, progress=progress
+        )
         self._declarations: dict[str, dict[str, Any]] = self.store.states("declarations", "port")
         self.imports = ImportHost(
             str(pe),
@@ -75,7 +86,10 @@ class Hosts:
         begun = time.monotonic()
         for (key,) in self.store.query("SELECT DISTINCT export FROM streams"):
             self._recover(self._host(key), progress)
+        for stream_log in self.stages.logs():
+            self.scrub.add(stream_log)
         self.recovery_seconds = time.monotonic() - begun
+        self.fellows.start()
         self.routes.load()
         self.routes.listen(self._follow)
 
@@ -112,6 +126,7 @@ class Hosts:
                     self.committer,
                     notify=partial(self.news.tell, key),
                 )
+                self._exports[key].fellows = self.fellows
             return self._exports[key]
 
     def export(self, port_or_key: str) -> HostedExport:
@@ -130,6 +145,21 @@ class Hosts:
                 " correct the option `export`."
             )
         return self._host(key)
+
+    def readable(self, ticket: Mapping[str, Any]) -> Readable:
+        """Return what a ticket is for: an export, or with a grant what is kept of one here.
+
+        Raises:
+            AgentUnreachableError: the ticket is for another agent, which had this address before.
+            GrantError, PartMissingError, UnknownPortError: there is nothing to read.
+        """
+        if ticket.get("grant") is None:
+            return self.export(str(ticket["export"]))
+        if ticket["agent"] != str(self.pe):
+            raise AgentUnreachableError(
+                f"agent {ticket['agent']} is not at this address any more: agent {self.pe} is."
+            )
+        return self.stages.reading(ticket)
 
     def _follow(self, view: View) -> None:
         """Bring exports and watches in line with a view."""
@@ -214,7 +244,9 @@ class Hosts:
             "reader.leave": self._leave,
             "reader.heads": lambda b: {"heads": self.imports.heads(b["import"])},
             "reader.where": lambda b: {
-                "location": self.imports.where(b["export"], b["stream"], b["reader"])
+                "location": self.imports.where(
+                    b["export"], b["stream"], b["reader"], b.get("agent")
+                )
             },
             "reader.hurry": self._hurry,
             "declare": self._declare,
@@ -223,6 +255,10 @@ class Hosts:
             "status": self._status,
             "driver.renew": self._driver,
             "stop": self._stop,
+            "fellows": self.fellows.told,
+            "stage.seal": self.stages.seal,
+            "stage.release": self.stages.release,
+            "stage.count": self.stages.count,
         }
 
     def _admit(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -232,6 +268,7 @@ class Hosts:
             batch=body["batch"],
             ddl=body["ddl"],
             renewed=body["renewed"],
+            schema=_arrow(body.get("arrow")),
         )
 
     def _publish(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -352,6 +389,8 @@ class Hosts:
             "imports": self.imports.status(),
             "broker": self.broker_status(),
             "certificate": self.listener_status(),
+            "fellows": self.fellows.status(),
+            "kept": self.stages.status(),
             "declarations": {
                 n: {"told": d["told"], "differs": d.get("differs")}
                 for n, d in self._declarations.items()
@@ -388,7 +427,13 @@ class Hosts:
         self.news.close()
         self.scrub.close()
         self.imports.peers.close()
+        self.fellows.close()
         for hosted in self._exports.values():
             hosted.close()
+        self.stages.close()
         self.committer.close()
         self.store.close()
+
+
+def _arrow(text: str | None) -> pa.Schema | None:
+    return None if text is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from pe_agent.agent.blocks import BlockReader, NotPlannedError, Read
+from pe_agent.agent.grants import Grant
 from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.peers import plan_body
 from pe_agent.flight_errors import to_flight
@@ -60,6 +61,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "peer.replan": self._replan,
             "peer.watch": self._watch,
             "peer.leave": self._leave,
+            "peer.where": self._where,
             **hosts.actions,
         }
 
@@ -112,18 +114,25 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         try:
             command = _json(descriptor.command)
             self._check_token(command)
-            export = self._hosts.export(str(command["export"]))
-            summary = export.stage(
-                query=command["query"],
-                run=command["run"],
-                batch=command["batch"],
-                ddl=command["ddl"],
-                schema=reader.schema,
-                batches=_batches(reader),
-            )
+            if "home" in command:
+                summary = self._hosts.stages.stage(command, reader.schema, _batches(reader))
+            else:
+                summary = self._stage(command, reader)
         except Exception as error:
             raise self._told(error, "put") from None
         writer.write(pa.py_buffer(json.dumps(summary).encode()))
+
+    def _stage(
+        self, command: dict[str, Any], reader: flight.MetadataRecordBatchReader
+    ) -> dict[str, Any]:
+        return self._hosts.export(str(command["export"])).stage(
+            query=command["query"],
+            run=command["run"],
+            batch=command["batch"],
+            ddl=command["ddl"],
+            schema=reader.schema,
+            batches=_batches(reader),
+        )
 
     # -- rows out ----------------------------------------------------------------------------
 
@@ -141,7 +150,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 filter=request["filter"],
                 columns=None if columns is None else tuple(columns),
             )
-            export = self._hosts.export(str(request["export"]))
+            export = self._hosts.readable(request)
             stream = export.streams.get(read.stream)
             if stream is None:
                 raise NotPlannedError(f"stream {read.stream} is not in the log of this agent")
@@ -186,7 +195,23 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         again = export.replan(
             _ask(body, policy), ranges, filter_=body["filter"], columns=body["columns"]
         )
-        return {"blocks": again.blocks, "gone": again.gone}
+        grant = Grant(
+            export=export.key,
+            reader=str(body["reader"]),
+            ranges=ranges,
+            filter=body["filter"],
+            columns=None if body["columns"] is None else tuple(body["columns"]),
+        )
+        return {
+            "blocks": again.blocks,
+            "gone": again.gone,
+            "agents": self._hosts.fellows.tickets(again.agents, grant),
+        }
+
+    def _where(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Tell a reader where a fellow is now that has blocks of its plan."""
+        self._hosts.peer(body)
+        return {"location": self._hosts.fellows.where(str(body["pe"]))}
 
     def _watch(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer as soon as a head differs from what the caller has, else after ``wait``."""

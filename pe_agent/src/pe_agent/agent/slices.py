@@ -97,15 +97,38 @@ class Slices(ImportState):
             "filter": end.filter,
             "columns": None if end.columns is None else list(end.columns),
         }
+        at: list[dict[str, str]] = [{}] + [
+            {"location": one["location"], "agent": one["pe"], "grant": one["grant"]}
+            for one in answer.get("agents", ())
+        ]
         return [
-            {**common, "stream": stream, "pieces": [_piece(p) for p in pieces]}
+            {**common, **at[agent], "stream": stream, "pieces": [_piece(p) for p in pieces]}
             for stream, epochs in answer["blocks"].items()
-            for pieces in cut({int(n): [b[1] for b in blocks] for n, blocks in epochs.items()})
+            for agent, sizes in _by_agent(epochs).items()
+            for pieces in cut(sizes)
         ]
 
-    def where(self, export: str, stream: str, reader: str) -> str:
-        """Return the present address of an export's agent, for a task that has lost it."""
-        return self._route_to(self.readers[reader], export, stream)[0]
+    def where(self, export: str, stream: str, reader: str, agent: str | None = None) -> str:
+        """Return the present address of an export's agent, for a task that has lost it.
+
+        Args:
+            export: the export.
+            stream: the stream that is read.
+            reader: the reader.
+            agent: PE of the fellow that has the blocks; None for the export's own agent.
+
+        Raises:
+            AgentUnreachableError: the export's own agent is away, too, and was to be asked.
+        """
+        own = self.readers[reader]
+        location, capability = self._route_to(own, export, stream)
+        if agent is None:
+            return location
+        body = {"export": export, "reader": reader, "import": own.import_, "pe": agent}
+        told = AgentClient(location).call(
+            "peer.where", timeout=PLAN_SECONDS, capability=capability, **body
+        )
+        return str(told["location"])
 
 
 def _replan(location: str, **body: Any) -> dict[str, Any]:
@@ -120,3 +143,15 @@ def _replan(location: str, **body: Any) -> dict[str, Any]:
 
 def _piece(piece: Piece) -> list[int]:
     return [piece.epoch, piece.first, piece.last]
+
+
+def _by_agent(epochs: Mapping[str, list[list[int]]]) -> dict[int, dict[int, list[int]]]:
+    """Return the bytes of blocks by the agent that has them, 0 for the exporter's own.
+
+    What is read at an agent counts the blocks there, so each agent has slices of its own.
+    """
+    result: dict[int, dict[int, list[int]]] = {}
+    for number, blocks in epochs.items():
+        for _, size, *agent in blocks:
+            result.setdefault(agent[0] if agent else 0, {}).setdefault(int(number), []).append(size)
+    return dict(sorted(result.items()))

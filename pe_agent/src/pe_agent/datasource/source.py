@@ -244,13 +244,16 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                     if batch.num_rows:
                         yield self._shaped(batch, wanted, ticket, meta)
                 return
-            except AgentUnreachableError as error:
+            except StreambrokerError as error:
+                if error.code != "AgentUnreachable":
+                    raise
                 until = until or time.monotonic() + self._options.reconnect
                 if time.monotonic() > until:
                     raise AgentUnreachableError(
                         f"{error} Epochs {_epochs(ticket)} of stream {ticket['stream']} of"
-                        f" {ticket['export']} could not be read; the batch is repeated when the"
-                        " query is started again."
+                        f" {ticket['export']} could not be read at agent {_holder(ticket)} for"
+                        f" {self._options.reconnect:.0f} s. Nothing was skipped; the batch is"
+                        " repeated when the query is started again."
                     ) from None
                 time.sleep(0.2)
                 location = self._where(ticket, location)
@@ -263,6 +266,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                     export=ticket["export"],
                     stream=ticket["stream"],
                     reader=ticket["reader"],
+                    agent=ticket.get("agent"),
                 )["location"]
             )
         except StreambrokerError:
@@ -305,6 +309,11 @@ def _planned(start: dict[str, Any], end: dict[str, Any]) -> str:
 def _epochs(ticket: dict[str, Any]) -> str:
     epochs = [p[0] for p in ticket["pieces"]]
     return f"{min(epochs)} to {max(epochs)}"
+
+
+def _holder(ticket: dict[str, Any]) -> str:
+    """Return the PE whose agent has the blocks."""
+    return str(ticket.get("agent") or ticket["export"].rpartition("/")[0])
 
 
 class _Lease:
