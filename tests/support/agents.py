@@ -62,12 +62,14 @@ class AgentProcess:
         secured: Authority | None = None,
         linger: float = 120.0,
         environment: Mapping[str, str] | None = None,
+        pe: int = 0,
     ) -> None:
         self.home, self.job, self.port, self.broker = home, job, port, broker
         self.linger, self.environment = linger, environment
+        self.main: Sequence[str] = ("-m", "pe_agent.agent")
         self.secured = secured
         self.trust = AgentTrust(secured.ca if secured else None)
-        self.pe = f"default/{job}/0"
+        self.pe = f"default/{job}/{pe}"
         self.key = zlib.crc32(job.encode()).to_bytes(4, "big") * 8
         self.process: subprocess.Popen[str] | None = None
         self.line = ""
@@ -82,8 +84,9 @@ class AgentProcess:
 
     def spawn(self) -> subprocess.Popen[str]:
         """Start the process and do not wait for it."""
-        command = [sys.executable, "-m", "pe_agent.agent", "--home", str(self.home)]
-        command += ["--job", self.job, "--host", "127.0.0.1", "--linger", str(self.linger)]
+        command = [sys.executable, *self.main, "--home", str(self.home), "--job", self.job]
+        command += ["--pe", self.pe.rpartition("/")[2], "--host", "127.0.0.1"]
+        command += ["--linger", str(self.linger)]
         if self.port:
             command += ["--port", str(self.port)]
         if self.broker:

@@ -120,10 +120,10 @@ class AgentClient:
     def __init__(self, location: str, token: str = "", trust: AgentTrust | None = None) -> None:
         self.location = location
         self.token = token
-        self._trust = trust
+        self.trust = trust
 
     def _client(self) -> flight.FlightClient:
-        return _client(self.location, self._trust or _trusted())
+        return _client(self.location, self.trust or _trusted())
 
     def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
         """Perform an action and return its answer.

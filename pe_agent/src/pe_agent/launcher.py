@@ -79,6 +79,11 @@ class AgentProcess:
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="agent keeper")
         self._keeper.start()
 
+    @property
+    def pe(self) -> PeKey:
+        """The PE that the agent is of."""
+        return self._pe
+
     def _adopt_or_start(self, port: int) -> AgentClient:
         """Take over the agent that runs, also one that is only just starting, or start one.
 

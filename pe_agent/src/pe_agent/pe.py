@@ -14,6 +14,7 @@ from pe_agent import owner as owners
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import SOURCE_FIELD, ddl_of, schema_of
+from pe_agent.fellow_agents import MOST, FellowAgents
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.memory import LastKnown
 from pe_agent.ports import ExportPort, ImportPort
@@ -49,6 +50,7 @@ def start(
     application: str | None = None,
     scope: str = DEFAULT_SCOPE,
     pe: int = 0,
+    agents: int = 1,
     namespace: str = DEFAULT_NAMESPACE,
     data_dir: str | Path | None = None,
     linger: float = 60.0,
@@ -73,11 +75,15 @@ def start(
         application: name other jobs may import by; default the job's name.
         scope: application scope.
         pe: number of the processing element.
+        agents: how many agents share what the job exports, over PEs ``pe``, ``pe`` + 1, …: tasks
+            stage their rows at all of them in turn. The first publishes, the others only hold rows.
         namespace: namespace of the job.
-        data_dir: log, cursors and routes; default ``$STREAMBROKER_HOME/<job>/<pe>``.
+        data_dir: log, cursors and routes; default ``$STREAMBROKER_HOME/<job>/<pe>``. Further
+            agents have ``<data_dir>/pe-<pe>``, or their own default.
         linger: seconds the agent serves on when the driver is gone.
         host: address the agent listens on.
-        port: port of the agent; 0 for the one it had before, or any.
+        port: port of the agent; 0 for the one it had before, or any. Further agents have the ones
+            after it.
         hint_port: UDP port at which the agent listens for hints of the broker; 0 for any.
         token: what to show the broker; default ``$STREAMBROKER_TOKEN``, or nothing.
         token_file: a file with the token, read again when it changes; excludes ``token``.
@@ -105,29 +111,45 @@ def start(
     key = PeKey.parse(f"{namespace}/{job}/{pe}")
     shown, trust = tokens.given(token, token_file), tls.given(broker_ca)
     certificate = agent_tls.shown(agent_certificate, agent_key)
-    agents = agent_tls.trusted(agent_ca)
-    if agents.anchors() is None and certificate is not None:
+    agent_trust = agent_tls.trusted(agent_ca)
+    if agent_trust.anchors() is None and certificate is not None:
         raise TrustError(
             "the job could not call its own agent: give the CA of `agent_certificate=` with"
             f" `agent_ca=` or {tls.AGENT_CA_VARIABLE}."
         )
     belongs_to = owners.given(owner)
     spark.dataSource.register(StreambrokerDataSource)
-    process = AgentProcess(
-        key,
-        Path(data_dir) if data_dir else default_home(key),
-        broker=broker,
-        linger=linger,
-        host=host,
-        port=port,
-        hint_port=hint_port,
-        token=shown,
-        broker_ca=trust.path,
-        certificate=certificate,
-        trust=agents,
-    )
+    if not 1 <= agents <= MOST:
+        raise ArgumentError(f"agents={agents}: a job has from 1 to {MOST} agents.")
+
+    def launch(number: int) -> AgentProcess:
+        one = PeKey(namespace, job, pe + number)
+        given = Path(data_dir) if data_dir else None
+        if given is not None and number:
+            given /= f"pe-{one.pe}"
+        return AgentProcess(
+            one,
+            given or default_home(one),
+            # A fellow has no ports, so nothing to ask a broker for.
+            broker=None if number else broker,
+            linger=linger,
+            host=host,
+            port=port + number if port else 0,
+            hint_port=0 if number else hint_port,
+            token=Token() if number else shown,
+            broker_ca=trust.path,
+            certificate=certificate,
+            trust=agent_trust,
+        )
+
+    process = launch(0)
+    try:
+        fellows = FellowAgents(process, launch, agents - 1)
+    except BaseException:
+        process.stop(end_agent=False)
+        raise
     named = {"name": application or job, "scope": scope}
-    return PE(spark, key, process, broker, named, shown, trust, belongs_to)
+    return PE(spark, key, process, broker, named, shown, trust, belongs_to, fellows)
 
 
 class PE:
@@ -149,8 +171,10 @@ class PE:
         token: Token | None = None,
         trust: Trust | None = None,
         owner: Mapping[str, str] | None = None,
+        fellows: FellowAgents | None = None,
     ) -> None:
         self.key = key
+        self._fellows = fellows
         self._owner = owner
         self.imports: dict[str, ImportPort] = {}
         self.exports: dict[str, ExportPort] = {}
@@ -441,6 +465,8 @@ class PE:
         except StreambrokerError as error:
             log.info("publisher leases not given back: %s", error)
         self._process.stop(end_agent=end_agent)
+        if self._fellows is not None:
+            self._fellows.stop(end_agent=end_agent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.process import read_address
+from pe_agent.fellow_agents import FellowAgents
 from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.launcher import AgentFailedError, AgentProcess
 from streambroker_core.model import PeKey
@@ -26,10 +27,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start, or adopt, the agent of a job in one data directory."""
     started: list[AgentProcess] = []
 
-    def one(job: str = "feed") -> AgentProcess:
+    def one(job: str = "feed", pe: int = 0) -> AgentProcess:
         process = AgentProcess(
-            PeKey.parse(f"default/{job}/0"),
-            tmp_path / "home",
+            PeKey("default", job, pe),
+            tmp_path / (f"pe-{pe}" if pe else "home"),
             broker=None,
             linger=20,
             host="127.0.0.1",
@@ -88,3 +89,39 @@ def test_an_agent_that_was_killed_is_started_again_on_its_port(
 
     until(again, SECONDS, "an answer of another process")
     assert process.client.location == before["location"]
+
+
+def test_the_home_is_told_its_fellows_also_after_one_of_them_was_started_again(
+    start: Start,
+) -> None:
+    home = start()
+    fellows = FellowAgents(home, lambda number: start(pe=number), 2)
+
+    def known() -> dict[str, bool]:
+        told = home.client.call("status")["fellows"]
+        return {pe: one["active"] for pe, one in told.items() if one["away"] is None}
+
+    assert list(home.client.call("status")["fellows"]) == ["default/feed/1", "default/feed/2"]
+    before = fellows.processes[0].client
+    os.kill((read_address(fellows.processes[0].home) or {})["pid"], signal.SIGKILL)
+    until(lambda: fellows.processes[0].client is not before, SECONDS, "it runs again")
+    until(lambda: len(known()) == 2, SECONDS, "both answer the home")
+
+    FellowAgents(home, lambda number: start(pe=number), 0)
+    until(lambda: not known(), SECONDS, "those that hold nothing are forgotten")
+
+
+def test_an_agent_that_does_not_start_takes_its_fellows_with_it(start: Start) -> None:
+    home = start()
+    found: list[AgentProcess] = []
+
+    def one(number: int) -> AgentProcess:
+        if number == 2:
+            raise AgentFailedError("no second one")
+        found.append(start(pe=number))
+        return found[-1]
+
+    with pytest.raises(AgentFailedError, match="no second one"):
+        FellowAgents(home, one, 2)
+    assert read_address(found[0].home) is None
+    assert home.client.call("status")["fellows"] == {}

@@ -6,6 +6,7 @@ neither the writer's constructor nor the commit.
 
 from __future__ import annotations
 
+import base64
 import logging
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import OptionError, Options, ddl_of
+from pe_agent.datasource.places import Place, Places
 from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 
@@ -93,8 +95,9 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     def _client(self) -> AgentClient:
         return AgentClient(self._options.agent, self._options.token, self._trust)
 
-    def _admit(self, staged: Staged) -> None:
+    def _admit(self, staged: Staged, schema: pa.Schema) -> dict[str, Any]:
         """Wait until the export takes this batch: its log has room and no other query has it."""
+        arrow = base64.b64encode(schema.remove_metadata().serialize()).decode()
         renewed: int | None = None
         told = False
         deadline = time.monotonic() + self._options.reconnect
@@ -108,6 +111,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                     batch=staged.batch,
                     ddl=self._ddl,
                     renewed=renewed,
+                    arrow=arrow,
                 )
                 deadline = time.monotonic() + self._options.reconnect
             except AgentUnreachableError:
@@ -115,7 +119,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                     raise
                 answer = {"away": True}
             if answer.get("admitted"):
-                return
+                return answer
             if "occupied" in answer:
                 renewed = answer["occupied"]["renewed"]
             if "waiting" in answer and not told:
@@ -126,25 +130,27 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     def _stage(
         self, staged: Staged, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
     ) -> dict[str, Any]:
-        """Ask for admission and send the rows; again if the agent was lost in between.
+        """Ask for admission and send the rows; to another agent if one was lost in between.
 
         Once more than the first batch has been taken from Spark there is no second try: the task
         fails, and Spark repeats it or the query.
         """
         deadline = time.monotonic() + self._options.reconnect
         taken: list[pa.RecordBatch] = []
+        places = Places(self._client(), staged.partition)
         while True:
-            self._admit(staged)
+            place = places.next(self._admit(staged, first.schema))
             try:
-                return self._put(staged, first, rest, taken)
+                return self._put(place, staged, first, rest, taken)
             except StreambrokerError as error:
-                again = error.code in ("AgentUnreachable", "NotAdmitted")
+                again = places.again(place, error)
                 if taken or not again or time.monotonic() > deadline:
                     raise
             time.sleep(0.05)
 
     def _put(
         self,
+        place: Place,
         staged: Staged,
         first: pa.RecordBatch,
         rest: Iterator[pa.RecordBatch],
@@ -162,8 +168,9 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             "run": staged.run,
             "batch": staged.batch,
             "ddl": self._ddl,
+            **place.more,
         }
-        return self._client().put(command, first.schema, rows())
+        return place.client.put(command, first.schema, rows())
 
     # -- driver ------------------------------------------------------------------------------
 
@@ -171,8 +178,9 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         """Publish the stages the messages name; repeated after a crash, published once.
 
         Raises:
-            AgentUnreachableError: the own agent stayed away for :data:`COMMIT_SECONDS`, or for
-                ``reconnect`` if that is less; the batch comes again when the query is started.
+            AgentUnreachableError: the own agent, or one that has a stage, stayed away for
+                :data:`COMMIT_SECONDS`, or for ``reconnect`` if that is less; the batch comes
+                again when the query is started.
             AgentRefusedError: a stage is missing, the batch differs, the run was replaced.
         """
         staged = _staged(messages)
@@ -194,8 +202,8 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                     ddl=self._ddl if stages else None,
                 )
                 return
-            except AgentUnreachableError:
-                if time.monotonic() > deadline:
+            except StreambrokerError as error:
+                if error.code != "AgentUnreachable" or time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
 
