@@ -112,8 +112,12 @@ fmt: $(READY) ## format, and mend what the linter can
 	$(BIN)/ruff format --quiet $(SOURCES)
 
 .PHONY: bench
-bench: $(READY) ## measure; figures to benchmarks/results/
+bench: $(READY) ## measure, offline; figures to benchmarks/results/
 	$(BIN)/python -m benchmarks $(BENCH)
+
+.PHONY: bench-setup
+bench-setup: $(READY) ## fetch Kafka, the peer of some benchmarks, into benchmarks/peer (needs Maven)
+	$(BIN)/python benchmarks/peer_jars.py
 
 .PHONY: lock
 lock: ## write the lock files anew (needs uv)

@@ -47,3 +47,28 @@ def add(figures: Figures, name: str, ran: list[dict[str, Any]], batch_rows: int)
     for part in ("addBatch", "triggerExecution"):
         figures.add(f"{name}: {part}", statistics.median(b["ms"].get(part, 0) for b in ran), "ms")
     return float(seconds * 1e6 / batch_rows)
+
+
+def done(ran: list[dict[str, Any]], at: float) -> float:
+    """Return how many rows a query had done at a time; a batch does its rows evenly."""
+    total = 0.0
+    for batch in ran:
+        seconds = batch["ms"]["triggerExecution"] / 1e3
+        share = (at - batch["began"]) / seconds if seconds else 1.0
+        total += batch["rows"] * min(1.0, max(0.0, share))
+    return total
+
+
+def ended(ran: list[dict[str, Any]], total: float) -> float:
+    """Return when a query had done so many rows; a batch does its rows evenly.
+
+    Raises:
+        RuntimeError: it has not done so many.
+    """
+    before = 0.0
+    for batch in ran:
+        if batch["rows"] and before + batch["rows"] >= total:
+            share = (total - before) / batch["rows"]
+            return float(batch["began"] + share * batch["ms"]["triggerExecution"] / 1e3)
+        before += batch["rows"]
+    raise RuntimeError(f"only {before:,.0f} rows came, not {total:,.0f}")
