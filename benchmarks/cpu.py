@@ -12,7 +12,7 @@ KINDS = {
     "pyspark/daemon": "Python workers",
     "pyspark.daemon": "Python workers",
 }
-
+KAFKA = "kafka.Kafka"
 
 Used = dict[int, tuple[str, float]]
 """Kind of process and seconds so far, by process id."""
@@ -21,7 +21,7 @@ Used = dict[int, tuple[str, float]]
 def used(root: int) -> Used:
     """Return the processor seconds used so far by a process and those below it.
 
-    Kinds are ``JVM``, ``agent``, ``Python workers`` and ``driver`` (Spark's other Python
+    Kinds are ``JVM``, ``Kafka``, ``agent``, ``Python workers`` and ``driver`` (Spark's other Python
     processes, among them those that hold sources and sinks).
     """
     children: dict[int, list[int]] = {}
@@ -66,5 +66,5 @@ def _kind(pid: int) -> str:
         return "driver"
     program = line.partition(" ")[0]
     if program.endswith("java"):
-        return "JVM"
+        return "Kafka" if line.rstrip().rpartition(" ")[0].endswith(KAFKA) else "JVM"
     return next((kind for mark, kind in KINDS.items() if mark in line and mark != "java"), "driver")

@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import secrets
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,6 +26,8 @@ from streambroker_core.schema import parse_ddl, to_items
 
 SECONDS = 180.0
 ANSWER = "@@ "
+STARTED = "@started"
+WITH_PARENT = ("setpriv", "--pdeathsig", "TERM", "--") if shutil.which("setpriv") else ()
 _T = TypeVar("_T")
 
 
@@ -54,18 +57,22 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": str(Path(__file__).parent),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONUNBUFFERED": "1",
+        "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
 
 class Child:
-    """A process that writes lines to its standard output and errors to a file."""
+    """A process that writes lines to its standard output and errors to a file.
+
+    It ends when the thread that started it is gone, however that came.
+    """
 
     def __init__(self, command: list[str], log: Path) -> None:
         self._log = log
         self.lines: queue.Queue[str] = queue.Queue()
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                command,
+                [*WITH_PARENT, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -114,6 +121,46 @@ class Broker(Child):
         self.url = self.line("streambroker listening on ")
 
 
+class Reader:
+    """What the Spark source asks of an agent and reads, by hand."""
+
+    def __init__(self, client: AgentClient, trust: AgentTrust | None = None) -> None:
+        self._client, self._trust = client, trust
+        self._session = secrets.token_hex(8)
+
+    def plan(self, port: str, start: dict[str, Any] | None, max_bytes: int) -> dict[str, Any]:
+        """Return the offset behind ``start``; waits until there is one."""
+        named: dict[str, Any] = {"import": port}
+
+        def next_() -> dict[str, Any] | None:
+            found: dict[str, Any] | None = self._client.call(
+                "reader.next",
+                session=self._session,
+                start=start,
+                max_bytes=max_bytes,
+                wait=0.5,
+                columns=rows.SCHEMA.names,
+                limit=None,
+                **named,
+            )["offset"]
+            return found
+
+        return until(next_, f"news for {port}")
+
+    def read(
+        self, port: str, start: dict[str, Any] | None, end: dict[str, Any]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a batch, slice by slice."""
+        named: dict[str, Any] = {"import": port}
+        told = self._client.call(
+            "reader.slices", session=self._session, start=start, end=end, **named
+        )
+        for ticket in told["slices"]:
+            client = AgentClient(ticket["location"], trust=self._trust)
+            for batch, _ in client.get({**ticket, "skip": 0}):
+                yield batch
+
+
 class Agent:
     """An agent without Spark: what a job would ask for, asked for by hand."""
 
@@ -128,7 +175,6 @@ class Agent:
     ) -> None:
         self.pe = f"default/{job}/0"
         self.home = place / f"home-{job}"
-        self._trust = trust
         self._process = AgentProcess(
             PeKey.parse(self.pe),
             self.home,
@@ -139,7 +185,7 @@ class Agent:
             certificate=certificate,
             trust=trust,
         )
-        self._session = secrets.token_hex(8)
+        self._reader = Reader(self.client, trust)
 
     @property
     def client(self) -> AgentClient:
@@ -199,35 +245,13 @@ class Agent:
 
     def plan(self, port: str, start: dict[str, Any] | None, max_bytes: int) -> dict[str, Any]:
         """Return the offset behind ``start``; waits until there is one."""
-        named: dict[str, Any] = {"import": port}
-
-        def next_() -> dict[str, Any] | None:
-            found: dict[str, Any] | None = self.client.call(
-                "reader.next",
-                session=self._session,
-                start=start,
-                max_bytes=max_bytes,
-                wait=0.5,
-                columns=rows.SCHEMA.names,
-                limit=None,
-                **named,
-            )["offset"]
-            return found
-
-        return until(next_, f"news for {port}")
+        return self._reader.plan(port, start, max_bytes)
 
     def read(
         self, port: str, start: dict[str, Any] | None, end: dict[str, Any]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a batch, slice by slice."""
-        named: dict[str, Any] = {"import": port}
-        told = self.client.call(
-            "reader.slices", session=self._session, start=start, end=end, **named
-        )
-        for ticket in told["slices"]:
-            client = AgentClient(ticket["location"], trust=self._trust)
-            for batch, _ in client.get({**ticket, "skip": 0}):
-                yield batch
+        return self._reader.read(port, start, end)
 
 
 class App(Child):

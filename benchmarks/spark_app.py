@@ -2,7 +2,9 @@
 
 Orders come as lines of JSON: ``{"source": {"kind": …}, "sink": {"kind": …}, "checkpoint": …,
 "batches": n | "rows": n | "seconds": s}``. The answer is the list of the query's progress reports,
-shortened. Lines with answers begin with ``@@``, since the JVM writes to the same place.
+shortened. ``{"queries": [order, …]}`` runs several at once and answers with as many lists;
+``{"servers": …, "make": topic, "drop": topic}`` is about Kafka's topics. Lines with answers begin
+with ``@@``, since the JVM writes to the same place; ``@started`` comes before them.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import kafka_queries
 import rows
 import sources
-from processes import ANSWER
+from processes import ANSWER, STARTED
 
 import pe_agent
 from pe_agent.local import CONF, ensure_java
@@ -42,6 +45,8 @@ def session(plan: dict[str, Any]) -> SparkSession:
     builder = SparkSession.builder.master(f"local[{plan['cores']}]").appName(plan["job"])
     for key, value in {**(CONF if plan.get("tuned", True) else {}), **QUIET}.items():
         builder = builder.config(key, value)
+    if plan.get("jars"):
+        builder = builder.config("spark.jars", ",".join(plan["jars"]))
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     for source in sources.ALL:
@@ -78,6 +83,8 @@ class Application:
         if kind == "import":
             assert self.pe is not None
             return self.pe.subscribe(start="earliest", **more)
+        if kind == "kafka":
+            return kafka_queries.read(self.spark, more)
         reader = self.spark.readStream.format(kind)
         for name, value in more.items():
             reader = reader.option(name, value)
@@ -91,29 +98,59 @@ class Application:
         if kind == "export":
             assert self.pe is not None
             return self.pe.publish(frame, checkpoint=checkpoint, **sink)
-        writer = frame.writeStream.format(kind).option("checkpointLocation", checkpoint)
-        for name, value in sink.items():
-            writer = writer.option(name, value)
-        return writer.start()
+        if kind == "kafka":
+            writer = kafka_queries.write(frame, sink)
+        else:
+            writer = frame.writeStream.format(kind)
+            for name, value in sink.items():
+                writer = writer.option(name, value)
+        return writer.option("checkpointLocation", checkpoint).start()
 
-    def run(self, order: dict[str, Any]) -> list[dict[str, Any]]:
-        """Run a query until it has done enough; return its batches."""
-        query = self.query(order["source"], order["sink"], order["checkpoint"])
-        deadline = time.monotonic() + order.get("seconds", 170.0)
+    def obey(self, order: dict[str, Any]) -> Any:
+        """Do what an order says; return the answer."""
+        if "servers" in order:
+            return kafka_queries.topic(self.spark, **order)
+        if "queries" in order:
+            return self.run(order["queries"])
+        return self.run([order])[0]
+
+    def run(self, orders: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        """Run queries until each has done enough; return the batches of each."""
+        queries: list[StreamingQuery] = []
+        deadline = time.monotonic() + max(o.get("seconds", 170.0) for o in orders)
         try:
-            while time.monotonic() < deadline and not _enough(query, order):
-                if not query.isActive:
-                    raise RuntimeError(f"the query ended: {query.exception()}")
-                time.sleep(0.1)
+            queries += (self.query(o["source"], o["sink"], o["checkpoint"]) for o in orders)
+            pairs = list(zip(queries, orders, strict=True))
+            _say_started(queries, deadline)
+            while pairs and time.monotonic() < deadline:
+                for query, _ in pairs:
+                    if not query.isActive:
+                        raise RuntimeError(f"the query ended: {query.exception()}")
+                time.sleep(min(0.5, 0.1 * len(orders)))  # looking costs a millisecond a query
+                pairs = [(query, order) for query, order in pairs if not _enough(query, order)]
         finally:
-            query.stop()
-        return [_short(p) for p in query.recentProgress if p["numInputRows"] or p["durationMs"]]
+            for query in queries:
+                query.stop()
+        return [
+            [_short(p) for p in query.recentProgress if p["numInputRows"] or p["durationMs"]]
+            for query in queries
+        ]
 
     def end(self) -> None:
         """End agent and session."""
         if self.pe is not None:
             self.pe.stop(end_agent=True)
         self.spark.stop()
+
+
+def _say_started(queries: list[StreamingQuery], deadline: float) -> None:
+    """Write :data:`STARTED` once all queries ask their sources for rows."""
+    while time.monotonic() < deadline and any(
+        "Initializing" in q.status["message"] for q in queries
+    ):
+        time.sleep(0.05)
+    sys.stdout.write(f"{STARTED}\n")
+    sys.stdout.flush()
 
 
 def _enough(query: StreamingQuery, order: dict[str, Any]) -> bool:
@@ -141,7 +178,7 @@ def main() -> None:
     sys.stdout.flush()
     try:
         for line in sys.stdin:
-            answer = application.run(json.loads(line))
+            answer = application.obey(json.loads(line))
             sys.stdout.write(f"{ANSWER}{json.dumps(answer)}\n")
             sys.stdout.flush()
     finally:

@@ -1,0 +1,69 @@
+"""One export and many importing queries that keep a tenth of its rows, against Kafka."""
+
+from __future__ import annotations
+
+import queries
+from measure import Figures, Settings, turns
+from spark_to_kafka_to_spark import Ways, seconds
+
+PURPOSE = "fan-out: 1 and 10 importing queries that keep a tenth, against Kafka with Avro"
+WAYS = ("streambroker", "kafka avro")
+IMPORTERS = (1, 10)
+VARIANTS = tuple((way, importers) for importers in IMPORTERS for way in WAYS)
+FILTER = "d < 100"
+"""Keeps a tenth: ``d`` counts to a thousand and begins again."""
+
+
+def measure(ways: Ways, figures: Figures, variant: tuple[str, int], round_: int) -> float:
+    """Measure one way; round 0 is left out. Returns seconds per 1 M rows exported."""
+    way, importers = variant
+    fill = queries.FILL if way == "streambroker" else queries.WARM
+    ran = ways.trip(
+        way,
+        f"{way.replace(' ', '-')}-{importers}-{round_}",
+        batches=fill + count(ways),
+        filter_=FILTER,
+        importers=importers,
+    )
+    took = seconds(ran, fill, count(ways), ways.rows)
+    if round_:
+        name = f"{way}, {importers} importers"
+        figures.add(f"{name}: rows exported", 1 / took, "M rows/s")
+        millions = sum(b["rows"] for b in ran.wrote) / 1e6
+        figures.add(f"{name}: processor", sum(ran.used.values()) / millions, "s/M rows")
+        for who, used in ran.used.items():
+            figures.add(f"{name}: processor: {who}", used / millions, "s/M rows")
+    return took
+
+
+def count(ways: Ways) -> int:
+    """Return how many batches are counted; ten readers of Kafka take ten times as long."""
+    return 2 if ways.quick else 4
+
+
+def run(settings: Settings) -> Figures:
+    """Measure; round 0 warms up, with one importer, and is left out."""
+    figures = Figures()
+    ways = Ways(settings)
+    try:
+        for way in WAYS:
+            measure(ways, figures, (way, 1), 0)
+        for round_ in range(1, settings.rounds + 1):
+            figures.yardstick()
+            order = turns([f"{n}" for n in range(len(VARIANTS))], round_)
+            took = {
+                VARIANTS[int(n)]: measure(ways, figures, VARIANTS[int(n)], round_) for n in order
+            }
+            settings.say(f"round {round_} of {settings.rounds} done: {took}")
+    finally:
+        ways.end()
+    for importers in IMPORTERS:
+        for what in ("rows exported", "processor"):
+            ours, theirs = (f"{way}, {importers} importers: {what}" for way in WAYS)
+            figures.ratio(f"streambroker / kafka avro, {importers} importers: {what}", ours, theirs)
+    figures.note(
+        f"the importing queries run in one application of local[2] and keep `{FILTER}`: an agent"
+        " sends what is kept, from Kafka each query reads, decodes and then drops;"
+        f" {count(ways)} batches per round; until the last importer has them."
+    )
+    return figures
