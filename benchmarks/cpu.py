@@ -41,6 +41,25 @@ def used(root: int) -> Used:
     return result
 
 
+def seconds(pid: int) -> float:
+    """Return the processor seconds that one process has used so far.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    found = _stat(Path(f"/proc/{pid}"))
+    if found is None:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return found[1]
+
+
+def resident(pid: int) -> float:
+    """Return the resident memory of a process in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) / 1024
+
+
 def between(before: Used, after: Used) -> dict[str, float]:
     """Return the seconds used by kind; processes that ended meanwhile are not in it."""
     result: dict[str, float] = {}

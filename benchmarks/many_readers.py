@@ -92,7 +92,7 @@ def run(settings: Settings) -> Figures:
     bench = Bench(settings)
     published = EPOCHS * settings.rows
     try:
-        for round_ in range(settings.rounds + 1):
+        for round_ in settings.turns:
             figures.yardstick() if round_ else None
             for name in turns(tuple(FILTERS), round_):
                 took, count, size, agents = bench.read(name)
@@ -104,6 +104,8 @@ def run(settings: Settings) -> Figures:
                     figures.add(f"{name}: rows looked at for readers", millions / took, "M rows/s")
                     figures.add(f"{name}: sent", size / 1e6 / millions, "MB/M rows")
                     figures.add(f"{name}: processor of the agents", agents / millions, "s/M rows")
+                    memory = cpu.resident(bench.feed.pid)
+                    figures.add(f"{name}: memory of the exporter's agent", memory, "MiB")
             settings.say(f"round {round_} of {settings.rounds} done")
     finally:
         bench.end()

@@ -38,6 +38,11 @@ class Settings:
     place: Path
     say: Callable[[str], None]
 
+    @property
+    def turns(self) -> range:
+        """The rounds; 0 warms up and is left out, of a short look altogether."""
+        return range(1 if self.quick else 0, self.rounds + 1)
+
 
 @dataclass
 class Figures:

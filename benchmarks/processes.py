@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import rows
 
+from pe_agent.agent.process import read_address
 from pe_agent.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.client import AgentClient
 from pe_agent.launcher import AgentProcess
@@ -130,35 +131,48 @@ class Reader:
 
     def plan(self, port: str, start: dict[str, Any] | None, max_bytes: int) -> dict[str, Any]:
         """Return the offset behind ``start``; waits until there is one."""
+        return until(lambda: self.next(port, start, max_bytes), f"news for {port}")
+
+    def next(
+        self, port: str, start: dict[str, Any] | None, max_bytes: int
+    ) -> dict[str, Any] | None:
+        """Return the offset behind ``start``, None if there is none within half a second."""
         named: dict[str, Any] = {"import": port}
+        found: dict[str, Any] | None = self._client.call(
+            "reader.next",
+            session=self._session,
+            start=start,
+            max_bytes=max_bytes,
+            wait=0.5,
+            columns=rows.SCHEMA.names,
+            limit=None,
+            **named,
+        )["offset"]
+        return found
 
-        def next_() -> dict[str, Any] | None:
-            found: dict[str, Any] | None = self._client.call(
-                "reader.next",
-                session=self._session,
-                start=start,
-                max_bytes=max_bytes,
-                wait=0.5,
-                columns=rows.SCHEMA.names,
-                limit=None,
-                **named,
-            )["offset"]
-            return found
-
-        return until(next_, f"news for {port}")
+    def leave(self, offset: dict[str, Any]) -> None:
+        """End in order: what the reader claims is kept for the grace of the export."""
+        self._client.call("reader.leave", reader=offset["reader"], session=self._session)
 
     def read(
         self, port: str, start: dict[str, Any] | None, end: dict[str, Any]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a batch, slice by slice."""
+        for ticket in self.tickets(port, start, end):
+            client = AgentClient(ticket["location"], trust=self._trust)
+            for batch, _ in client.get({**ticket, "skip": 0}):
+                yield batch
+
+    def tickets(
+        self, port: str, start: dict[str, Any] | None, end: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return what a batch reads, slice by slice."""
         named: dict[str, Any] = {"import": port}
         told = self._client.call(
             "reader.slices", session=self._session, start=start, end=end, **named
         )
-        for ticket in told["slices"]:
-            client = AgentClient(ticket["location"], trust=self._trust)
-            for batch, _ in client.get({**ticket, "skip": 0}):
-                yield batch
+        tickets: list[dict[str, Any]] = told["slices"]
+        return tickets
 
 
 class Agent:
@@ -192,17 +206,32 @@ class Agent:
         """A client with the agent's token."""
         return self._process.client
 
+    @property
+    def pid(self) -> int:
+        """The agent's process."""
+        found = read_address(self.home)
+        assert found is not None
+        return int(found["pid"])
+
     def end(self) -> None:
         """End the agent."""
         self._process.stop(end_agent=True)
 
-    def export(self, port: str, *, max_bytes: str = "8Gi") -> None:
+    def export(
+        self,
+        port: str,
+        *,
+        max_bytes: str = "8Gi",
+        buffer: dict[str, str] | None = None,
+        **more: Any,
+    ) -> None:
         """Declare an export of the measured rows with the property ``kind``."""
         spec = {
             "application": {"name": "bench"},
             "properties": {"kind": port},
             "schema": to_items(parse_ddl(rows.DDL)),
-            "buffer": {"maxBytes": max_bytes},
+            "buffer": {"maxBytes": max_bytes, **(buffer or {})},
+            **more,
         }
         self.client.call("declare", kind="export", port=port, spec=spec)
 
@@ -236,7 +265,7 @@ class Agent:
             "ddl": rows.DDL,
         }
         told = self.client.call("publisher.admit", batch=batch, renewed=None, **who)
-        if told != {"admitted": True}:
+        if not told.get("admitted"):
             raise RuntimeError(f"not admitted: {told}")
         done = [self.client.put({**who, "batch": batch}, rows.SCHEMA, stage) for stage in stages]
         self.client.call("publisher.publish", batch=batch, stages=done, timeout=30.0, **who)
