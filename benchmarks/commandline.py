@@ -27,6 +27,8 @@ NAMES = (
     "fan_out",
     "many_readers",
     "latency",
+    "idle",
+    "scaling",
     "change_to_route",
     "polling",
     "log_append",
