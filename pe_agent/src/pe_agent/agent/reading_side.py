@@ -111,11 +111,7 @@ class ReadingSide(ExportState):
         """Return the blocks of epochs that are there; fellows among them are added to agents."""
         hosted = self.streams.get(stream)
         found = {} if hosted is None else hosted.manifests
-        return {
-            n: _told(found[n], agents)
-            for n in range(first, next_)
-            if n in found
-        }
+        return {n: _told(found[n], agents) for n in range(first, next_) if n in found}
 
     def planned_under(self, reader: str, filter_: str | None) -> bool:
         """Whether the last plan of a reader had this filter."""
