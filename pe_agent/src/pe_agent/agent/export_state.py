@@ -66,6 +66,8 @@ class ExportState:
         self._lock = threading.RLock()
         self._publishing = threading.RLock()
         """Held around a publish as a whole, also while fellows are called; taken first."""
+        self._noting = threading.Lock()
+        """Held while levels for fellows are noted: an older one must not replace a newer one."""
 
     def heads(self) -> dict[str, int]:
         """Return the number the next epoch of each stream gets."""

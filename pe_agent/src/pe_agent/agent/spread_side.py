@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -156,33 +155,41 @@ class SpreadSide(ExportState):
         What it will remove is noted durably before: this agent's log may still have manifests
         of such epochs when it is opened again.
         """
-        owed = Counter((o.stream, o.epoch) for o in self.owed(agent))
-        with self._lock:
-            return {
-                id_: self._level(id_, sorted(n for s, n in owed if s == id_)) for id_ in streams
-            }
+        owed = {(o.stream, o.epoch) for o in self.owed(agent)}
+        with self._noting:
+            with self._lock:
+                had = {id_: self._had(id_) for id_ in streams}
+                publisher = self.publisher
+                common = {
+                    "query": publisher.query,
+                    "batch": -1 if publisher.last is None else publisher.last.batch,
+                    "runs": list(publisher.runs)[:-1],
+                    "aborted": publisher.aborted,
+                }
+            for id_, level in had.items():
+                self._note_level(id_, level)
+        result: dict[str, Any] = {}
+        for id_, level in had.items():
+            more = sorted(n for s, n in owed if s == id_)
+            if level is None and not more:
+                result[id_] = None
+                continue
+            told = level or {"next": more[-1] + 1, "kept": [], "sealed": True}
+            kept = told["kept"] + [[n, n + 1] for n in more if not _in(n, told["kept"])]
+            result[id_] = {**told, **common, "kept": kept}
+        return result
 
-    def _level(self, id_: str, owed: list[int]) -> dict[str, Any] | None:
-        stream, publisher = self.ledger.streams.get(id_), self.publisher
-        if (stream is None or id_ not in self.streams) and not owed:
-            self._store.write("DELETE FROM meta WHERE name = ?", _released(id_))
+    def _had(self, id_: str) -> dict[str, Any] | None:
+        """Return which epochs there are of a stream, None if there is no log of it any more."""
+        stream = self.ledger.streams.get(id_)
+        if stream is None or id_ not in self.streams:
             return None
-        kept = [] if stream is None or id_ not in self.streams else _ranges(stream)
-        level = {
-            "next": max([0 if stream is None else stream.next, *(n + 1 for n in owed)]),
-            "kept": [*kept, *([n, n + 1] for n in owed if not _in(n, kept))],
-        }
-        self._note_level(id_, level)
-        return {
-            **level,
-            "sealed": stream is None or stream.sealed,
-            "query": publisher.query,
-            "batch": -1 if publisher.last is None else publisher.last.batch,
-            "runs": list(publisher.runs)[:-1],
-            "aborted": publisher.aborted,
-        }
+        return {"next": stream.next, "kept": _ranges(stream), "sealed": stream.sealed}
 
-    def _note_level(self, id_: str, level: dict[str, Any]) -> None:
+    def _note_level(self, id_: str, level: dict[str, Any] | None) -> None:
+        if level is None:
+            self._store.write("DELETE FROM meta WHERE name = ?", _released(id_))
+            return
         before = json.loads(self._store.get(_released(id_)) or '{"next": 0, "kept": []}')
         if _gone(level) > _gone(before):
             with self._store.transaction(durable=True) as db:
