@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,7 @@ PORTS = (
     "moved",
     "homeless",
     "taken",
+    "waits",
 )
 BLOCKS, WIDE = 24, 1 << 20
 """More than what the network holds on its way."""
@@ -153,7 +155,7 @@ def test_a_fellow_that_stays_away_fails_the_task_by_its_name_and_its_epochs(feed
     with pytest.raises(AgentUnreachableError) as failed:
         tasks.read(ticket, once(feed.fellows[0].kill))
     message = str(failed.value)
-    assert "Epochs 0 to 0 of default/feed/0/dead" in message
+    assert f"Epochs 0 to 0 of stream {ticket['stream']} of default/feed/0/dead" in message
     assert "at agent default/feed/1 for 1 s. Nothing was skipped" in message
     feed.fellows[0].start()
     end = tasks.reading.end(None)
@@ -177,8 +179,10 @@ def test_a_home_that_is_killed_between_seal_and_manifest_publishes_the_batch_onc
 
     thread = threading.Thread(target=revive)
     thread.start()
-    writing.commit(1, staged)
+    with contextlib.suppress(AgentUnreachableError):  # it may take longer than a commit tries
+        writing.commit(1, staged)
     thread.join()
+    writing.commit(1, staged)
     assert [part["epochs"] for part in feed.kept("sealed")] == [2, 2]
     writing.run = "run-2"
     writing.publish(1)
@@ -186,6 +190,22 @@ def test_a_home_that_is_killed_between_seal_and_manifest_publishes_the_batch_onc
     rows, end = Tasks(feed, "sealed").follow(3)
     assert rows == all_rows(90)
     assert [p["next"] for p in end["streams"].values()] == [3]
+
+
+def test_a_commit_waits_for_a_fellow_that_was_killed_with_stages_of_the_batch(feed: Job) -> None:
+    writing, victim = Writing(feed, "waits"), feed.fellows[0]
+    staged = writing.stage(0, 3, 5)
+    late = writing.task(0, 2, iter([wide(20, 5), wide(25, 5)]))  # by a speculative attempt
+    victim.kill()
+    writing.reconnect = 1.0
+    with pytest.raises(AgentUnreachableError, match="agent default/feed/1"):
+        writing.commit(0, staged)
+    assert all(s["next"] == 0 for s in feed.home.export_status("waits")["streams"].values())
+    victim.start()
+    writing.reconnect = FAR
+    writing.commit(0, [*staged[:2], late])
+    assert Tasks(feed, "waits").follow(1)[0] == all_rows(30)
+    until(lambda: all(p["stages"] == 0 for p in feed.kept("waits")), FAR, "no stages left")
 
 
 def test_a_run_that_ended_before_its_commit_leaves_nothing_behind(feed: Job) -> None:

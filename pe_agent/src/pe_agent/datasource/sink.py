@@ -203,8 +203,10 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                 )
                 return
             except StreambrokerError as error:
-                if error.code != "AgentUnreachable" or time.monotonic() > deadline:
+                if error.code != "AgentUnreachable":
                     raise
+                if time.monotonic() > deadline:
+                    raise AgentUnreachableError(str(error)) from None
                 time.sleep(0.2)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
