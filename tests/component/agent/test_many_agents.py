@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.flight_errors import AgentUnreachableError
-from support.agents import free_port
+from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from support.agents import error_code, free_port
 from support.fellowships import CUT_AFTER_SEAL, FAR, Job, Tasks, Writing, job, wide
 from support.waiting import until
 
@@ -28,6 +29,7 @@ PORTS = (
     "homeless",
     "taken",
     "waits",
+    "lost",
 )
 BLOCKS, WIDE = 24, 1 << 20
 """More than what the network holds on its way."""
@@ -274,3 +276,25 @@ def test_while_the_home_is_away_tasks_read_at_fellows_and_nothing_is_published(f
         feed.home.start()
     writing.commit(1, staged)
     assert tasks.follow(2)[0] == all_rows(BLOCKS + 4)
+
+
+def test_what_a_fellow_has_lost_stops_its_readers_and_new_epochs_are_read(feed: Job) -> None:
+    tasks, ticket = large(feed, "lost")
+    victim = feed.fellows[0]
+    victim.kill()
+    shutil.rmtree(victim.home)
+    victim.prepare()
+    victim.start()
+    feed.tell()
+    feed.renew()
+    assert error_code(tasks.read, ticket) == "GrantInvalid"
+    end = tasks.reading.end(None)
+    fresh = at(tasks.tickets(None, end), victim.pe)
+    with pytest.raises(AgentRefusedError, match=r"agent default/feed/1 does not have .* epochs? "):
+        tasks.read(fresh)
+    assert error_code(tasks.read, fresh) == "DataLoss"
+    feed.present()
+    writing = Writing(feed, "lost")
+    writing.commit(1, [writing.task(1, 1, iter([wide(0, 5)]))])
+    last = tasks.reading.end(end)
+    assert tasks.all(end, last) == all_rows(5)
