@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
-from support.agents import error_code, free_port
+from support.agents import SCHEMA, error_code, free_port
 from support.fellowships import CUT_AFTER_SEAL, FAR, Job, Tasks, Writing, job, wide
 from support.waiting import until
 
@@ -30,6 +33,7 @@ PORTS = (
     "taken",
     "waits",
     "lost",
+    "frozen",
 )
 BLOCKS, WIDE = 24, 1 << 20
 """More than what the network holds on its way."""
@@ -298,3 +302,32 @@ def test_what_a_fellow_has_lost_stops_its_readers_and_new_epochs_are_read(feed: 
     writing.commit(1, [writing.task(1, 1, iter([wide(0, 5)]))])
     last = tasks.reading.end(end)
     assert tasks.all(end, last) == all_rows(5)
+
+
+def test_a_fellow_that_stands_still_gets_no_stages(feed: Job) -> None:
+    frozen, writing = feed.fellows[0], Writing(feed, "frozen")
+    assert frozen.process is not None
+    os.kill(frozen.process.pid, signal.SIGSTOP)
+    try:
+        until(lambda: feed.home.status()["fellows"][frozen.pe]["away"], FAR, "it is noticed")
+        writing.publish(0, partitions=4)
+        tasks = Tasks(feed, "frozen")
+        tickets = tasks.tickets(None, tasks.reading.end(None))
+        assert holders(tickets) == ["default/feed/2", "home"]
+        assert sorted(n for t in tickets for n in tasks.read(t)) == all_rows(40)
+    finally:
+        os.kill(frozen.process.pid, signal.SIGCONT)
+
+
+def test_what_fellows_do_for_a_home_they_do_for_nobody_without_their_token(feed: Job) -> None:
+    stranger = AgentClient(feed.fellows[0].location, "guessed")
+    for action in ("stage.seal", "stage.release", "stage.count", "fellows"):
+        assert error_code(stranger.call, action) == "TokenWrong"
+    command = {"home": f"{feed.home.pe}/doors", "stream": "s", "limit": 1 << 20}
+    assert error_code(stranger.put, command, SCHEMA, [wide(0, 1)]) == "TokenWrong"
+    ticket = {"export": command["home"], "stream": "s", "agent": feed.fellows[0].pe}
+    ticket |= {"reader": "r", "pieces": [[0, 0, 1]], "filter": None, "columns": None}
+    for grant in ("", "e30=.00", 5):
+        assert error_code(lambda g=grant: list(stranger.get({**ticket, "grant": g}))) == (
+            "GrantInvalid"
+        )

@@ -6,7 +6,10 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pe_agent.pe import PE, _Running
+import pytest
+
+from pe_agent.fellow_agents import MOST
+from pe_agent.pe import PE, ArgumentError, _Running, start
 from streambroker_core.model import PeKey
 
 
@@ -41,3 +44,10 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
     beat.join(10.0)
 
     assert calls == [("publisher.renounce", {"export": "out", "query": "query-1"})]
+
+
+@pytest.mark.parametrize("agents", [0, -1, MOST + 1])
+def test_a_job_has_from_one_to_so_many_agents(agents: int) -> None:
+    spark = SimpleNamespace(dataSource=SimpleNamespace(register=lambda _: None))
+    with pytest.raises(ArgumentError, match=f"from 1 to {MOST} agents"):
+        start(cast(Any, spark), job="feed", agents=agents)
