@@ -14,7 +14,7 @@ from pe_agent import owner as owners
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import SOURCE_FIELD, ddl_of, schema_of
-from pe_agent.fellow_agents import MOST, FellowAgents
+from pe_agent.fellow_agents import FellowAgents, counted
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.memory import LastKnown
 from pe_agent.ports import ExportPort, ImportPort
@@ -50,7 +50,7 @@ def start(
     application: str | None = None,
     scope: str = DEFAULT_SCOPE,
     pe: int = 0,
-    agents: int = 1,
+    agents: int | Sequence[tuple[str, str]] = 1,
     namespace: str = DEFAULT_NAMESPACE,
     data_dir: str | Path | None = None,
     linger: float = 60.0,
@@ -77,6 +77,7 @@ def start(
         pe: number of the processing element.
         agents: how many agents share what the job exports, over PEs ``pe``, ``pe`` + 1, …: tasks
             stage their rows at all of them in turn. The first publishes, the others only hold rows.
+            Or address and token of the others, which run elsewhere and are not started.
         namespace: namespace of the job.
         data_dir: log, cursors and routes; default ``$STREAMBROKER_HOME/<job>/<pe>``. Further
             agents have ``<data_dir>/pe-<pe>``, or their own default.
@@ -100,6 +101,7 @@ def start(
             outlives the driver pod; default ``$STREAMBROKER_OWNER``, as JSON, or nothing.
 
     Raises:
+        FellowsInvalidError: ``agents`` are too many, or not of this job.
         OwnerError: the owner is incomplete, or a pod.
         TokenError: the token cannot be used, or both ways of giving it are used.
         TrustError: a file of certificates cannot be used, or one that it needs is missing.
@@ -119,8 +121,7 @@ def start(
         )
     belongs_to = owners.given(owner)
     spark.dataSource.register(StreambrokerDataSource)
-    if not 1 <= agents <= MOST:
-        raise ArgumentError(f"agents={agents}: a job has from 1 to {MOST} agents.")
+    more, elsewhere = counted(agents)
 
     def launch(number: int) -> AgentProcess:
         one = PeKey(namespace, job, pe + number)
@@ -144,7 +145,9 @@ def start(
 
     process = launch(0)
     try:
-        fellows = FellowAgents(process, launch, agents - 1)
+        fellows = FellowAgents(
+            process, launch, more, [AgentClient(at, known, agent_trust) for at, known in elsewhere]
+        )
     except BaseException:
         process.stop(end_agent=False)
         raise

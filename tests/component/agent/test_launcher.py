@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.process import read_address
-from pe_agent.fellow_agents import FellowAgents
+from pe_agent.fellow_agents import FellowAgents, FellowsInvalidError
 from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.launcher import AgentFailedError, AgentProcess
 from streambroker_core.model import PeKey
@@ -125,3 +125,18 @@ def test_an_agent_that_does_not_start_takes_its_fellows_with_it(start: Start) ->
         FellowAgents(home, one, 2)
     assert read_address(found[0].home) is None
     assert home.client.call("status")["fellows"] == {}
+
+
+def test_fellows_that_run_elsewhere_are_taken_if_they_are_of_the_job(start: Start) -> None:
+    home, one, stranger = start(), start(pe=1), start(job="other", pe=2)
+
+    def fellows(*elsewhere: AgentProcess) -> FellowAgents:
+        return FellowAgents(home, lambda _: start(), 0, [p.client for p in elsewhere])
+
+    for wrong in ((stranger,), (home,), (one, one)):
+        with pytest.raises(FellowsInvalidError, match="are to be of that job"):
+            fellows(*wrong)
+    assert home.client.call("status")["fellows"] == {}
+    fellows(one).stop(end_agent=True)
+    assert list(home.client.call("status")["fellows"]) == ["default/feed/1"]
+    assert one.client.call("status")["pe"] == "default/feed/1"

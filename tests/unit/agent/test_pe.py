@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from pe_agent.fellow_agents import MOST
-from pe_agent.pe import PE, ArgumentError, _Running, start
+from pe_agent.fellow_agents import MOST, FellowsInvalidError
+from pe_agent.pe import PE, _Running, start
 from streambroker_core.model import PeKey
 
 
@@ -49,5 +49,5 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
 @pytest.mark.parametrize("agents", [0, -1, MOST + 1])
 def test_a_job_has_from_one_to_so_many_agents(agents: int) -> None:
     spark = SimpleNamespace(dataSource=SimpleNamespace(register=lambda _: None))
-    with pytest.raises(ArgumentError, match=f"from 1 to {MOST} agents"):
+    with pytest.raises(FellowsInvalidError, match=f"from 1 to {MOST} agents"):
         start(cast(Any, spark), job="feed", agents=agents)
