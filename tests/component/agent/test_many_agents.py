@@ -157,12 +157,12 @@ def test_a_reader_goes_on_when_a_fellow_was_killed_and_started_again(feed: Job) 
 
 def test_a_fellow_that_stays_away_fails_the_task_by_its_name_and_its_epochs(feed: Job) -> None:
     tasks, ticket = large(feed, "dead")
-    tasks.reconnect = 1.0
+    tasks.reconnect = 3.0
     with pytest.raises(AgentUnreachableError) as failed:
         tasks.read(ticket, once(feed.fellows[0].kill))
     message = str(failed.value)
     assert f"Epochs 0 to 0 of stream {ticket['stream']} of default/feed/0/dead" in message
-    assert "at agent default/feed/1 for 1 s. Nothing was skipped" in message
+    assert "at agent default/feed/1 for 3 s. Nothing was skipped" in message
     feed.fellows[0].start()
     end = tasks.reading.end(None)
     assert tasks.all(None, end) == all_rows(BLOCKS + 3)
@@ -203,8 +203,8 @@ def test_a_commit_waits_for_a_fellow_that_was_killed_with_stages_of_the_batch(fe
     staged = writing.stage(0, 3, 5)
     late = writing.task(0, 2, iter([wide(20, 5), wide(25, 5)]))  # by a speculative attempt
     victim.kill()
-    writing.reconnect = 1.0
-    with pytest.raises(AgentUnreachableError, match="agent default/feed/1"):
+    writing.reconnect = 3.0
+    with pytest.raises(AgentUnreachableError):
         writing.commit(0, staged)
     assert all(s["next"] == 0 for s in feed.home.export_status("waits")["streams"].values())
     victim.start()
@@ -269,7 +269,7 @@ def test_a_fellow_that_moves_is_followed_by_tasks_and_by_the_home(feed: Job) -> 
 
 def test_while_the_home_is_away_tasks_read_at_fellows_and_nothing_is_published(feed: Job) -> None:
     tasks, ticket = large(feed, "homeless")
-    writing = Writing(feed, "homeless", reconnect=1.0)
+    writing = Writing(feed, "homeless", reconnect=3.0)
     staged = [writing.task(1, 1, iter([wide(BLOCKS + 3, 1)]))]
     feed.home.kill()
     try:
@@ -278,6 +278,7 @@ def test_while_the_home_is_away_tasks_read_at_fellows_and_nothing_is_published(f
             writing.commit(1, staged)
     finally:
         feed.home.start()
+    writing.reconnect = FAR
     writing.commit(1, staged)
     assert tasks.follow(2)[0] == all_rows(BLOCKS + 4)
 
