@@ -272,6 +272,7 @@ def test_full_segments_keep_no_descriptor_once_they_are_safe(tmp_path: Path) -> 
     with opened(tmp_path, segment_bytes=200) as log:
         fill(log, 20, size=100)
         log.sync()
+        log.flush()  # so that the indexes are written
 
         assert descriptors_of(tmp_path) == ["0000000020.segment"]
 
@@ -358,6 +359,7 @@ def test_a_dropped_segment_holds_no_room_for_lack_of_a_reader(tmp_path: Path) ->
     with opened(tmp_path, segment_bytes=200) as log:
         addresses = fill(log, 3, size=100)
         log.sync()
+        log.flush()
         log.read(addresses[0])
         log.drop_segment(1)
 
@@ -368,6 +370,7 @@ def test_a_segment_dropped_while_it_is_listed_is_listed_to_its_end(tmp_path: Pat
     with opened(tmp_path, segment_bytes=500) as log:
         fill(log, 12, size=100)
         log.sync()
+        log.flush()
         listing = log.frames()
         first = next(listing)[0]
         of_first = sum(1 for address, _, _ in log.frames() if address.segment == 1)
@@ -427,6 +430,7 @@ def test_many_segments_are_read_with_few_descriptors(tmp_path: Path) -> None:
     with opened(tmp_path, segment_bytes=100) as log:
         addresses = fill(log, 60, size=90)
         log.sync()
+        log.flush()
         before = len(list(Path("/proc/self/fd").iterdir()))
         for address in addresses:
             log.read(address)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-ASKS_SECONDS = 2.0
-"""Who waits asks again much sooner; a longer pause is none of the wait."""
+ASKS_SECONDS = 6.0
+"""Who waits asks again sooner; a longer pause is none of the wait."""
 
 
 class Waits:
