@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -159,7 +160,11 @@ class Agent:
         pa.set_cpu_count(1)
         sys.setswitchinterval(0.0005)
         progress = Progress(chosen.home)
+        # What recovery makes has no cycles and stays: looking for them would double its time.
+        gc.disable()
         self.hosts = Hosts(chosen.pe, chosen.home, progress=progress)
+        gc.freeze()
+        gc.enable()
         self.instance = self._identity("instance")
         self.token = self._identity("token")
         self._listen(listener)
