@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
+import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pe_agent import launcher
 from pe_agent.agent.process import read_address
 from pe_agent.fellow_agents import FellowAgents, FellowsInvalidError
 from pe_agent.flight_errors import AgentUnreachableError
@@ -63,6 +67,45 @@ def test_an_agent_that_is_only_just_starting_is_waited_for(start: Start, tmp_pat
     thread.join(SECONDS)
 
     assert found[0].client.call("status")["pe"] == "default/feed/0"
+
+
+def test_an_agent_that_gets_on_with_its_recovery_is_waited_for_beyond_the_time_limit(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "ADOPT_SECONDS", 1.0)
+    home = tmp_path / "home"
+    home.mkdir()
+    found: list[AgentProcess | AgentFailedError] = []
+
+    def wait() -> None:
+        try:
+            found.append(start())
+        except AgentFailedError as error:
+            found.append(error)
+
+    tries = home / "agent.log"
+    read = itertools.count()
+    with (home / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        begun = time.monotonic()
+
+        def waited() -> bool:
+            told = {"stream": "s", "done": next(read), "total": 10_000}
+            fresh = home / "recovering.new"
+            fresh.write_text(json.dumps(told))
+            fresh.replace(home / "recovering.json")
+            refused = tries.exists() and tries.read_text().count("HomeInUse") >= 2
+            return refused and time.monotonic() > begun + 2
+
+        until(waited, 4 * SECONDS, "tries beyond the time limit")
+        assert not found
+    thread.join(2 * SECONDS)
+
+    assert isinstance(found[0], AgentProcess), found[0]
+    assert found[0].client.call("status")["pe"] == "default/feed/0"
+    assert not (home / "recovering.json").exists()
 
 
 def test_the_directory_of_another_job_that_runs_is_refused_at_once(start: Start) -> None:
