@@ -26,9 +26,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A data directory with two logs, of 300 and 100 bytes."""
-    for stream, sizes in (("a", (100, 200)), ("b", (100,))):
-        folder = tmp_path / "log" / "trades" / stream
+    """A data directory with two logs, of 300 and 100 bytes, and one that is kept for another's."""
+    for stream, sizes in (
+        ("log/trades/a", (100, 200)),
+        ("log/trades/b", (100,)),
+        ("kept/c", (50,)),
+    ):
+        folder = tmp_path / stream
         folder.mkdir(parents=True)
         (folder / "0000000001.index").write_bytes(b"x" * 1000)
         for number, size in enumerate(sizes, 1):
@@ -40,15 +44,15 @@ def test_progress_counts_over_all_logs_and_is_gone_at_the_end(home: Path, clock:
     assert read_progress(home) is None
     one = Progress(home)
     one("a", 100, 300)
-    assert read_progress(home) == {"stream": "a", "done": 100, "total": 400}
+    assert read_progress(home) == {"stream": "a", "done": 100, "total": 450}
     one("a", 200, 300)
-    assert read_progress(home) == {"stream": "a", "done": 100, "total": 400}
+    assert read_progress(home) == {"stream": "a", "done": 100, "total": 450}
     clock.now += 1
     one("a", 300, 300)
     clock.now += 1
     one("b", 60, 100)
-    assert read_progress(home) == {"stream": "b", "done": 360, "total": 400}
-    assert said(read_progress(home) or {}) == "90 % of 0 MiB"
+    assert read_progress(home) == {"stream": "b", "done": 360, "total": 450}
+    assert said(read_progress(home) or {}) == "80 % of 0 MiB"
     one.end()
     assert read_progress(home) is None
     clock.now += 5

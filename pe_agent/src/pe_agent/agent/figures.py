@@ -62,11 +62,7 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
 
 def damaged_segments(export: HostedExport) -> list[str]:
     """Return the segments in which the scrub has met damage, as paths in the export's log."""
-    return [
-        f"{stream.id}/{number:010d}.segment"
-        for stream in export.streams.values()
-        for number in sorted(stream.log.damaged)
-    ]
+    return [segment for stream in export.streams.values() for segment in stream.damaged()]
 
 
 def reader_figures(reader: Reader, delivery: Delivery, now: float) -> dict[str, Any]:

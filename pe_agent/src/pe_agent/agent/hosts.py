@@ -71,6 +71,7 @@ class Hosts:
         self._exports: dict[str, HostedExport] = {}
         self._lock = threading.Lock()
         self.fellows = Fellows(str(pe), self.store, lambda: dict(self._exports))
+        begun = time.monotonic()
         self.stages = StageHost(
             str(pe), home / "kept", self.store, self.committer, progress=progress
         )
@@ -83,7 +84,6 @@ class Hosts:
             lambda port: f"import/{port}" in self._declarations,
         )
         self.scrub = Scrub()
-        begun = time.monotonic()
         for (key,) in self.store.query("SELECT DISTINCT export FROM streams"):
             self._recover(self._host(key), progress)
         for stream_log in self.stages.logs():

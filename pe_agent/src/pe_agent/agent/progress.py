@@ -32,7 +32,7 @@ class Progress:
         self._path = home / FILE
         self._begun = time.monotonic()
         self._ended: float | None = None
-        self._total = sum(p.stat().st_size for p in (home / "log").glob(f"*/*/*{SUFFIX}"))
+        self._total = sum(p.stat().st_size for p in home.rglob(f"*{SUFFIX}"))
         self._before, self._of, self._stream = 0, 0, ""
         self._written = self._told = self._begun - WRITE_SECONDS
 

@@ -324,6 +324,7 @@ class StageHost:
                 "epochs": len(kept.stream.manifests),
                 "stages": len(kept.stream.stages),
                 "bytes": sum(s.bytes for s in kept.stream.log.segments()),
+                "damaged": kept.stream.damaged(),
             }
         return result
 

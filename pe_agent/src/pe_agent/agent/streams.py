@@ -255,6 +255,10 @@ class HostedStream:
 
     # -- disk --------------------------------------------------------------------------------
 
+    def damaged(self) -> list[str]:
+        """Return the segments in which the scrub has met damage, as paths beside other streams."""
+        return [f"{self.id}/{number:010d}.segment" for number in sorted(self.log.damaged)]
+
     def reclaim(self) -> None:
         """Remove the segments that nothing needs; called by the owner of the index.
 
