@@ -22,6 +22,7 @@ FULL = Figures(
     watch_age_s={"Export": 0.5, "Import": 1.5},
     resources={("Export", "accepted"): 2, ("Import", "refused"): 1},
     agents={"current": 2, "away": 1},
+    reported_routes={"waits": 1, "reads": 2},
     hints_sent=5,
     hints_lost=1,
     sweeps=4,
@@ -51,6 +52,7 @@ def test_what_is_read_is_told_under_its_name() -> None:
     assert found["streambroker_watch_age_seconds{kind=exports}"] == 0.5
     assert found["streambroker_resources{kind=imports,state=refused}"] == 1
     assert found["streambroker_agents{state=away}"] == 1
+    assert found["streambroker_reported_routes{state=waits}"] == 1
     assert found["streambroker_api_writes_total{object=status,result=done}"] == 11
     assert found["streambroker_sweep_differences_total{difference=ghost,kind=exports}"] == 2
     assert found["streambroker_leader{}"] == 1

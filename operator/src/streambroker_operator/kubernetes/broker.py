@@ -46,6 +46,7 @@ from streambroker_operator.long_work import in_turns
 from streambroker_operator.rest import create_app
 from streambroker_operator.rest.app import MAX_HEADER
 from streambroker_operator.rest.limits import Limits
+from streambroker_operator.rest.reports import REPORTS, Reports
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.serving import SHUTDOWN_S
 
@@ -118,6 +119,7 @@ class ClusterBroker:
         self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[web.AppRunner] = []
         self._closing = False
+        self._reports: Reports | None = None
         self._looking: asyncio.Task[None] | None = None
         self._beat = 0.0
         self._hints_lost = 0
@@ -143,6 +145,7 @@ class ClusterBroker:
         tls = None if certificate is None else certificate.context
         scheme = "http" if tls is None else "https"
         app = create_app(self.runtime, limits=settings.limits, guard=self._guard())
+        self._reports = app[REPORTS]
         app.middlewares.insert(0, counting(self.metrics))
         app.middlewares.insert(0, parting(lambda: self._closing))
         try:
@@ -396,6 +399,7 @@ class ClusterBroker:
                 **{(kind, "accepted"): count[kind] - refused[kind] for kind in kinds},
             },
             agents=self._agents(),
+            reported_routes=self._reports.states(time.monotonic()) if self._reports else {},
             hints_sent=self._sender.sent,
             hints_lost=self._hints_lost,
             sweeps=sum(feed.sweeps for feed in feeds.values()),

@@ -49,6 +49,7 @@ class Figures:
         watch_age_s: seconds since the last sign of life, by kind.
         resources: how many, by kind and whether they take part.
         agents: how many registered agents are in which state; empty where that is not known.
+        reported_routes: how many routes are in which state, as agents reported it to this process.
         hints_sent: datagrams handed to the network.
         hints_lost: those after which the agent came by its poll only.
         sweeps: how often what is known was compared with a list.
@@ -69,6 +70,7 @@ class Figures:
     watch_age_s: Mapping[Kind, float] = field(default_factory=dict)
     resources: Mapping[tuple[Kind, State], int] = field(default_factory=dict)
     agents: Mapping[AgentState, int] = field(default_factory=dict)
+    reported_routes: Mapping[str, int] = field(default_factory=dict)
     hints_sent: int = 0
     hints_lost: int = 0
     sweeps: int = 0
@@ -94,6 +96,8 @@ def families(found: Figures) -> Iterator[Metric]:
     yield _gauge("resources", "Exports and Imports.", ("kind", "state"), resources)
     agents = {(state,): count for state, count in found.agents.items()}
     yield _gauge("agents", "Registered agents.", ("state",), agents)
+    reported = {(state,): count for state, count in found.reported_routes.items()}
+    yield _gauge("reported_routes", "Routes that agents report.", ("state",), reported)
     yield _counter("hints_sent", "Hints handed to the network.", (), {(): found.hints_sent})
     yield _counter("hints_lost", "Hints that did not arrive.", (), {(): found.hints_lost})
     yield _counter("sweeps", "Comparisons with a list.", (), {(): found.sweeps})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -34,6 +35,11 @@ SHORTEST_S = 0.5
 """Reports closer than this give no rate: a rate of a moment says nothing."""
 MOST_PES = 20_000
 MOST_READERS = 2_000
+STALE_S = 90.0
+"""A report older than this is of an agent that reports no more."""
+FULL = 80
+"""Percent of its log that a route has still to read, from which on it counts as full."""
+STATES = ("waits", "full", "away", "reads")
 _LARGEST = 2**63 - 1
 _MOST = ("lagEpochs", "lagRows", "lagBytes", "lagSeconds", "congestion")
 _SUMS = ("filtered", "droppedRows", "lostRows", "duplicateRows", "blockedSeconds", "releasedPlans")
@@ -64,13 +70,15 @@ class Figures:
 class Report:
     """One agent's figures, by export port and import key, and when they came (monotonic).
 
-    ``waiting_since`` has the exports that wait at this moment, by port.
+    ``waiting_since`` has the exports that wait at this moment, by port; ``states`` how many routes
+    are in each of `STATES`, each in the first that it is in.
     """
 
     at: float
     figures: Mapping[tuple[str, str], Figures]
     waiting: frozenset[tuple[str, str]]
     waiting_since: Mapping[str, str]
+    states: Mapping[str, int]
 
 
 Known: TypeAlias = tuple[Report, Report | None]
@@ -99,6 +107,15 @@ class Reports:
         while len(self._last) > MOST_PES:
             del self._last[next(iter(self._last))]
         return WATCHED_S if report.at - self._read <= WATCHING_S else AGAIN_S
+
+    def states(self, now: float) -> dict[str, int]:
+        """Return how many routes are in which state, by the reports that are not stale."""
+        found = dict.fromkeys(STATES, 0)
+        for report, _ in self._last.values():
+            if now - report.at <= STALE_S:
+                for state, count in report.states.items():
+                    found[state] += count
+        return found
 
     def seen(self, now: float) -> dict[PeKey, Known]:
         """Return what is known, for somebody who watches; agents report more often then."""
@@ -191,7 +208,21 @@ def read_report(body: object, at: float) -> Report:
             waiting.add((port, str(import_)))
         for number, reader in enumerate(fields.items("readers", most=MOST_READERS)):
             _add(figures, port, Fields(reader, f"{fields.at('readers')}[{number}]"))
-    return Report(at=at, figures=figures, waiting=frozenset(waiting), waiting_since=since)
+    return Report(
+        at=at,
+        figures=figures,
+        waiting=frozenset(waiting),
+        waiting_since=since,
+        states=Counter(_state(found, pair in waiting) for pair, found in figures.items()),
+    )
+
+
+def _state(found: Figures, waiting: bool) -> str:
+    if waiting:
+        return "waits"
+    if found.most["congestion"] >= FULL:
+        return "full"
+    return "reads" if found.alive else "away"
 
 
 def _add(figures: dict[tuple[str, str], Figures], port: str, fields: Fields) -> None:
