@@ -7,9 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from pe_agent.log import Address, AddressGone, Committer, Kind, StreamLog
+from pe_agent.log import Address, AddressGone, Committer, Kind, StreamLog, index
+from pe_agent.log.recovery import Verify
 
 SEGMENT_BYTES = 700
+verifies = st.sampled_from(("tail", "all"))
 kinds = st.sampled_from(Kind)
 metas = st.binary(max_size=20)
 payloads = st.one_of(
@@ -37,14 +39,16 @@ class LogMachine(RuleBasedStateMachine):
     def directory(self) -> Path:
         return self.place / str(self.number)
 
-    def open(self) -> StreamLog:
-        return StreamLog.open(
+    def open(self, verify: Verify = "tail") -> StreamLog:
+        log = StreamLog.open(
             self.directory,
             segment_bytes=SEGMENT_BYTES,
             committer=self.committer,
             flush_bytes=1000,
-            verify="all",
+            verify=verify,
         )
+        assert list(log.found(set(Kind))) == list(log.frames())
+        return log
 
     @rule(target=addresses, kind=kinds, meta=metas, payload=payloads)
     def append(self, kind: Kind, meta: bytes, payload: bytes | list[bytes]) -> Address:
@@ -81,19 +85,29 @@ class LogMachine(RuleBasedStateMachine):
             for address in gone:
                 del self.model[address]
 
-    @rule()
-    def reopen(self) -> None:
+    @rule(verify=verifies)
+    def reopen(self, verify: Verify) -> None:
         self.log.close()
+        self.log = self.open(verify)
+        self.nothing_was_cut()
+
+    @rule(position=st.integers(0, 5), damage=st.sampled_from(("gone", "torn")))
+    def reopen_with_a_damaged_index(self, position: int, damage: str) -> None:
+        self.log.close()
+        indexes = sorted(self.directory.glob("*.index"))
+        if position < len(indexes):
+            data = indexes[position].read_bytes()
+            indexes[position].write_bytes(data[: len(data) // 2] if damage == "torn" else b"")
         self.log = self.open()
         self.nothing_was_cut()
 
-    @rule()
-    def crash(self) -> None:
+    @rule(verify=verifies)
+    def crash(self, verify: Verify) -> None:
         before, old = self.directory, self.log
         self.number += 1
         shutil.copytree(before, self.directory)
         old.close()
-        self.log = self.open()
+        self.log = self.open(verify)
         self.nothing_was_cut()
 
     @rule(junk=st.binary(min_size=1, max_size=100).filter(lambda junk: bool(junk.strip(b"\0"))))
@@ -121,6 +135,12 @@ class LogMachine(RuleBasedStateMachine):
         self.log.close()
         self.committer.close()
         shutil.rmtree(self.place)
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Index a growing segment every two frames."""
+    monkeypatch.setattr(index, "RUN_FRAMES", 2)
 
 
 TestLogMachine = LogMachine.TestCase
