@@ -62,6 +62,10 @@ test-long: $(READY) ## the full kill tables, soaks and long property runs
 	tests/cluster/build.sh api --if-possible
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest tests -m "not node" --timeout 1800
 
+.PHONY: soak
+soak: $(READY) ## rows flow while all is killed and changed, then all are counted: make soak MINUTES=30
+	PYTHONPATH=tests $(BIN)/python tests/soak.py --minutes $(or $(MINUTES),30) $(SOAK)
+
 # Without KUBECONFIG a node is run here, which takes root and a few packages of Debian: they are asked for first.
 .PHONY: e2e
 e2e: $(READY) ## two jobs as pods on a real node, or on the cluster of KUBECONFIG; rows counted

@@ -1,0 +1,315 @@
+"""Let rows flow for long while everything is killed and changed; then count every row.
+
+``python tests/soak.py --minutes 30``: three pairs of queries without a JVM over one pair of agents
+(under ``wait``, with a filter that changes, with a slow importer and a policy that changes), and
+beside them two Spark jobs. At drawn moments a process is killed: a driver, a Python worker, an
+agent, the broker. At the end each batch is compared with the rows that were fed, the counts have to
+be exact, and neither the agents' memory nor their disk may have grown over the last two thirds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from streambroker_core.errors import StreambrokerError
+from support.cast import Cast, kill
+from support.checkpoints import batches, received
+from support.lanes import FILTERS, Lane, Nature
+from support.waiting import until
+from support.world import World, check_rows
+
+NATURES = [
+    Nature("steady", "wait", "256Ki", pace=0.2, slow=0.0),
+    Nature("changed", "wait", "64Ki", pace=0.3, slow=0.1),
+    Nature("slow", "drop", "16Ki", pace=0.2, slow=4.0),
+]
+BETWEEN = (3.0, 12.0)
+"""Seconds between two deeds."""
+LOOK_SECONDS = 5.0
+GROWTH, SLACK = 1.15, 24 << 20
+"""What the last third may have more than the middle one: a factor, and bytes."""
+END_SECONDS = 240.0
+
+
+class Soak:
+    """One run.
+
+    Args:
+        folder: for all files.
+        minutes: how long rows flow.
+        seed: of what is drawn.
+        spark: whether two Spark jobs run beside.
+    """
+
+    def __init__(self, folder: Path, minutes: float, seed: int, *, spark: bool) -> None:
+        self.folder, self.seconds = folder, minutes * 60.0
+        self.drawn = random.Random(seed)
+        (folder / "plain").mkdir()
+        self.cast = Cast(folder / "plain")
+        self.lanes = [Lane(self.cast, nature) for nature in NATURES]
+        self.pair = SparkPair(folder / "spark", random.Random(seed + 1)) if spark else None
+        self.deeds: Counter[str] = Counter()
+        self.looks: list[dict[str, Any]] = []
+        self.began = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """Run to the end; return what came of it.
+
+        Raises:
+            AssertionError: a row is missing, twice or wrong, or something grows.
+        """
+        try:
+            if self.pair:
+                self.pair.begin()
+            self._flow()
+            result = self._end()
+            if self.pair:
+                result["spark"] = self.pair.end(END_SECONDS)
+            return result
+        finally:
+            if self.pair:
+                self.pair.kill()
+            self.cast.end()
+
+    def _flow(self) -> None:
+        end = self.began + self.seconds
+        next_deed = next_look = self.began
+        pause = threading.Event()
+        while (now := time.monotonic()) < end:
+            self._tend()
+            if now >= next_look:
+                self.looks.append(self._look())
+                next_look = now + LOOK_SECONDS
+            if now >= next_deed:
+                self._do(*self.drawn.choice(self._choices()))
+                next_deed = now + self.drawn.uniform(*BETWEEN)
+            pause.wait(0.05)
+
+    def _tend(self) -> None:
+        self.cast.tend()
+        for lane in self.lanes:
+            lane.tend()
+        for lane in self.lanes:
+            for role in lane.queries:
+                wrong = [f for f in role.failures if "was killed" not in f and not _passing(f)]
+                assert not wrong, f"{lane.port}: {role.function}: {wrong}"
+
+    def _choices(self) -> list[tuple[str, Callable[[], None]]]:
+        cast, lane = self.cast, self.drawn.choice(self.lanes)
+        _, changed, slow = self.lanes
+        return [
+            ("exporter's agent", cast.exporter.kill),
+            ("importer's agent", cast.importer.kill),
+            ("broker", cast.broker.kill),
+            ("exporting driver", lane.exporting.kill),
+            ("importing driver", lane.importing.kill),
+            ("exporting worker", lambda: self._kill_worker(lane, "exporting")),
+            ("importing worker", lambda: self._kill_worker(lane, "importing")),
+            ("filter changed", lambda: changed.let_filter(self.drawn.choice(list(FILTERS)))),
+            ("filter changed", lambda: changed.let_filter(self.drawn.choice(list(FILTERS)))),
+            ("policy changed", slow.change_policy),
+        ]
+
+    def _do(self, name: str, deed: Callable[[], None]) -> None:
+        try:
+            deed()
+        except StreambrokerError as error:  # the broker was killed just before
+            name = f"{name}: {error.code}"
+        self.deeds[name] += 1
+
+    def _kill_worker(self, lane: Lane, role: str) -> None:
+        """Kill a task if one runs at that moment, within a second."""
+        folder = lane.folder / f"{role}-workers"
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            for told in folder.glob("*") if folder.exists() else ():
+                kill(int(told.name))
+                return
+
+    def _look(self) -> dict[str, Any]:
+        agents = {"exporter": self.cast.exporter, "importer": self.cast.importer}
+        return {
+            "seconds": round(time.monotonic() - self.began, 1),
+            "rss": {n: resident(a.process.pid) for n, a in agents.items() if a.process},
+            "disk": {n: on_disk(a.home) for n, a in agents.items()},
+            "broker": resident(self.cast.broker.process.pid),
+        }
+
+    def _end(self) -> dict[str, Any]:
+        for lane in self.lanes:
+            lane.let_end()
+
+        def through() -> bool:
+            self._tend()
+            return all(lane.through() for lane in self.lanes)
+
+        until(through, END_SECONDS, "all is read and acknowledged", pause_s=0.1)
+        for lane in self.lanes:
+            lane.let_stop()
+
+        def stopped() -> bool:
+            self._tend()
+            return all(lane.importing.done for lane in self.lanes)
+
+        until(stopped, END_SECONDS, "all queries have ended", pause_s=0.1)
+        lanes = {lane.port: lane.check() for lane in self.lanes}
+        assert lanes["slow"]["dropped"], "nothing was dropped"
+        return {
+            "lanes": lanes,
+            "deeds": dict(self.deeds),
+            "growth": self._growth(),
+        }
+
+    def _growth(self) -> dict[str, list[int]]:
+        """Return the medians of the middle and the last third of what must not grow."""
+        third = len(self.looks) // 3
+        found = {}
+        for what, of in (("rss", "exporter"), ("rss", "importer"), ("disk", "exporter")):
+            series = [look[what].get(of) or 0 for look in self.looks]
+            middle, last = (
+                int(statistics.median(series[third * n : third * (n + 1)] or [0])) for n in (1, 2)
+            )
+            assert last <= middle * GROWTH + SLACK, f"{what} of {of} grows: {middle} to {last}"
+            found[f"{what} of {of}"] = [middle, last]
+        return found
+
+
+class SparkPair(threading.Thread):
+    """Two Spark jobs over one stream, one of their processes killed now and then.
+
+    Args:
+        folder: for all files.
+        drawn: what is killed, and when.
+    """
+
+    def __init__(self, folder: Path, drawn: random.Random) -> None:
+        super().__init__(daemon=True, name="spark")
+        folder.mkdir()
+        self._drawn, self._over = drawn, threading.Event()
+        self._world = World(folder, attempts=4)
+        self._failure: BaseException | None = None
+        self.deeds: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Wait for the first rows, then let a thread go on."""
+        world = self._world
+        world.exporter.await_ready()
+        world.importer.await_ready()
+        world.trades.release(1)
+        world.await_files(world.trades)
+        world.reviving = True
+        self.start()
+
+    def run(self) -> None:
+        """Release files, kill, start again."""
+        try:
+            next_deed = time.monotonic() + 30.0
+            while not self._over.wait(1.0):
+                self._world.revive()
+                self._world.trades.release(1)
+                if time.monotonic() > next_deed:
+                    self._kill_one()
+                    next_deed = time.monotonic() + self._drawn.uniform(30.0, 90.0)
+        except BaseException as error:
+            self._failure = error
+
+    def _kill_one(self) -> None:
+        world = self._world
+        what = self._drawn.choice(["broker", "feed", "alerts", "feed agent", "alerts agent"])
+        self.deeds[what] += 1
+        if what == "broker":
+            world.broker.kill()
+            world.broker = world.broker.restart()
+            return
+        job = world.exporter if what.startswith("feed") else world.importer
+        try:
+            if what.endswith("agent"):
+                os.kill(job.agent_pid(), signal.SIGKILL)
+            else:
+                job.kill()
+        except (OSError, ValueError):
+            self.deeds[f"{what} was not there"] += 1
+
+    def end(self, seconds: float) -> dict[str, Any]:
+        """Wait until all is read and compare it; return the counts."""
+        self._over.set()
+        self.join()
+        if self._failure is not None:
+            raise self._failure
+        world = self._world
+        world.await_files(world.trades, seconds)
+        check_rows(world)
+        return {
+            "published": world.trades.files * world.trades.rows_per_file,
+            "delivered": received(world.out).total(),
+            "batches": sum(1 for _ in batches(world.checkpoint)),
+            "deeds": dict(self.deeds),
+        }
+
+    def kill(self) -> None:
+        """End all processes."""
+        self._over.set()
+        self._world.end()
+
+
+def _passing(failure: str) -> bool:
+    """Whether a query may fail like this because a process was killed; it is started again."""
+    return any(f"Error {code}:" in failure for code in ("AgentUnreachable", "StageMissing"))
+
+
+def resident(pid: int) -> int:
+    """Return the memory of a process in bytes; 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(found[0].split()[1]) * 1024 if found else 0
+
+
+def on_disk(folder: Path) -> int:
+    """Return what a directory takes on the disk."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_blocks * 512
+        except OSError:
+            continue
+    return total
+
+
+def main() -> int:
+    """Run; print what came of it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--no-spark", action="store_true", help="only the queries without a JVM")
+    parser.add_argument("--keep", action="store_true", help="keep all files")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="streambroker-soak-"))
+    sys.stdout.write(f"seed {options.seed}, {options.minutes:g} minutes, files in {folder}\n")
+    sys.stdout.flush()
+    soak = Soak(folder, options.minutes, options.seed, spark=not options.no_spark)
+    result = soak.run()
+    sys.stdout.write(json.dumps({"seed": options.seed, **result}, indent=2) + "\n")
+    if not options.keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
