@@ -58,10 +58,10 @@ class Soak:
     def __init__(self, folder: Path, minutes: float, seed: int, *, spark: bool) -> None:
         self.folder, self.seconds = folder, minutes * 60.0
         self.drawn = random.Random(seed)
+        self.pair = SparkPair(folder / "spark", random.Random(seed + 1)) if spark else None
         (folder / "plain").mkdir()
         self.cast = Cast(folder / "plain")
         self.lanes = [Lane(self.cast, nature) for nature in NATURES]
-        self.pair = SparkPair(folder / "spark", random.Random(seed + 1)) if spark else None
         self.deeds: Counter[str] = Counter()
         self.looks: list[dict[str, Any]] = []
         self.began = time.monotonic()
@@ -300,6 +300,7 @@ def main() -> int:
     parser.add_argument("--no-spark", action="store_true", help="only the queries without a JVM")
     parser.add_argument("--keep", action="store_true", help="keep all files")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     folder = Path(tempfile.mkdtemp(prefix="streambroker-soak-"))
     sys.stdout.write(f"seed {options.seed}, {options.minutes:g} minutes, files in {folder}\n")
     sys.stdout.flush()

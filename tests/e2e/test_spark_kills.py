@@ -66,13 +66,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(folder / "cuts"))
         world = World(folder, attempts=4)
-        world.exporter.await_ready()
-        world.importer.await_ready()
-        world.trades.release(1)
-        world.await_files(world.trades)
-        world.reviving = True
-        yield world
-        world.end()
+        try:
+            world.exporter.await_ready()
+            world.importer.await_ready()
+            world.reviving = True
+            world.trades.release(1)
+            world.await_files(world.trades)
+            yield world
+        finally:
+            world.end()
 
 
 def kill(world: World, victim: str, at: int) -> None:

@@ -15,7 +15,10 @@ SMALL = MappingProxyType({"maxBytes": "8Ki"})
 
 
 class Lagging(Play):
-    """The importer, under ``drop``, stands still until the exporter has published everything."""
+    """The importer, under ``drop``, stands still until the exporter has published everything.
+
+    Nothing is published before the importer's route is open: what it loses is counted from then on.
+    """
 
     policy = "drop"
     buffer = SMALL
@@ -32,6 +35,14 @@ class Lagging(Play):
             if self.step in IMPORTING:
                 self.cut = Cut(self.cast.cuts, self.step, 1)
             resume.touch()
+
+    def _tend(self) -> None:
+        log = queries.Checkpoint(self.folder / "importing")
+        if self.exporting.lives or (log.read("offsets", log.last("offsets")) or {}).get("last"):
+            super()._tend()
+        else:
+            self.cast.tend()
+            self.importing.tend()
 
     def complete(self, epochs: list[int]) -> bool:
         """Whether some are missing, the others there once, and all that are missing told."""
