@@ -75,7 +75,7 @@ class Kafka(Child):
         settings.write_text(properties(home, port, control))
         super().__init__([sys.executable, "-m", "kafka_node", str(settings)], place / "kafka.log")
         try:
-            until(lambda: self._answers(port), "Kafka", 90.0)
+            until(lambda: self._answers(port), "Kafka")
         except BaseException:
             self.end()
             raise
