@@ -26,6 +26,7 @@ NAMES = (
     "spark_to_kafka_to_spark",
     "fan_out",
     "many_readers",
+    "isolation",
     "latency",
     "idle",
     "scaling",
