@@ -1,9 +1,9 @@
 """The offset of a reader: what Spark writes into the checkpoint; it alone decides what is read.
 
 ``{"v": 1, "reader", "filter", "columns", "streams": {id: {"from", "next"}},
-"control": {log: seq}, "dropped": {id: [epochs, rows]},
+"control": {log: seq}, "dropped": {id: [epochs, rows]}, "lost": {id: [epochs, rows | null]},
 "last": {export: [query id, batch id] | null}}``, keys sorted, because Spark compares offsets as
-JSON text.
+JSON text. ``lost`` is left out while it is empty.
 
 Rule 1: a batch reads of stream s the epochs ``[max(start.s.next, end.s.from), end.s.next)``.
 Rule 2: filter and columns of the *end* offset hold for all of the batch.
@@ -12,13 +12,16 @@ Rule 3: ``last`` has a key for every export the reader ever opened, also while n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
 
 VERSION = 1
+
+Lost = tuple[int, int | None]
+"""Epochs and rows that are gone; rows None where nobody knows them, epochs is the least then."""
 
 
 class OffsetError(StreambrokerError):
@@ -52,6 +55,7 @@ class Offset:
     control: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     last: Mapping[str, tuple[str, int] | None] = field(default_factory=dict)
+    lost: Mapping[str, Lost] = field(default_factory=dict)
 
     def encode(self) -> dict[str, Any]:
         """Return the JSON object, keys in the one order that Spark's comparison needs."""
@@ -61,6 +65,7 @@ class Offset:
             "dropped": {s: list(n) for s, n in sorted(self.dropped.items())},
             "filter": self.filter,
             "last": {e: None if b is None else list(b) for e, b in sorted(self.last.items())},
+            **({"lost": {s: list(n) for s, n in sorted(self.lost.items())}} if self.lost else {}),
             "reader": self.reader,
             "streams": {
                 s: {"from": p.from_, "next": p.next} for s, p in sorted(self.streams.items())
@@ -110,6 +115,10 @@ def _decode(data: Mapping[str, Any]) -> Offset:
         control={log: int(seq) for log, seq in data["control"].items()},
         dropped={s: (int(n[0]), int(n[1])) for s, n in data["dropped"].items()},
         last={e: None if b is None else (str(b[0]), int(b[1])) for e, b in data["last"].items()},
+        lost={
+            s: (int(n[0]), None if n[1] is None else int(n[1]))
+            for s, n in data.get("lost", {}).items()
+        },
     )
 
 
@@ -131,7 +140,7 @@ class Planned:
     next: int
     dropped: tuple[int, int] = (0, 0)
     duplicates: tuple[int, int] = (0, 0)
-    lost: tuple[int, int | None] = (0, 0)
+    lost: Lost = (0, 0)
     moved: bool = False
 
 
@@ -151,6 +160,7 @@ def advance(
     """
     streams = dict(start.streams)
     dropped = dict(start.dropped)
+    lost = dict(start.lost)
     for plan in planned:
         known = streams.get(plan.stream)
         from_ = plan.from_ if known is None or plan.moved else known.from_
@@ -158,9 +168,20 @@ def advance(
         if plan.dropped[0]:
             epochs, rows = dropped.get(plan.stream, (0, 0))
             dropped[plan.stream] = (epochs + plan.dropped[0], rows + plan.dropped[1])
+        if plan.lost[0]:
+            lost[plan.stream] = together([lost.get(plan.stream, (0, 0)), plan.lost])
     lasts = dict(start.last)
     lasts[export] = last if last is not None else lasts.get(export)
-    return replace(start, streams=streams, dropped=dropped, last=lasts)
+    return replace(start, streams=streams, dropped=dropped, last=lasts, lost=lost)
+
+
+def together(losses: Iterable[Lost]) -> Lost:
+    """Return the sum of losses; its rows are not known where those of one are not."""
+    epochs, rows = 0, 0
+    known = True
+    for more, of in losses:
+        epochs, rows, known = epochs + more, rows + (of or 0), known and of is not None
+    return epochs, rows if known else None
 
 
 def ranges(start: Offset, end: Offset) -> dict[str, tuple[int, int]]:

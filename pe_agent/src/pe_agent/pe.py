@@ -223,6 +223,7 @@ class PE:
         source: bool = False,
         redeclare: bool = False,
         max_bytes_per_batch: int | None = None,
+        fail_on_data_loss: bool = True,
     ) -> DataFrame:
         """Import streams as a streaming DataFrame.
 
@@ -244,6 +245,7 @@ class PE:
             source: add the column ``_source`` (job, port, stream, epoch).
             redeclare: overwrite the Import that exists.
             max_bytes_per_batch: bytes of a micro-batch at most, or one epoch.
+            fail_on_data_loss: stop at a loss that nobody agreed to; else it is counted.
 
         Raises:
             ArgumentError, SubscriptionError, FilterError, SchemaError: nothing was declared.
@@ -268,6 +270,7 @@ class PE:
             .options(**self._to_agent())
             .option("pollWait", "0.5")
             .option("source", str(source).lower())
+            .option("failOnDataLoss", str(fail_on_data_loss).lower())
         )
         if max_bytes_per_batch is not None:
             reader = reader.option("maxBytesPerBatch", str(max_bytes_per_batch))

@@ -4,136 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pe_agent.agent.imports import ImportHost, UnknownPortError
-from pe_agent.agent.news import News
+from pe_agent.agent.imports import UnknownPortError
 from pe_agent.agent.peers import Peers
 from pe_agent.agent.readers import ReaderInUseError
-from pe_agent.agent.routes import RouteTable
-from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.ledger import ReadersExceededError
-from streambroker_core.model import PeKey, PortKey
-from streambroker_core.wire.view import ImportPort, ImportRoute, View, seal
+from streambroker_core.wire.view import ImportRoute, seal
+from support.imports import A, B, Bench, Reply, answer, away, bench, plan, refused
 from support.waiting import until
-
-A, B = "default/feed/0/a", "default/feed/0/b"
-Reply = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-def plan(stream: str, from_: int, next_: int, **more: Any) -> dict[str, Any]:
-    """Return one stream of an exporter's answer."""
-    return {
-        "stream": stream,
-        "from": from_,
-        "next": next_,
-        "dropped": [0, 0],
-        "duplicates": [0, 0],
-        "moved": False,
-        **more,
-    }
-
-
-def answer(*plans: dict[str, Any], size: int = 0, routed: bool = True) -> dict[str, Any]:
-    last = ["q", plans[-1]["next"] - 1] if plans else None
-    return {
-        "planned": list(plans),
-        "bytes": size,
-        "last": last,
-        "routed": routed,
-        "misfits": [],
-    }
-
-
-class Bench:
-    """An import host whose exporters are functions."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.replies: dict[str, Reply] = {}
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.known: dict[str, dict[str, int]] = {}
-        self.declared: set[str] = set()
-        self.open()
-
-    def open(self) -> None:
-        self.news = News()
-        self.routes = RouteTable(self.directory / "routes.json")
-        self.store = Store(self.directory / "state.sqlite")
-        self.host = ImportHost(
-            "default/alerts/0",
-            self.routes,
-            self.store,
-            self.news,
-            lambda port: port in self.declared,
-        )
-
-    def connect(self, *exports: str, filter_: str | None = None) -> None:
-        routes = tuple(
-            ImportRoute(
-                export=PortKey.parse(export),
-                uid=export,
-                location=f"grpc+tcp://{export.rpartition('/')[2]}:1",
-                capability="cap",
-            )
-            for export in exports
-        )
-        port = ImportPort(uid="in", routes=routes, start="earliest", filter=filter_)
-        view = View(pe=PeKey.parse("default/alerts/0"), imports={"in": port})
-        self.routes.apply(seal(view))
-
-    def call(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append((action, body))
-        return self.replies[body["export"]](body)
-
-    def next(self, start: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
-        request = {
-            "import": "in",
-            "session": "one",
-            "start": start,
-            "columns": ["n"],
-            "max_bytes": 100,
-            "wait": 0,
-            **more,
-        }
-        return self.host.next(request)
-
-    def offset(self, start: dict[str, Any] | None = None) -> dict[str, Any]:
-        found: dict[str, Any] = self.next(start)["offset"]
-        return found
 
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    one = Bench(tmp_path)
-
-    class Client:
-        def __init__(self, location: str, token: str = "") -> None:
-            self.location = location
-
-        def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
-            return one.call(action, body)
-
-    for module in ("imports", "slices"):
-        monkeypatch.setattr(f"pe_agent.agent.{module}.AgentClient", Client)
-    monkeypatch.setattr(Peers, "heads", lambda _, export: one.known.get(export))
-    return one
-
-
-def away(_: dict[str, Any]) -> dict[str, Any]:
-    raise AgentUnreachableError("away")
-
-
-def refused(code: str) -> Reply:
-    def reply(_: dict[str, Any]) -> dict[str, Any]:
-        raise AgentRefusedError(code, "no")
-
-    return reply
+    return bench(tmp_path, monkeypatch)
 
 
 def test_the_first_offset_names_the_reader_also_while_nobody_is_connected(made: Bench) -> None:

@@ -98,6 +98,8 @@ def test_own_readers_are_reported_by_port(made: Bench) -> None:
         "alive": True,
         "pinned": {"filter": "n > 1", "generation": 3},
         "refused": {"default/x/0/p": "FilterInvalid"},
+        "dropped": [1, 10],
+        "lost": [2, None],
     }
     report = report_of(status(made, r1=own, r2={**own, "alive": False, "pinned": {}}))
 
@@ -111,6 +113,8 @@ def test_own_readers_are_reported_by_port(made: Bench) -> None:
                     "filter": "n > 1",
                     "generation": 3,
                     "refused": {"default/x/0/p": "FilterInvalid"},
+                    "dropped": [1, 10],
+                    "lost": [2, None],
                 },
                 {
                     "reader": "r2",
@@ -119,6 +123,8 @@ def test_own_readers_are_reported_by_port(made: Bench) -> None:
                     "filter": None,
                     "generation": None,
                     "refused": {"default/x/0/p": "FilterInvalid"},
+                    "dropped": [1, 10],
+                    "lost": [2, None],
                 },
             ]
         }

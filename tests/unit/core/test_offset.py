@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -27,6 +28,7 @@ FULL = Offset(
     streams={"z": Position(from_=1, next=4), "a": Position(from_=0, next=2)},
     control={"l2": 5, "l1": 3},
     dropped={"z": (2, 20), "a": (1, 7)},
+    lost={"z": (4, None), "a": (3, 9)},
     last={"x/y/0/p": ("q", 7), "a/b/0/p": None},
 )
 
@@ -50,12 +52,26 @@ def test_equal_offsets_have_equal_text_whatever_the_order_they_were_built_in() -
         streams=_turned(FULL.streams),
         control=_turned(FULL.control),
         dropped=_turned(FULL.dropped),
+        lost=_turned(FULL.lost),
         last=_turned(FULL.last),
     )
     assert json.dumps(turned.encode()) == json.dumps(FULL.encode())
     keys = list(FULL.encode())
     assert keys == sorted(keys)
     assert list(FULL.encode()["streams"]) == ["a", "z"]
+
+
+def test_an_offset_of_a_reader_that_lost_nothing_is_that_of_earlier_releases() -> None:
+    assert "lost" not in Offset(reader="r", dropped={"a": (1, 7)}).encode()
+
+
+def test_what_is_lost_adds_up_and_is_not_known_where_a_part_is_not() -> None:
+    some = Planned(stream="a", from_=5, next=6, lost=(2, 20), moved=True)
+    unknown = Planned(stream="b", from_=5, next=6, lost=(1, None), moved=True)
+    once = advance(Offset(), "x", [some, unknown], None)
+    twice = advance(once, "x", [some, replace(unknown, lost=(3, 30))], None)
+    assert once.lost == {"a": (2, 20), "b": (1, None)}
+    assert twice.lost == {"a": (4, 40), "b": (4, None)}
 
 
 def test_columns_keep_their_order() -> None:

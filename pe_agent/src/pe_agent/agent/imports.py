@@ -19,7 +19,7 @@ from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.offset import Offset, Planned, advance
+from streambroker_core.offset import Offset, Planned, advance, together
 from streambroker_core.wire.view import ImportPort, ImportRoute
 
 log = logging.getLogger("pe_agent")
@@ -69,7 +69,8 @@ class ImportHost(Slices):
 
         Args:
             request: ``import``, ``session``, ``start`` (offset), ``columns``, ``max_bytes``,
-                ``limit`` (``{stream: next}`` of availableNow, or null), ``wait`` seconds.
+                ``limit`` (``{stream: next}`` of availableNow, or null), ``wait`` seconds,
+                ``lossy`` (loss that nobody agreed to is counted, and does not stop the query).
 
         Returns:
             ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``.
@@ -131,6 +132,7 @@ class ImportHost(Slices):
             )
         filter_ = start.filter if import_ is None else import_.filter
         end = replace(start, reader=reader.id, filter=filter_, columns=tuple(request["columns"]))
+        end = _with_missed(reader, start, end)
         changed = end != start
         left = most = int(request["max_bytes"])
         routes = [r for r in import_.routes if r.location is not None] if import_ else []
@@ -156,6 +158,7 @@ class ImportHost(Slices):
         self._finish_cut(reader, {str(r.export) for r in routes}, request, start, end)
         if import_ is not None and all(self._opened(reader, r, end) for r in routes):
             reader.pinned = {"filter": end.filter, "generation": import_.generation}
+        reader.dropped, reader.lost = together(end.dropped.values()), together(end.lost.values())
         return end if changed else None
 
     def _opened(self, reader: OwnReader, route: ImportRoute, end: Offset) -> bool:
@@ -278,6 +281,7 @@ class ImportHost(Slices):
             lease=READER_LEASE,
             filter=end.filter,
             columns=request["columns"],
+            lossy=bool(request.get("lossy")),
             **{"import": reader.import_},
         )
 
@@ -308,7 +312,18 @@ def _in_turn(reader: OwnReader, routes: list[ImportRoute]) -> list[ImportRoute]:
 
 def _moves(plan: Planned, start: Offset) -> bool:
     """Whether a plan changes the offset: rows to read, a new stream, or epochs to pass over."""
-    return plan.next > plan.from_ or plan.stream not in start.streams or plan.duplicates[0] > 0
+    passed_over = plan.duplicates[0] > 0 or plan.lost[0] > 0
+    return plan.next > plan.from_ or plan.stream not in start.streams or passed_over
+
+
+def _with_missed(reader: OwnReader, start: Offset, end: Offset) -> Offset:
+    """Return ``end`` with what the batch up to ``start`` was cut without, unless it has it."""
+    lost = dict(end.lost)
+    for stream, missed in reader.missed.items():
+        position, counted = start.streams.get(stream), start.lost.get(stream, (0, 0))
+        if position is not None and position.next >= missed.next and counted[0] == missed.before:
+            lost[stream] = together([counted, missed.lost])
+    return replace(end, lost=lost)
 
 
 def _planned(data: Mapping[str, Any]) -> Planned:
@@ -318,5 +333,6 @@ def _planned(data: Mapping[str, Any]) -> Planned:
         next=data["next"],
         dropped=(data["dropped"][0], data["dropped"][1]),
         duplicates=(data["duplicates"][0], data["duplicates"][1]),
+        lost=(data["lost"][0], data["lost"][1]) if "lost" in data else (0, 0),
         moved=data["moved"],
     )

@@ -13,6 +13,7 @@ from pe_agent.agent.received import Received
 from pe_agent.agent.store import Store
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import ReadersExceededError
+from streambroker_core.offset import Lost
 
 READERS = 1_000
 
@@ -29,6 +30,25 @@ class ReaderInUseError(StreambrokerError):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """Epochs that a planned batch was cut without, of one stream.
+
+    Attributes:
+        before: epochs that the batch's own offset counts as lost.
+        next: where the batch ends in the stream.
+        lost: what it was cut without.
+    """
+
+    before: int
+    next: int
+    lost: Lost
+
+    def state(self) -> list[Any]:
+        """Return it for the store."""
+        return [self.before, self.next, *self.lost]
+
+
 @dataclass(slots=True)
 class OwnReader:
     """A reader of one of our imports.
@@ -42,6 +62,9 @@ class OwnReader:
         refused: why an export gives nothing, by export.
         calls: how often it was called; an older call that is still under way stops.
         turn: which route is asked first, counted up at each call.
+        missed: what the last batch was cut without, by stream, until an offset has it.
+        dropped: epochs and rows its offset has as dropped by agreement, over all streams.
+        lost: epochs and rows its offset has as lost, over all streams.
     """
 
     id: str
@@ -56,6 +79,9 @@ class OwnReader:
     refused: dict[str, str] = field(default_factory=dict)
     turn: int = 0
     calls: int = 0
+    missed: dict[str, Missed] = field(default_factory=dict)
+    dropped: Lost = (0, 0)
+    lost: Lost = (0, 0)
     one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
     received: Received = field(default_factory=Received)
 
@@ -69,7 +95,13 @@ class OwnReaders:
         self._readers: dict[str, OwnReader] = {}
         for id_, state in store.states("own_readers", "id").items():
             homes = {s: (h[0], h[1]) for s, h in state["homes"].items()}
-            self._readers[id_] = OwnReader(id=id_, import_=state["import"], homes=homes)
+            missed = {
+                s: Missed(before=m[0], next=m[1], lost=(m[2], m[3]))
+                for s, m in state.get("missed", {}).items()
+            }
+            self._readers[id_] = OwnReader(
+                id=id_, import_=state["import"], homes=homes, missed=missed
+            )
 
     def __getitem__(self, id_: str) -> OwnReader:
         return self._readers[id_]
@@ -157,10 +189,23 @@ class OwnReaders:
         if all(reader.homes.get(s) == h for s, h in homes.items()):
             return
         reader.homes.update(homes)
+        self._save(reader)
+
+    def note_missed(self, reader: OwnReader, missed: dict[str, Missed]) -> None:
+        """Note what a batch is cut without, also for the time after a restart."""
+        if reader.missed == missed:
+            return
+        reader.missed = missed
+        self._save(reader)
+
+    def _save(self, reader: OwnReader) -> None:
+        state = {
+            "import": reader.import_,
+            "homes": reader.homes,
+            "missed": {s: m.state() for s, m in reader.missed.items()},
+        }
         self._store.write(
-            "INSERT OR REPLACE INTO own_readers VALUES (?, ?)",
-            reader.id,
-            json.dumps({"import": reader.import_, "homes": reader.homes}),
+            "INSERT OR REPLACE INTO own_readers VALUES (?, ?)", reader.id, json.dumps(state)
         )
 
     def unfinished(self) -> list[tuple[str, str, str]]:
@@ -186,6 +231,8 @@ class OwnReaders:
                     "alive": r.until > now,
                     "pinned": r.pinned,
                     "refused": r.refused,
+                    "dropped": list(r.dropped),
+                    "lost": list(r.lost),
                 }
                 for r in self._readers.values()
             }

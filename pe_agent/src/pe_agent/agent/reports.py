@@ -107,6 +107,8 @@ def _imports(readers: Mapping[str, Mapping[str, Any]], most: int) -> dict[str, A
                 "filter": pinned.get("filter"),
                 "generation": pinned.get("generation"),
                 "refused": reader["refused"],
+                "dropped": reader["dropped"],
+                "lost": reader["lost"],
             }
         )
     return found

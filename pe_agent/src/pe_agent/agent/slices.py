@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pe_agent.agent.import_state import ImportState
 from pe_agent.agent.peers import PLAN_SECONDS, READER_LEASE
-from pe_agent.agent.readers import OwnReader
+from pe_agent.agent.readers import Missed, OwnReader
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
-from streambroker_core.offset import Offset, Piece, cut, ranges
+from streambroker_core.offset import Offset, Piece, cut, ranges, together
+
+Gone = tuple[int, int, int | None]
+"""Epochs ``[first, next)`` that are gone, and how many rows they had, None if nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What one exporter has to give: the epochs ``wanted`` between two offsets."""
+
+    start: Offset
+    end: Offset
+    wanted: Mapping[str, tuple[int, int]]
+    lossy: bool
 
 
 class Slices(ImportState):
@@ -20,43 +34,91 @@ class Slices(ImportState):
         """Answer ``partitions``: register the plan of a batch again and cut it into slices.
 
         Args:
-            request: ``import``, ``session``, ``start``, ``end`` (offsets).
+            request: ``import``, ``session``, ``start``, ``end`` (offsets), ``lossy`` (epochs that
+                are gone are left out), ``give_up`` (so are those that nobody can have any more).
 
         Returns:
-            ``{"slices": […]}``, each a ticket with its address, or ``{"busy": …}``.
+            ``{"slices": […], "lost": {stream: [[first, next], …]}}``, each slice a ticket with
+            its address, or ``{"busy": …}``. Epochs are left out whole, of all slices alike.
 
         Raises:
             AgentUnreachableError: an exporter is away; the caller tries again.
-            DataLossError: planned epochs are gone.
+            DataLossError: planned epochs are gone, and the reader is not lossy.
         """
         start, end = Offset.decode(request["start"]), Offset.decode(request["end"])
         claimed = self._claim(request, str(end.reader))
         if isinstance(claimed, dict):
             return claimed
         wanted = ranges(start, end)
+        lossy = bool(request.get("lossy"))
+        give_up = lossy and bool(request.get("give_up"))
         slices: list[dict[str, Any]] = []
-        by_export = self._by_export(claimed, end, wanted)
-        claimed.finished -= set(by_export)
-        for export, streams in sorted(by_export.items()):
-            slices += self._slices_of(claimed, export, streams, start, end, wanted)
-        return {"slices": slices}
-
-    def _by_export(
-        self, reader: OwnReader, end: Offset, wanted: Mapping[str, Any]
-    ) -> dict[str, list[str]]:
-        """Group streams by export; a stream we do not know is looked for at all our exporters."""
-        unknown = [s for s in wanted if s not in reader.homes]
-        if unknown:
-            self._look_for(reader, unknown)
-        result: dict[str, list[str]] = {}
-        for stream in wanted:
-            if stream not in reader.homes:
+        gone: dict[str, list[Gone]] = {}
+        by_export = self._by_export(claimed, wanted)
+        for stream in by_export.pop(None, ()):
+            if not (give_up and self._all_answer(claimed)):
                 raise AgentUnreachableError(
                     f"no exporter that answers has stream {stream}, which the checkpoint plans to"
                     f" read (exports read so far: {', '.join(end.last) or 'none'})."
                 )
-            result.setdefault(reader.homes[stream][0], []).append(stream)
+            gone[stream] = [(*wanted[stream], None)]
+        claimed.finished -= {e for e in by_export if e is not None}
+        for export, streams in sorted((e, s) for e, s in by_export.items() if e is not None):
+            batch = _Batch(start, end, {s: wanted[s] for s in streams}, lossy)
+            try:
+                cut_, missing = self._slices_of(claimed, export, batch)
+            except AgentUnreachableError:
+                if not (give_up and self._is_cut(claimed, export)):
+                    raise
+                cut_, missing = [], {s: [(*wanted[s], None)] for s in streams}
+            slices += cut_
+            gone |= missing
+        self._miss(claimed, end, gone)
+        return {"slices": slices, "lost": {s: [g[:2] for g in of] for s, of in gone.items()}}
+
+    def _miss(self, reader: OwnReader, end: Offset, gone: Mapping[str, list[Gone]]) -> None:
+        """Note what a batch is cut without; the offset behind it will have it."""
+        missed = {
+            stream: Missed(
+                before=end.lost.get(stream, (0, 0))[0],
+                next=end.streams[stream].next,
+                lost=together((next_ - first, rows) for first, next_, rows in of),
+            )
+            for stream, of in gone.items()
+        }
+        self.readers.note_missed(reader, missed)
+
+    def _by_export(
+        self, reader: OwnReader, wanted: Mapping[str, Any]
+    ) -> dict[str | None, list[str]]:
+        """Group streams by export; a stream we do not know is looked for at all our exporters.
+
+        Returns:
+            Streams by export; those that none has by None.
+        """
+        unknown = [s for s in wanted if s not in reader.homes]
+        if unknown:
+            self._look_for(reader, unknown)
+        result: dict[str | None, list[str]] = {}
+        for stream in wanted:
+            home = reader.homes.get(stream)
+            result.setdefault(None if home is None else home[0], []).append(stream)
         return result
+
+    def _all_answer(self, reader: OwnReader) -> bool:
+        """Whether the import is known, and the agents of all its exporters answer."""
+        import_ = self._routes.imported(reader.import_.rpartition("/")[2])
+        return import_ is not None and all(
+            r.location is not None
+            and self.peers.heads(str(r.export)) is not None
+            and not self.peers.is_away(r.location)
+            for r in import_.routes
+        )
+
+    def _is_cut(self, reader: OwnReader, export: str) -> bool:
+        """Whether the import is known, and no route leads to the export any more."""
+        import_ = self._routes.imported(reader.import_.rpartition("/")[2])
+        return import_ is not None and export not in {str(r.export) for r in import_.routes}
 
     def _look_for(self, reader: OwnReader, streams: list[str]) -> None:
         port = reader.import_.rpartition("/")[2]
@@ -67,15 +129,11 @@ class Slices(ImportState):
             self.readers.remember(reader, found)
 
     def _slices_of(
-        self,
-        reader: OwnReader,
-        export: str,
-        streams: list[str],
-        start: Offset,
-        end: Offset,
-        wanted: Mapping[str, tuple[int, int]],
-    ) -> list[dict[str, Any]]:
-        location, capability = self._route_to(reader, export, streams[0])
+        self, reader: OwnReader, export: str, batch: _Batch
+    ) -> tuple[list[dict[str, Any]], dict[str, list[Gone]]]:
+        """Return the slices of one export, and what of it is gone."""
+        end = batch.end
+        location, capability = self._route_to(reader, export, next(iter(batch.wanted)))
         answer = _replan(
             location,
             timeout=PLAN_SECONDS,
@@ -83,8 +141,9 @@ class Slices(ImportState):
             reader=reader.id,
             capability=capability,
             lease=READER_LEASE,
-            **self._positions(reader, export, start),
-            ranges={s: list(wanted[s]) for s in streams},
+            **self._positions(reader, export, batch.start),
+            ranges={s: list(r) for s, r in batch.wanted.items()},
+            lossy=batch.lossy,
             filter=end.filter,
             columns=None if end.columns is None else list(end.columns),
             **{"import": reader.import_},
@@ -101,12 +160,14 @@ class Slices(ImportState):
             {"location": one["location"], "agent": one["pe"], "grant": one["grant"]}
             for one in answer.get("agents", ())
         ]
-        return [
+        slices = [
             {**common, **at[agent], "stream": stream, "pieces": [_piece(p) for p in pieces]}
             for stream, epochs in answer["blocks"].items()
             for agent, sizes in _by_agent(epochs).items()
             for pieces in cut(sizes)
         ]
+        gone = answer.get("gone", {})
+        return slices, {s: [(g[0], g[1], g[2]) for g in of] for s, of in gone.items()}
 
     def where(self, export: str, stream: str, reader: str, agent: str | None = None) -> str:
         """Return the present address of an export's agent, for a task that has lost it.

@@ -31,6 +31,7 @@ KNOWN = frozenset(
         "reconnect",
         "pollwait",
         "source",
+        "failondataloss",
         "path",
         "checkpointlocation",
         "queryname",
@@ -72,6 +73,7 @@ class Options:
         reconnect: seconds for which a lost agent is tried again.
         poll_wait: seconds that ``latestOffset`` may wait for news.
         source: whether the column ``_source`` is added.
+        lossy: loss that nobody agreed to is counted, and does not stop the query.
     """
 
     port: str
@@ -81,6 +83,7 @@ class Options:
     reconnect: float = 60.0
     poll_wait: float = 0.02
     source: bool = False
+    lossy: bool = False
     agent_ca: str | None = None
     agent_plain: str | None = None
 
@@ -123,6 +126,7 @@ class Options:
             reconnect=_number(given, "reconnect", 60.0),
             poll_wait=_number(given, "pollwait", 0.02),
             source=given.get("source", "false").lower() == "true",
+            lossy=not _truth(given, "failondataloss", True),
             agent_ca=given.get("agentca"),
             agent_plain=given.get("agentplain"),
         )
@@ -154,6 +158,13 @@ def schema_of(agent: AgentClient, port: str) -> str:
 def ddl_of(schema: StructType) -> str:
     """Return a Spark schema as the DDL that manifests store."""
     return to_ddl(tuple(Column(f.name, f.dataType.simpleString()) for f in schema.fields))
+
+
+def _truth(given: Mapping[str, str], name: str, default: bool) -> bool:
+    text = given.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise OptionError(f"option `{name}` is {text!r}; it has to be true or false.")
+    return text == "true"
 
 
 def _number(given: Mapping[str, str], name: str, default: float) -> float:

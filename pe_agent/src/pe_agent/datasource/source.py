@@ -52,7 +52,7 @@ class StreambrokerDataSource(DataSource):
 
     Options: ``import`` or ``export`` (the port), ``agent``, ``agentToken``, ``maxBytesPerBatch``
     (bytes, default 256 MiB or one epoch), ``reconnect`` (seconds, default 60), ``source``,
-    ``agentCa`` (a file) and ``agentPlain``.
+    ``failOnDataLoss`` (default true), ``agentCa`` (a file) and ``agentPlain``.
     """
 
     @classmethod
@@ -143,6 +143,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             "schema": ddl_of(self._columns),
             "max_bytes": self._options.max_bytes,
             "limit": self._limit,
+            "lossy": self._options.lossy,
             "wait": 0.0 if self._limit is not None else self._options.poll_wait,
         }
         try:
@@ -163,28 +164,33 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Register the plan of a batch again and cut it; a pure function of the two offsets.
 
+        With ``failOnDataLoss`` false epochs that are gone are left out, here and nowhere else, so
+        that all tasks of the batch see the same.
+
         Raises:
             AgentUnreachableError: an exporter's agent stayed away for ``reconnect`` seconds.
         """
         self._hold(end["reader"])
         deadline = time.monotonic() + self._options.reconnect
+        request = {
+            "import": self._options.port,
+            "session": self._session,
+            "start": start,
+            "end": end,
+            "lossy": self._options.lossy,
+        }
         while True:
+            late = time.monotonic() > deadline
             try:
-                answer = self._claiming(
-                    "reader.slices",
-                    {
-                        "import": self._options.port,
-                        "session": self._session,
-                        "start": start,
-                        "end": end,
-                    },
-                )
+                answer = self._claiming("reader.slices", {**request, "give_up": late})
+                for stream, parts in answer["lost"].items():
+                    log.warning("goes on without epochs %s of stream %s", parts, stream)
                 trust = self._trust.now()  # executors need not have the file
                 return [Slice(ticket, trust) for ticket in answer["slices"]]
             except StreambrokerError as error:
                 if error.code != "AgentUnreachable":
                     raise
-                if time.monotonic() > deadline:
+                if late:
                     raise AgentUnreachableError(
                         f"import {self._options.port} cannot read its planned epochs for"
                         f" {self._options.reconnect:.0f} s: {error} It still has to read"
