@@ -14,6 +14,7 @@ from pe_agent.agent.peers import Peers
 from pe_agent.agent.routes import RouteTable
 from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.ledger import Holder
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.view import ImportPort, ImportRoute, View, seal
 
@@ -54,6 +55,7 @@ class Bench:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.known: dict[str, dict[str, int]] = {}
         self.declared: set[str] = set()
+        self.holders: dict[str, list[Holder]] = {}
         self.open()
 
     def open(self) -> None:
@@ -66,9 +68,12 @@ class Bench:
             self.store,
             self.news,
             lambda port: port in self.declared,
+            lambda port: self.holders.get(port, []),
         )
 
-    def connect(self, *exports: str, filter_: str | None = None) -> None:
+    def connect(
+        self, *exports: str, filter_: str | None = None, ports: tuple[str, ...] = ("in",)
+    ) -> None:
         routes = tuple(
             ImportRoute(
                 export=PortKey.parse(export),
@@ -78,8 +83,11 @@ class Bench:
             )
             for export in exports
         )
-        port = ImportPort(uid="in", routes=routes, start="earliest", filter=filter_)
-        view = View(pe=PeKey.parse("default/alerts/0"), imports={"in": port})
+        imports = {
+            port: ImportPort(uid=port, routes=routes, start="earliest", filter=filter_)
+            for port in ports
+        }
+        view = View(pe=PeKey.parse("default/alerts/0"), imports=imports)
         self.routes.apply(seal(view))
 
     def call(self, action: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from pe_agent.fellow_agents import FellowAgents, counted
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.memory import LastKnown
 from pe_agent.ports import ExportPort, ImportPort
+from pe_agent.queries import Queries
 from pe_agent.tls import Trust, TrustError
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
@@ -186,10 +187,9 @@ class PE:
         self._broker = BrokerClient(broker, key.namespace, token, trust) if broker else None
         self._application = application
         self.known = LastKnown(lambda: self.agent.call("view", timeout=2.0)["view"])
-        self._queries: list[_Running] = []
-        self._beating = threading.Lock()
+        self._queries = Queries(spark, lambda: self.agent)
         self.stopped = threading.Event()
-        process.beat.append(self._beat)
+        process.beat.append(self._queries.beat)
 
     @property
     def agent(self) -> AgentClient:
@@ -268,7 +268,7 @@ class PE:
             .schema(f"{ddl}, {SOURCE_FIELD}" if source else ddl)
             .option("import", port)
             .options(**self._to_agent())
-            .option("pollWait", "0.5")
+            .option("frame", secrets.token_hex(8))
             .option("source", str(source).lower())
             .option("failOnDataLoss", str(fail_on_data_loss).lower())
         )
@@ -365,8 +365,8 @@ class PE:
             spec["properties"] = {}
         self._declare("export", port, spec, redeclare=redeclare, schema=schema)
         self.exports[port] = ExportPort(self, port)
-        hurried = _imports_beside_other_sources(frame)
-        self._hurry(hurried)
+        sources = self._queries.sources(frame)
+        self._queries.announce(port, sources)
         writer = (
             frame.writeStream.format("streambroker")
             .option("export", port)
@@ -379,7 +379,7 @@ class PE:
         if query_name is not None:
             writer = writer.queryName(query_name)
         query = writer.start()
-        self._queries.append(_Running(port, query, query.id, hurried))
+        self._queries.add(port, query, sources)
         return query
 
     # -- the original's functions: codes instead of errors -------------------------------------
@@ -416,28 +416,6 @@ class PE:
             owner=self._owner,
         )
 
-    def _beat(self) -> None:
-        """Keep the publisher leases of the queries that run; give back those of ended ones.
-
-        Told by the thread that keeps the agent, and by who stops the PE meanwhile.
-        """
-        with self._beating:
-            for running in list(self._queries):
-                active = running.is_active()
-                if active:
-                    self._hurry(running.hurried)
-                else:
-                    self._queries.remove(running)
-                self.agent.call(
-                    "publisher.renew" if active else "publisher.renounce",
-                    export=running.port,
-                    query=running.id,
-                )
-
-    def _hurry(self, ports: Sequence[str]) -> None:
-        for port in ports:
-            self.agent.call("reader.hurry", port=port)
-
     def broker(self) -> BrokerClient:
         """Return the client of the broker.
 
@@ -467,45 +445,12 @@ class PE:
         """Let go of the agent. It serves on for ``linger``; ``end_agent`` ends it at once."""
         self.stopped.set()
         try:
-            self._beat()
+            self._queries.beat()
         except StreambrokerError as error:
             log.info("publisher leases not given back: %s", error)
         self._process.stop(end_agent=end_agent)
         if self._fellows is not None:
             self._fellows.stop(end_agent=end_agent)
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A query that publishes; ``hurried`` are its imports that must not wait for news."""
-
-    port: str
-    query: StreamingQuery
-    id: str
-    hurried: tuple[str, ...]
-
-    def is_active(self) -> bool:
-        try:
-            return bool(self.query.isActive)
-        except Exception:
-            return False  # the session has ended, and its queries with it
-
-
-def _imports_beside_other_sources(frame: DataFrame) -> tuple[str, ...]:
-    """Return the imports of a query that reads other streams as well, else nothing.
-
-    Spark asks the sources of a query one after the other, so one that waits for news holds up
-    the rest.
-    """
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
-    streaming = [s for s in map(leaves.apply, range(leaves.size())) if s.isStreaming()]
-    ports = [
-        str(leaf.extraOptions().get("import"))
-        for leaf in streaming
-        if leaf.getClass().getSimpleName() == "StreamingRelationV2"
-        and leaf.sourceName() == "streambroker"
-    ]
-    return tuple(ports) if len(streaming) > len(ports) else ()
 
 
 def _cut(schema: Schema, columns: Sequence[str] | None) -> Schema:

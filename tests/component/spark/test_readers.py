@@ -203,7 +203,8 @@ def test_an_import_beside_another_source_does_not_hold_it_up(
         SECONDS,
         "rows of both sources",
     )
-    assert importer.status()["imports"]["hurried"] == ["in"]
+    (query,) = importer.status()["imports"]["queries"].values()
+    assert query == {"export": "all", "imports": 1, "foreign": True, "gated": False}
 
 
 def test_an_idle_import_is_one_batch_and_no_more(jobs: Session, feed: Feed) -> None:

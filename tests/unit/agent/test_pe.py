@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from pe_agent.fellow_agents import MOST, FellowsInvalidError
-from pe_agent.pe import PE, _Running, start
+from pe_agent.pe import PE, start
+from pe_agent.queries import Sources
 from streambroker_core.model import PeKey
 
 
@@ -17,6 +18,7 @@ class EndedQuery:
     """A query that is found ended; who asks first gives another thread time to ask as well."""
 
     def __init__(self) -> None:
+        self.id, self.runId = "query-1", "run-1"
         self.asked = threading.Event()
         self.again = threading.Event()
 
@@ -35,7 +37,7 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
     process = SimpleNamespace(beat=[], client=client, stop=lambda end_agent: None)
     pe = PE(cast(Any, None), PeKey("default", "job", 0), cast(Any, process), None, {})
     query = EndedQuery()
-    pe._queries.append(_Running("out", cast(Any, query), "query-1", ()))
+    pe._queries.add("out", cast(Any, query), Sources())
 
     beat = threading.Thread(target=process.beat[0])
     beat.start()

@@ -26,7 +26,7 @@ from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.log import Committer, Scrub
 from streambroker_core.errors import CapabilityError, StreambrokerError
-from streambroker_core.ledger import NotRoutedError
+from streambroker_core.ledger import Holder, NotRoutedError
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.schema import to_ddl
 from streambroker_core.wire import capability
@@ -82,6 +82,7 @@ class Hosts:
             self.store,
             self.news,
             lambda port: f"import/{port}" in self._declarations,
+            self._holders,
         )
         self.scrub = Scrub()
         for (key,) in self.store.query("SELECT DISTINCT export FROM streams"):
@@ -115,6 +116,11 @@ class Hosts:
             )
 
     # -- exports -----------------------------------------------------------------------------
+
+    def _holders(self, port: str) -> list[Holder]:
+        """Return who makes an export wait; nobody if there is none of that name."""
+        export = self._exports.get(f"{self.pe}/{port}")
+        return [] if export is None else export.waits_for()
 
     def _host(self, key: str) -> HostedExport:
         with self._lock:
@@ -248,7 +254,8 @@ class Hosts:
                     b["export"], b["stream"], b["reader"], b.get("agent")
                 )
             },
-            "reader.hurry": self._hurry,
+            "query.begin": self._begin_query,
+            "query.end": self._end_query,
             "declare": self._declare,
             "schema": self._schema,
             "view": self._view,
@@ -298,8 +305,12 @@ class Hosts:
         self.imports.leave(body["reader"], body["session"])
         return {}
 
-    def _hurry(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.imports.hurry(body["port"])
+    def _begin_query(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.imports.queries.begin(body)
+        return {}
+
+    def _end_query(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.imports.queries.end(body)
         return {}
 
     def _driver(self, _body: dict[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pe_agent.agent.gates import Queries
 from pe_agent.agent.news import News
 from pe_agent.agent.peers import PLAN_SECONDS, READER_LEASE
 from pe_agent.agent.readers import OwnReader
@@ -19,14 +20,13 @@ from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger import Holder
 from streambroker_core.offset import Offset, Planned, advance, together
 from streambroker_core.wire.view import ImportPort, ImportRoute
 
 log = logging.getLogger("pe_agent")
 
-HURRY_SECONDS = 5.0
 PATIENCE = 5.0
-HURRIED = 0.02
 
 
 class UnknownPortError(StreambrokerError):
@@ -45,13 +45,10 @@ class ImportHost(Slices):
         store: Store,
         news: News,
         declared: Callable[[str], bool],
+        holders: Callable[[str], Sequence[Holder]] = lambda _: (),
     ) -> None:
         super().__init__(pe, routes, store, news, declared)
-        self._hurried: dict[str, float] = {}
-
-    def hurry(self, port: str) -> None:
-        """For a while do not wait here for news: another source of the query stands behind."""
-        self._hurried[port] = time.monotonic() + HURRY_SECONDS
+        self.queries = Queries(pe, news, holders)
 
     def leave(self, reader: str, session: str) -> None:
         """The source process ends in order: the lease ends, the claims last for grace."""
@@ -70,10 +67,12 @@ class ImportHost(Slices):
         Args:
             request: ``import``, ``session``, ``start`` (offset), ``columns``, ``max_bytes``,
                 ``limit`` (``{stream: next}`` of availableNow, or null), ``wait`` seconds,
-                ``lossy`` (loss that nobody agreed to is counted, and does not stop the query).
+                ``lossy`` (loss that nobody agreed to is counted, and does not stop the query),
+                ``frame`` (as the query was told of, see :meth:`Queries.begin`).
 
         Returns:
-            ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``.
+            ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``;
+            with ``gated``, the export whose log is full, if there may be something.
 
         Raises:
             ReaderInUseError, UnknownPortError, DataLossError.
@@ -90,17 +89,23 @@ class ImportHost(Slices):
     def _next(
         self, reader: OwnReader, start: Offset, request: Mapping[str, Any], call: int
     ) -> dict[str, Any]:
-        hurried = self._hurried.get(request["import"], 0.0) > time.monotonic()
-        patience = HURRIED if hurried else PATIENCE
-        deadline = time.monotonic() + min(patience, float(request["wait"]))
+        began = time.monotonic()
+        turn = self.queries.turn(request.get("frame"), reader.import_, reader.id)
+        limited = request.get("limit") is not None
         while True:
-            seen = self._news.seen((reader.import_,))
-            end = self._advance(reader, start, request, call)
+            seen = self._news.seen(turn.keys)
+            gate = turn.gate()
+            asked = request if gate is None else {**request, "limit": {}}
+            end = self._advance(reader, start, asked, call)
             if end is not None:
+                turn.gave()
                 return {"offset": end.encode()}
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._news.wait(seen, left, (reader.import_,)):
-                return {"offset": None}
+            patience = turn.patience(
+                float(request["wait"]), limited=limited, gated=gate is not None
+            )
+            left = began + min(PATIENCE, patience) - time.monotonic()
+            if left <= 0 or turn.others_have_news() or not self._news.wait(seen, left, turn.keys):
+                return {"offset": None} if gate is None else {"offset": None, "gated": gate}
 
     def heads(self, port: str) -> dict[str, int]:
         """Return how far each stream of an import reaches now; the target of availableNow.
@@ -298,9 +303,11 @@ class ImportHost(Slices):
 
     def status(self) -> dict[str, Any]:
         """Return figures for people: readers by import, and which agents are away."""
-        now = time.monotonic()
-        hurried = sorted(port for port, until in self._hurried.items() if until > now)
-        return {"readers": self.readers.status(), "away": self.peers.away(), "hurried": hurried}
+        return {
+            "readers": self.readers.status(),
+            "away": self.peers.away(),
+            "queries": self.queries.status(),
+        }
 
 
 def _in_turn(reader: OwnReader, routes: list[ImportRoute]) -> list[ImportRoute]:

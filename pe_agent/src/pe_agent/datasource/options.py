@@ -32,6 +32,7 @@ KNOWN = frozenset(
         "pollwait",
         "source",
         "failondataloss",
+        "frame",
         "path",
         "checkpointlocation",
         "queryname",
@@ -73,6 +74,7 @@ class Options:
         reconnect: seconds for which a lost agent is tried again.
         poll_wait: seconds that ``latestOffset`` may wait for news.
         source: whether the column ``_source`` is added.
+        frame: name of the frame, by which the agent knows the queries that read it.
         lossy: loss that nobody agreed to is counted, and does not stop the query.
     """
 
@@ -84,6 +86,7 @@ class Options:
     poll_wait: float = 0.02
     source: bool = False
     lossy: bool = False
+    frame: str | None = None
     agent_ca: str | None = None
     agent_plain: str | None = None
 
@@ -126,6 +129,7 @@ class Options:
             reconnect=_number(given, "reconnect", 60.0),
             poll_wait=_number(given, "pollwait", 0.02),
             source=given.get("source", "false").lower() == "true",
+            frame=given.get("frame"),
             lossy=not _truth(given, "failondataloss", True),
             agent_ca=given.get("agentca"),
             agent_plain=given.get("agentplain"),

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamReader,
@@ -144,10 +145,13 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             "max_bytes": self._options.max_bytes,
             "limit": self._limit,
             "lossy": self._options.lossy,
+            "frame": self._options.frame,
             "wait": 0.0 if self._limit is not None else self._options.poll_wait,
         }
         try:
             answer = self._claiming("reader.next", request)
+            while self._limit is not None and "gated" in answer:  # to return would end the run
+                answer = self._claiming("reader.next", request)
         except AgentUnreachableError as error:
             if not self._told:
                 log.warning("no news while the agent is away: %s", error)
@@ -238,6 +242,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._trust = mine.trust
         ticket: dict[str, Any] = mine.value
         wanted = to_arrow_schema(self._schema, timezone="UTC")
+        ticket = {**ticket, "query": _query()}
         location, done = ticket["location"], 0
         until: float | None = None
         while True:
@@ -296,6 +301,12 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 array = batch.column(column.name)
                 arrays.append(array if array.type == column.type else array.cast(column.type))
         return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def _query() -> str | None:
+    """Return the query that this task belongs to."""
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty("sql.streaming.queryId")
 
 
 def _source_column(

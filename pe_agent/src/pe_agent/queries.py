@@ -1,0 +1,155 @@
+"""The queries of a job: the leases of those that publish, and what the agent must know of all.
+
+The agent has to know which imports one query reads, and where it publishes: which of the calls
+for news waits, and whose hangs on an export that is full. Spark tells a source neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pe_agent.client import AgentClient
+from streambroker_core.errors import StreambrokerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger("pe_agent")
+
+TELL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a query reads: imports of this PE by their frames, and whether other streams, too."""
+
+    frames: tuple[str, ...] = ()
+    foreign: bool = False
+
+
+@dataclass(slots=True)
+class Running:
+    """A query that runs; ``port`` is the export it publishes to, ``told`` when the agent was."""
+
+    query: StreamingQuery
+    id: str
+    run: str
+    port: str | None = None
+    sources: Sources = Sources()
+    told: float = -TELL_SECONDS
+
+    def is_active(self) -> bool:
+        """Whether it runs; False if the session has ended, and its queries with it."""
+        try:
+            return bool(self.query.isActive)
+        except Exception:
+            return False
+
+
+class Queries:
+    """All queries of the session that concern one PE."""
+
+    def __init__(self, spark: SparkSession, agent: Callable[[], AgentClient]) -> None:
+        self._spark = spark
+        self._agent = agent
+        self._running: list[Running] = []
+        self._foreign: set[str] = set()
+        self._beating = threading.Lock()
+
+    def sources(self, frame: DataFrame) -> Sources:
+        """Return what a frame reads."""
+        return self._sources(frame._jdf.queryExecution().analyzed())
+
+    def announce(self, port: str, sources: Sources) -> None:
+        """Tell the agent of a query that is about to start."""
+        self._begin(None, None, port, sources)
+
+    def add(self, port: str | None, query: StreamingQuery, sources: Sources) -> None:
+        """A query has been started."""
+        running = Running(query, str(query.id), str(query.runId), port, sources)
+        with self._beating:
+            self._running = [r for r in self._running if r.run != running.run] + [running]
+            try:
+                self._tell(running)
+            except StreambrokerError as error:
+                log.info("the agent is told of query %s with the next beat: %s", running.id, error)
+
+    def beat(self) -> None:
+        """Renew what runs, end what has ended, find what was started without ``publish``.
+
+        Told by the thread that keeps the agent, and by who stops the PE meanwhile.
+        """
+        with self._beating:
+            for running in list(self._running):
+                if running.is_active():
+                    self._renew(running)
+                else:
+                    self._running.remove(running)
+                    self._end(running)
+            try:
+                self._find()
+            except Exception as error:  # the session has ended, or is none of this process
+                log.debug("queries of the session are not known: %s", error)
+
+    def _renew(self, running: Running) -> None:
+        if running.port is not None:
+            self._agent().call("publisher.renew", export=running.port, query=running.id)
+        if time.monotonic() >= running.told + TELL_SECONDS:
+            self._tell(running)
+
+    def _end(self, running: Running) -> None:
+        if running.sources.frames:
+            self._agent().call("query.end", query=running.id, run=running.run)
+        if running.port is not None:
+            self._agent().call("publisher.renounce", export=running.port, query=running.id)
+
+    def _tell(self, running: Running) -> None:
+        self._begin(running.id, running.run, running.port, running.sources)
+        running.told = time.monotonic()
+
+    def _begin(self, id_: str | None, run: str | None, port: str | None, sources: Sources) -> None:
+        if sources.frames:
+            self._agent().call(
+                "query.begin",
+                query=id_,
+                run=run,
+                export=port,
+                frames=list(sources.frames),
+                foreign=sources.foreign,
+            )
+
+    def _find(self) -> None:
+        """Take in the queries of the session that read imports of this PE into other sinks."""
+        known = {r.run for r in self._running}
+        active = {str(q.runId): q for q in self._spark.streams.active}
+        self._foreign &= set(active)
+        for run in active.keys() - known - self._foreign:
+            query: Any = active[run]
+            sources = self._sources(query._jsq.streamingQuery().analyzedPlan())
+            if sources.frames:
+                self._running.append(Running(query, str(query.id), run, None, sources))
+                self._tell(self._running[-1])
+            else:
+                self._foreign.add(run)
+
+    def _sources(self, plan: Any) -> Sources:
+        leaves = plan.collectLeaves()
+        streaming = [s for s in map(leaves.apply, range(leaves.size())) if s.isStreaming()]
+        frames = [frame for leaf in streaming if (frame := self._frame(leaf)) is not None]
+        return Sources(tuple(dict.fromkeys(frames)), len(streaming) > len(frames))
+
+    def _frame(self, leaf: Any) -> str | None:
+        """Return the name of an import of this PE that ``subscribe`` has opened, else None."""
+        if leaf.getClass().getSimpleName() != "StreamingRelationV2":
+            return None
+        options = leaf.extraOptions()
+        if leaf.sourceName() != "streambroker" or options.get("agent") != self._agent().location:
+            return None
+        frame = options.get("frame")
+        return None if frame is None else str(frame)

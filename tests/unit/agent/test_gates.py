@@ -1,0 +1,212 @@
+"""Which call for news waits when a query has several, and what a full export holds back."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pe_agent.agent import gates
+from streambroker_core.ledger import Holder
+from support.imports import A, Bench, answer, bench, plan
+from support.waiting import until
+
+LONG = 60.0
+SECONDS = 10.0
+PE = "default/alerts/0"
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Return a bench on which a call that waits does so for longer than any test."""
+    monkeypatch.setattr(gates, "TOGETHER", LONG)
+    monkeypatch.setattr(gates, "BESIDE_OTHERS", 0.0)
+    monkeypatch.setattr("pe_agent.agent.imports.PATIENCE", LONG)
+    made = bench(tmp_path, monkeypatch)
+    made.connect(A, ports=("in", "too"))
+    made.replies[A] = lambda _: answer()
+    return made
+
+
+def begin(made: Bench, *frames: str, query: str | None = "q", **more: Any) -> None:
+    told = {"query": query, "run": "r", "export": None, "foreign": False, **more}
+    made.host.queries.begin({**told, "frames": list(frames)})
+
+
+class Asked:
+    """A call for the next offset, in a thread; ``end`` waits for its answer."""
+
+    def __init__(self, made: Bench, start: dict[str, Any], **request: Any) -> None:
+        self._made = made
+        self._answers: list[dict[str, Any]] = []
+        self._thread = threading.Thread(
+            target=lambda: self._answers.append(made.next(start, **request)), daemon=True
+        )
+        self._thread.start()
+
+    def waits_for(self, *keys: str) -> None:
+        wanted = frozenset(f"{PE}/{key}" for key in keys)
+        until(lambda: wanted in self._made.news.waiting(), SECONDS, f"a wait for {keys}")
+
+    def end(self) -> dict[str, Any]:
+        self._thread.join(SECONDS)
+        assert self._answers, "it waits on"
+        return self._answers[0]
+
+
+def opened(made: Bench, port: str = "in") -> dict[str, Any]:
+    """Return the offset of a reader that has opened its route."""
+    found: dict[str, Any] = made.next(None, **{"import": port})["offset"]
+    return found
+
+
+def test_of_two_imports_of_a_query_the_last_asked_waits_for_news_of_both(made: Bench) -> None:
+    one, two = opened(made), opened(made, "too")
+    begin(made, "f1", "f2")
+    for _ in range(2):
+        assert made.next(one, frame="f1") == {"offset": None}
+        last = Asked(made, two, frame="f2", **{"import": "too"})
+        last.waits_for("in", "too")
+        made.news.tell(f"{PE}/in")
+        assert last.end() == {"offset": None}
+
+
+def test_news_that_come_before_the_last_is_asked_are_not_waited_for(made: Bench) -> None:
+    one, two = opened(made), opened(made, "too")
+    begin(made, "f1", "f2")
+    made.next(one, frame="f1")
+    made.news.tell(f"{PE}/in")
+    assert Asked(made, two, frame="f2", **{"import": "too"}).end() == {"offset": None}
+
+
+def test_the_last_does_not_wait_where_one_before_has_something_to_read(made: Bench) -> None:
+    one, two = opened(made), opened(made, "too")
+    begin(made, "f1", "f2")
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    assert made.next(one, frame="f1")["offset"] is not None
+    made.replies[A] = lambda _: answer()
+    assert Asked(made, two, frame="f2", **{"import": "too"}).end() == {"offset": None}
+
+
+def test_a_query_with_one_import_waits_and_one_beside_other_streams_hardly_does(
+    made: Bench,
+) -> None:
+    one = opened(made)
+    begin(made, "f1")
+    alone = Asked(made, one, frame="f1")
+    alone.waits_for("in")
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    made.news.tell(f"{PE}/in")
+    assert alone.end()["offset"] is not None
+    made.replies[A] = lambda _: answer()
+    begin(made, "f1", foreign=True)
+    assert Asked(made, one, frame="f1").end() == {"offset": None}
+
+
+def test_a_query_that_is_about_to_start_is_the_one_that_then_runs(made: Bench) -> None:
+    begin(made, "f1", query=None, export="out")
+    begin(made, "f1", export="out")
+    assert made.host.status()["queries"] == {
+        "q": {"export": "out", "imports": 1, "foreign": False, "gated": False}
+    }
+    made.host.queries.end({"query": "q", "run": "another"})
+    assert made.host.status()["queries"]
+    made.host.queries.end({"query": "q", "run": "r"})
+    assert made.host.status()["queries"] == {}
+
+
+def test_a_frame_of_two_queries_and_one_of_none_wait_as_long_as_they_ask_for(
+    made: Bench,
+) -> None:
+    one = opened(made)
+    begin(made, "f1", query="q", export="out")
+    begin(made, "f1", query="p")
+    made.holders["out"] = [Holder(reader="other", import_="x/y/0/z", bytes=1, away=0)]
+    for frame in ("f1", "f2", None):
+        assert Asked(made, one, frame=frame, wait=0).end() == {"offset": None}
+
+
+def test_a_query_that_nobody_tells_of_any_more_is_forgotten(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = opened(made)
+    monkeypatch.setattr(gates, "LEASE", -1.0)
+    begin(made, "f1")
+    assert Asked(made, one, frame="f1", wait=0).end() == {"offset": None}
+    assert made.host.status()["queries"] == {}
+
+
+def held_by(reader: str, import_: str = "default/other/0/in", size: int = 10) -> list[Holder]:
+    return [Holder(reader=reader, import_=import_, bytes=size, away=0)]
+
+
+def test_while_its_export_is_full_a_query_acknowledges_and_is_given_nothing(
+    made: Bench,
+) -> None:
+    one = opened(made)
+    begin(made, "f1", export="out")
+    made.replies[A] = lambda body: answer(plan("s", 2, 2 if body["limit"] == {} else 4))
+    one = {**one, "streams": {"s": {"from": 0, "next": 2}}}
+    made.holders["out"] = held_by("other")
+    gated = Asked(made, one, frame="f1")
+    gated.waits_for("in", "out")
+    assert made.asked[-1][1]["positions"] == {"s": 2}
+    assert made.host.status()["queries"]["q"]["gated"] is True
+    made.holders.clear()
+    made.news.tell(f"{PE}/out")
+    assert gated.end()["offset"]["streams"]["s"]["next"] == 4
+    assert made.host.status()["queries"]["q"]["gated"] is False
+
+
+def test_a_gated_call_says_for_which_export_also_in_a_run_with_a_limit(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = opened(made)
+    begin(made, "f1", export="out")
+    made.holders["out"] = held_by("other")
+    limited = Asked(made, one, frame="f1", limit={"s": 4})
+    limited.waits_for("in", "out")
+    made.holders.clear()
+    made.news.tell(f"{PE}/out")
+    assert limited.end() == {"offset": None}
+    made.holders["out"] = held_by("other")
+    monkeypatch.setattr(gates, "TOGETHER", 0.0)
+    assert made.next(one, frame="f1", limit={"s": 4}) == {"offset": None, "gated": "out"}
+
+
+def test_what_is_planned_in_the_checkpoint_is_cut_although_the_export_is_full(
+    made: Bench,
+) -> None:
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    end = opened(made)
+    begin(made, "f1", export="out")
+    made.holders["out"] = held_by("other")
+    made.replies[A] = lambda _: {"blocks": {"s": {"0": [[1, 1]]}}}
+    assert len(made.cut(None, end)["slices"]) == 1
+
+
+def test_a_query_that_waits_for_itself_is_let_through_to_be_refused(made: Bench) -> None:
+    one = opened(made)
+    begin(made, "f1", export="out")
+    made.holders["out"] = held_by("other") + held_by(one["reader"])
+    made.replies[A] = lambda body: answer(plan("s", 0, 0 if body["limit"] == {} else 4))
+    assert made.next(one, frame="f1")["offset"]["streams"]["s"]["next"] == 4
+
+
+def test_a_job_that_stands_still_for_itself_is_let_through_to_be_refused(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = opened(made)
+    begin(made, "f1", export="out")
+    monkeypatch.setattr(gates, "TOGETHER", 0.0)
+    monkeypatch.setattr(gates, "STUCK_SECONDS", -1.0)
+    made.holders["out"] = held_by("other", "default/alerts/0/too") + held_by("third")
+    assert made.next(one, frame="f1")["gated"] == "out"
+    made.holders["out"] = held_by("other", "default/alerts/1/too")
+    made.replies[A] = lambda body: answer(plan("s", 0, 0 if body["limit"] == {} else 4))
+    assert made.next(one, frame="f1")["offset"]["streams"]["s"]["next"] == 4
+    monkeypatch.setattr(gates, "STUCK_SECONDS", LONG)
+    made.holders["out"] = held_by("other", "default/alerts/1/too", size=9)
+    assert "gated" in made.next({**one, "streams": {"s": {"from": 0, "next": 0}}}, frame="f1")
