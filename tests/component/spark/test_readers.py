@@ -61,7 +61,6 @@ def test_available_now_reads_to_the_head_and_ends_and_goes_on_next_time(
 ) -> None:
     feed.release(2)
     await_epochs(jobs, 2)
-    until(jobs.pes[1].view, SECONDS, "a view")
     query, sink = read(jobs, availableNow=True)
     assert query.awaitTermination(int(SECONDS))
     assert set(sink.rows) == rows_of(feed, 0, 1)

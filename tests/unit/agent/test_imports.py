@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.heads import RoutesUnknownError
 from pe_agent.agent.imports import UnknownPortError
 from pe_agent.agent.peers import Peers
 from pe_agent.agent.readers import ReaderInUseError
@@ -309,7 +310,49 @@ def test_what_an_absent_exporter_has_is_left_for_the_next_run(
         return {"t": 7}
 
     monkeypatch.setattr(Peers, "ask_heads", ask)
-    assert made.host.heads("in") == {"t": 7}
+    assert made.host.heads("in") == {"heads": {"t": 7}, "missing": [A]}
+    assert made.host.status()["missing"] == {"in": [A]}
+
+
+def test_a_run_waits_for_its_routes_and_then_for_their_agents(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away_for = [2]
+
+    def ask(_: Peers, route: ImportRoute, import_: str) -> dict[str, int]:
+        away_for[0] -= 1
+        if away_for[0] >= 0:
+            raise AgentUnreachableError("not yet")
+        return {"s": 7}
+
+    monkeypatch.setattr(Peers, "ask_heads", ask)
+    monkeypatch.setattr("pe_agent.agent.heads.AGAIN_SECONDS", 0.01)
+    found: list[dict[str, Any]] = []
+    asked = threading.Thread(target=lambda: found.append(made.host.heads("in", 10.0)))
+    asked.start()
+    until(made.news.waiting, 10, "it waits for the view")
+    made.connect(A)
+    asked.join(10)
+    assert found == [{"heads": {"s": 7}, "missing": []}]
+
+
+def test_without_routes_there_is_no_run(made: Bench) -> None:
+    made.declared.add("in")
+    with pytest.raises(RoutesUnknownError):
+        made.host.heads("in")
+
+
+def test_who_is_silent_below_the_limit_is_named(made: Bench) -> None:
+    made.connect(A, B)
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    made.replies[B] = away
+    first = made.offset()
+    made.replies[A] = lambda _: answer(plan("s", 2, 2))
+    assert made.next(first, limit={"s": 2}) == {"offset": None}
+    assert made.next(first, limit={"s": 2, "t": 1}) == {"offset": None, "behind": [B]}
+    made.replies[A] = away
+    assert made.next(first, limit={"s": 2}) == {"offset": None}
+    assert made.next(first, limit={"s": 3}) == {"offset": None, "behind": [A]}
 
 
 def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(

@@ -248,7 +248,7 @@ class Hosts:
                 "renewed": self.imports.readers.renew(b["reader"], b["session"])
             },
             "reader.leave": self._leave,
-            "reader.heads": lambda b: {"heads": self.imports.heads(b["import"])},
+            "reader.heads": lambda b: self.imports.heads(b["import"], float(b.get("wait", 0))),
             "reader.where": lambda b: {
                 "location": self.imports.where(
                     b["export"], b["stream"], b["reader"], b.get("agent")

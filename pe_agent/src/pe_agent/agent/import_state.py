@@ -10,7 +10,15 @@ from pe_agent.agent.peers import Peers
 from pe_agent.agent.readers import OwnReader, OwnReaders
 from pe_agent.agent.routes import RouteTable
 from pe_agent.agent.store import Store
+from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import Offset
+from streambroker_core.wire.view import ImportPort
+
+
+class UnknownPortError(StreambrokerError):
+    """A port that nobody declared."""
+
+    code = "UnknownPort"
 
 
 class ImportState:
@@ -29,12 +37,27 @@ class ImportState:
         self._news = news
         self._declared = declared
         self.readers = OwnReaders(store)
+        self.missing: dict[str, list[str]] = {}
         self.peers = Peers(news, self.readers.alive, self.readers.unfinished)
 
     def _claim(self, request: Mapping[str, Any], reader_id: str) -> OwnReader | dict[str, Any]:
         import_ = f"{self._pe}/{request['import']}"
         renewals = request.get("renewals")
         return self.readers.claim(reader_id, import_, request["session"], renewals=renewals)
+
+    def _import_of(self, port: str) -> ImportPort | None:
+        """Return an import of the view, None while the view does not have it yet.
+
+        Raises:
+            UnknownPortError: nobody declared it.
+        """
+        import_ = self._routes.imported(port)
+        if import_ is None and self._routes.view is not None and not self._declared(port):
+            raise UnknownPortError(
+                f"import {self._pe}/{port} does not exist. Declare it with subscribe(),"
+                " `streambroker apply` or kubectl, or correct the option `import`."
+            )
+        return import_
 
     @staticmethod
     def _positions(reader: OwnReader, export: str, start: Offset) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from pe_agent.agent.gates import Queries
+from pe_agent.agent.heads import Heads
+from pe_agent.agent.import_state import UnknownPortError
 from pe_agent.agent.news import News
 from pe_agent.agent.peers import PLAN_SECONDS, READER_LEASE
 from pe_agent.agent.readers import OwnReader
@@ -19,7 +21,6 @@ from pe_agent.agent.slices import Slices
 from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
-from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Holder
 from streambroker_core.offset import Offset, Planned, advance, together
 from streambroker_core.wire.view import ImportPort, ImportRoute
@@ -29,13 +30,7 @@ log = logging.getLogger("pe_agent")
 PATIENCE = 5.0
 
 
-class UnknownPortError(StreambrokerError):
-    """A port that nobody declared."""
-
-    code = "UnknownPort"
-
-
-class ImportHost(Slices):
+class ImportHost(Slices, Heads):
     """All readers of this PE's imports. Safe from any thread; one call per reader at a time."""
 
     def __init__(
@@ -72,7 +67,8 @@ class ImportHost(Slices):
 
         Returns:
             ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``;
-            with ``gated``, the export whose log is full, if there may be something.
+            with ``gated``, the export whose log is full, if there may be something, and with
+            ``behind``, the exports that do not answer and have not reached the limit.
 
         Raises:
             ReaderInUseError, UnknownPortError, DataLossError.
@@ -105,50 +101,48 @@ class ImportHost(Slices):
             )
             left = began + min(PATIENCE, patience) - time.monotonic()
             if left <= 0 or turn.others_have_news() or not self._news.wait(seen, left, turn.keys):
-                return {"offset": None} if gate is None else {"offset": None, "gated": gate}
+                behind = self._behind(reader, start, request.get("limit"))
+                told = {"gated": gate, "behind": behind}
+                return {"offset": None, **{k: v for k, v in told.items() if v}}
 
-    def heads(self, port: str) -> dict[str, int]:
-        """Return how far each stream of an import reaches now; the target of availableNow.
-
-        Of an exporter that does not answer nothing is read in this run; what it has stays there.
-        """
-        import_ = self._routes.imported(port)
-        result: dict[str, int] = {}
-        for route in import_.routes if import_ else ():
-            if route.location is None:
-                continue
-            try:
-                told = self.peers.ask_heads(route, f"{self._pe}/{port}")
-            except StreambrokerError as error:
-                log.warning("export %s is left for the next run: %s", route.export, error)
-                continue
-            result.update(told)
-        return result
+    def _behind(
+        self, reader: OwnReader, start: Offset, limit: Mapping[str, int] | None
+    ) -> list[str]:
+        """Return the exports that do not answer and have more to give below the limit."""
+        short = [
+            stream
+            for stream, next_ in (limit or {}).items()
+            if stream not in start.streams or start.streams[stream].next < next_
+        ]
+        homes = {reader.homes[s][0] if s in reader.homes else None for s in short}
+        return sorted(e for e in reader.silent if e in homes or None in homes)
 
     def _advance(
         self, reader: OwnReader, start: Offset, request: Mapping[str, Any], call: int
     ) -> Offset | None:
         port = request["import"]
-        import_ = self._routes.imported(port)
-        if import_ is None and self._routes.view is not None and not self._declared(port):
-            raise UnknownPortError(
-                f"import {self._pe}/{port} does not exist. Declare it with subscribe(),"
-                " `streambroker apply` or kubectl, or correct the option `import`."
-            )
+        import_ = self._import_of(port)
         filter_ = start.filter if import_ is None else import_.filter
         end = replace(start, reader=reader.id, filter=filter_, columns=tuple(request["columns"]))
         end = _with_missed(reader, start, end)
         changed = end != start
         left = most = int(request["max_bytes"])
         routes = [r for r in import_.routes if r.location is not None] if import_ else []
+        reader.silent = (
+            {str(r.export) for r in import_.routes if not r.location} if import_ else set()
+        )
         for index, route in enumerate(_in_turn(reader, routes)):
             if reader.calls != call:
                 return None  # the caller has given up and asks anew, perhaps from further on
+            if self.peers.is_away(str(route.location)):
+                reader.silent.add(str(route.export))
+                continue
             if not self._worth_asking(reader, route, start):
                 continue
             share = max(1, left // (len(routes) - index))
             answer = self._ask(reader, route, import_, start, end, request, share, left == most)
             if answer is None:
+                reader.silent.add(str(route.export))
                 continue
             planned = [_planned(p) for p in answer["planned"]]
             reader.received.note(str(route.export), planned, start)
@@ -199,8 +193,6 @@ class ImportHost(Slices):
 
     def _worth_asking(self, reader: OwnReader, route: ImportRoute, start: Offset) -> bool:
         export = str(route.export)
-        if self.peers.is_away(str(route.location)):
-            return False
         heads = self.peers.heads(export)
         reader.received.look(export, heads, start)
         if heads is None or export not in start.last:
@@ -307,6 +299,7 @@ class ImportHost(Slices):
             "readers": self.readers.status(),
             "away": self.peers.away(),
             "queries": self.queries.status(),
+            "missing": {port: exports for port, exports in self.missing.items() if exports},
         }
 
 
@@ -343,3 +336,6 @@ def _planned(data: Mapping[str, Any]) -> Planned:
         lost=(data["lost"][0], data["lost"][1]) if "lost" in data else (0, 0),
         moved=data["moved"],
     )
+
+
+__all__ = ["ImportHost", "UnknownPortError"]

@@ -178,6 +178,7 @@ class Peers:
         imports: dict[str, Any] = {import_: {"capability": route.capability, "readers": []}}
         answer = AgentClient(str(route.location)).call(
             "peer.watch",
+            timeout=PLAN_SECONDS,
             wait=0,
             lease=READER_LEASE,
             exports={export: {"heads": None, "imports": imports}},

@@ -62,6 +62,7 @@ class OwnReader:
         refused: why an export gives nothing, by export.
         calls: how often it was called; an older call that is still under way stops.
         turn: which route is asked first, counted up at each call.
+        silent: exports that did not answer its last call.
         missed: what the last batch was cut without, by stream, until an offset has it.
         dropped: epochs and rows its offset has as dropped by agreement, over all streams.
         lost: epochs and rows its offset has as lost, over all streams.
@@ -79,6 +80,7 @@ class OwnReader:
     refused: dict[str, str] = field(default_factory=dict)
     turn: int = 0
     calls: int = 0
+    silent: set[str] = field(default_factory=set)
     missed: dict[str, Missed] = field(default_factory=dict)
     dropped: Lost = (0, 0)
     lost: Lost = (0, 0)

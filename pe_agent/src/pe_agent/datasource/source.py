@@ -46,6 +46,8 @@ from streambroker_core.offset import Offset, ranges
 log = logging.getLogger("pe_agent")
 
 RENEW_SECONDS = 1.0
+AWAY_SECONDS = 0.1
+HEADS_WAIT = 10.0
 
 
 class StreambrokerDataSource(DataSource):
@@ -124,16 +126,50 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix how far this run reads."""
-        request: dict[str, Any] = {"import": self._options.port}
-        self._limit = self._client().call("reader.heads", **request)["heads"]
+        """Fix how far this run reads.
+
+        Raises:
+            AgentUnreachableError: the own agent stayed away for ``reconnect`` seconds, or that of
+                every exporter did; a run that could read nothing must not look like one that had
+                nothing to read.
+            AgentRefusedError: ``RoutesUnknown`` for as long.
+        """
+        until = time.monotonic() + self._options.reconnect
+        while True:
+            wait = max(0.0, min(HEADS_WAIT, until - time.monotonic()))
+            request: dict[str, Any] = {"import": self._options.port, "wait": wait}
+            try:
+                answer = self._client().call("reader.heads", timeout=HEADS_WAIT + 10, **request)
+            except StreambrokerError as error:
+                passing = error.code in ("AgentUnreachable", "RoutesUnknown")
+                if not passing or time.monotonic() > until:
+                    raise
+            else:
+                missing = ", ".join(answer["missing"])
+                if answer["heads"] or not missing:
+                    break
+                if time.monotonic() > until:
+                    raise AgentUnreachableError(
+                        f"import {self._options.port} can read nothing: no agent of {missing}"
+                        f" answers for {self._options.reconnect:.0f} s. Start the query again when"
+                        " they are back."
+                    )
+            time.sleep(AWAY_SECONDS)
+        if missing:
+            log.warning("import %s: left for the next run: %s", self._options.port, missing)
+        self._limit = answer["heads"]
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
         """Acknowledge ``start``, plan the next batch and return its end.
 
-        An agent that is away changes nothing: ``start`` is returned and Spark asks again.
+        An agent that is away changes nothing: ``start`` is returned and Spark asks again. A run
+        up to a limit would end with that, so it waits for agents that it needs.
+
+        Raises:
+            AgentUnreachableError: in a run up to a limit, the own agent, or an exporter's that has
+                not reached it, stayed away for ``reconnect`` seconds.
         """
         request = {
             "import": self._options.port,
@@ -148,22 +184,37 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             "frame": self._options.frame,
             "wait": 0.0 if self._limit is not None else self._options.poll_wait,
         }
-        try:
-            answer = self._claiming("reader.next", request)
-            while self._limit is not None and "gated" in answer:  # to return would end the run
+        until = time.monotonic() + self._options.reconnect
+        while True:
+            try:
                 answer = self._claiming("reader.next", request)
-        except AgentUnreachableError as error:
-            if not self._told:
-                log.warning("no news while the agent is away: %s", error)
-            self._told = True
-            time.sleep(0.1)
-            return start
-        self._told = False
-        end = answer["offset"]
-        if end is None:
-            return start
-        self._hold(end["reader"])
-        return dict(end)
+            except AgentUnreachableError as error:
+                if not self._told:
+                    log.warning("no news while the agent is away: %s", error)
+                self._told = True
+                time.sleep(AWAY_SECONDS)
+                if self._limit is None:
+                    return start
+                if time.monotonic() > until:
+                    raise
+                continue
+            self._told = False
+            end = answer["offset"]
+            if end is not None:
+                self._hold(end["reader"])
+                return dict(end)
+            if self._limit is None or not ("gated" in answer or "behind" in answer):
+                return start
+            if "gated" in answer:
+                until = time.monotonic() + self._options.reconnect
+                continue
+            if time.monotonic() > until:
+                raise AgentUnreachableError(
+                    f"import {self._options.port}: {', '.join(answer['behind'])} did not answer for"
+                    f" {self._options.reconnect:.0f} s, and has more that this run is to read. What"
+                    " was read is kept; start the query again."
+                )
+            time.sleep(AWAY_SECONDS)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Register the plan of a batch again and cut it; a pure function of the two offsets.

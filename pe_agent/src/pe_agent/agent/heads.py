@@ -1,0 +1,71 @@
+"""How far an import reaches now: the target of a run that reads what there is and ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from pe_agent.agent.import_state import ImportState
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.view import ImportPort
+
+log = logging.getLogger("pe_agent")
+
+HEADS_SECONDS = 10.0
+AGAIN_SECONDS = 0.5
+
+
+class RoutesUnknownError(StreambrokerError):
+    """The agent has no view yet, or one from before the import was declared."""
+
+    code = "RoutesUnknown"
+
+
+class Heads(ImportState):
+    """What a run asks before it begins."""
+
+    def heads(self, port: str, wait: float = 0.0) -> dict[str, Any]:
+        """Return how far each stream of an import reaches now; the target of availableNow.
+
+        Args:
+            port: the import.
+            wait: seconds to wait for exporters that do not answer.
+
+        Returns:
+            ``{"heads": {stream: next}, "missing": [export]}``: of those that still do not answer
+            nothing is read in this run; what they have stays there.
+
+        Raises:
+            UnknownPortError: nobody declared it.
+            RoutesUnknownError: what it is connected to is not known yet.
+        """
+        key, deadline = f"{self._pe}/{port}", time.monotonic() + min(HEADS_SECONDS, wait)
+        while True:
+            seen = self._news.seen((key,))
+            import_ = self._import_of(port)
+            heads, missing = self._heads_of(import_, key) if import_ else ({}, [])
+            left = deadline - time.monotonic()
+            if left <= 0 or (import_ is not None and not missing):
+                break
+            self._news.wait(seen, min(left, AGAIN_SECONDS), (key,))
+        if import_ is None:
+            raise RoutesUnknownError(
+                f"it is not known yet what import {key} is connected to: has its agent reached the"
+                " broker? `away` of pe.status()['broker'] says why not."
+            )
+        self.missing[port] = missing
+        return {"heads": heads, "missing": missing}
+
+    def _heads_of(self, import_: ImportPort, key: str) -> tuple[dict[str, int], list[str]]:
+        heads: dict[str, int] = {}
+        missing: list[str] = []
+        for route in import_.routes:
+            try:
+                heads.update({} if route.location is None else self.peers.ask_heads(route, key))
+            except StreambrokerError as error:
+                log.info("export %s does not answer: %s", route.export, error)
+                missing.append(str(route.export))
+            else:
+                missing += [] if route.location else [str(route.export)]
+        return heads, missing
