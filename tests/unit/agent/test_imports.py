@@ -198,6 +198,32 @@ def test_a_plan_is_read_where_the_exporter_is_now(made: Bench) -> None:
     assert made.host.where(A, "s", end["reader"]) == "grpc+tcp://a:1"
 
 
+@pytest.mark.parametrize("seen", ["planned", "cut"])
+def test_an_exporter_that_moved_is_remembered_where_it_was_seen_last(
+    made: Bench, seen: str
+) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 1), plan("t", 0, 1))
+    end = made.offset()
+    view = made.routes.view
+    assert view is not None
+    route = dataclasses.replace(view.imports["in"].routes[0], location="grpc+tcp://moved:2")
+    port = dataclasses.replace(view.imports["in"], routes=(route,))
+    made.routes.apply(seal(dataclasses.replace(view, imports={"in": port})))
+    if seen == "planned":
+        made.replies[A] = lambda _: answer(plan("t", 1, 2))
+        made.offset(end)
+    else:
+        made.replies[A] = lambda _: {"blocks": {"s": {}, "t": {}}}
+        made.cut(None, end)
+    for _ in range(2):
+        assert made.host.readers.renew(end["reader"], "one")
+        assert made.host.readers.unfinished() == [("grpc+tcp://moved:2", A, "default/alerts/0/in")]
+        made.host.peers.close()
+        made.store.close()
+        made.open()
+
+
 def test_an_exporter_that_is_away_is_not_asked_and_the_others_are(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

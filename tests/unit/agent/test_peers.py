@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from pe_agent.agent.news import News
 from pe_agent.agent.peers import Peers, _Watched
 from pe_agent.client import AgentClient
+from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.view import ImportPort, ImportRoute, View
 
@@ -22,15 +24,17 @@ class Recorder(AgentClient):
     def __init__(self) -> None:
         super().__init__(LOCATION)
         self.asked: list[dict[str, Any]] = []
-        self.heads = {"s": 3}
+        self.heads: dict[str, int] | None = {"s": 3}
 
     def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
         self.asked.append(body)
+        if self.heads is None:
+            return {"exports": {e: {"error": "not mine"} for e in body["exports"]}}
         return {"exports": {e: {"heads": self.heads} for e in body["exports"]}}
 
 
-def view(*ports: str) -> View:
-    route = ImportRoute(export=PortKey.parse(EXPORT), uid="e", location=LOCATION, capability="cap")
+def view(*ports: str, location: str = LOCATION) -> View:
+    route = ImportRoute(export=PortKey.parse(EXPORT), uid="e", location=location, capability="cap")
     return View(
         pe=PeKey.parse("default/alerts/0"),
         imports={port: ImportPort(uid=port, routes=(route,)) for port in ports},
@@ -44,8 +48,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return Recorder()
 
 
-def watch(peers: Peers, client: AgentClient) -> _Watched:
-    one: _Watched = peers._watched[LOCATION]
+def watch(peers: Peers, client: AgentClient, location: str = LOCATION) -> _Watched:
+    one: _Watched = peers._watched[location]
     peers._watch_once(client, one)
     return one
 
@@ -99,3 +103,33 @@ def test_a_reader_keeps_its_lease_where_its_route_is_gone_until_it_has_finished(
     left.clear()
     peers.refresh()
     assert one.stopped.is_set()
+
+
+MOVED = "grpc+tcp://127.0.0.1:2"
+
+
+def test_the_old_address_of_an_exporter_that_moved_is_watched_no_more(watched: Recorder) -> None:
+    left = [(LOCATION, EXPORT, "default/alerts/0/a")]
+    peers = Peers(News(), dict, lambda: left)
+    peers.follow(view("a"))
+    one = watch(peers, watched)
+    peers.note_away(LOCATION, "gone")
+    peers.follow(view("a", location=MOVED))
+    assert one.stopped.is_set()
+    assert list(peers._watched) == [MOVED]
+    assert peers.away() == {}
+
+
+@pytest.mark.parametrize("heads", [None, {"s": 2}], ids=["refuses", "has an older log"])
+def test_who_has_the_old_address_of_an_exporter_now_says_nothing_of_it(
+    watched: Recorder, heads: dict[str, int] | None
+) -> None:
+    peers = Peers(News(), dict, tuple)
+    peers.follow(view("a"))
+    old = watch(peers, watched)
+    peers.follow(view("a", location=MOVED))
+    watch(peers, watched, MOVED)
+    watched.heads = heads
+    with contextlib.suppress(AgentUnreachableError):
+        peers._watch_once(watched, old)
+    assert peers.heads(EXPORT) == {"s": 3}

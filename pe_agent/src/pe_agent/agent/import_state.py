@@ -62,7 +62,7 @@ class ImportState:
     @staticmethod
     def _positions(reader: OwnReader, export: str, start: Offset) -> dict[str, Any]:
         """Return the reader's positions in streams that are, or may be, of an export."""
-        homes = {s: reader.homes[s][0] if s in reader.homes else None for s in start.streams}
+        homes = {s: reader.homes.get(s) for s in start.streams}
         return {
             "positions": {
                 s: p.next for s, p in start.streams.items() if homes[s] in (export, None)
@@ -70,9 +70,9 @@ class ImportState:
             "own": [s for s, home in homes.items() if home == export],
         }
 
-    def _route_to(self, reader: OwnReader, export: str, stream: str) -> tuple[str, str | None]:
+    def _route_to(self, reader: OwnReader, export: str) -> tuple[str, str | None]:
         import_ = self._routes.imported(reader.import_.rpartition("/")[2])
         for route in import_.routes if import_ else ():
             if str(route.export) == export and route.location is not None:
                 return route.location, route.capability
-        return reader.homes[stream][1], None
+        return reader.addresses[export], None

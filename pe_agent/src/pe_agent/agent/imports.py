@@ -50,7 +50,7 @@ class ImportHost(Slices, Heads):
         known = self.readers.release(reader, session)
         if known is None:
             return
-        for export, location in set(known.homes.values()):
+        for export, location in dict(known.addresses).items():
             told = (location, export, known.import_, reader)
             threading.Thread(target=self.peers.tell_leave, args=told, daemon=True).start()
 
@@ -114,7 +114,7 @@ class ImportHost(Slices, Heads):
             for stream, next_ in (limit or {}).items()
             if stream not in start.streams or start.streams[stream].next < next_
         ]
-        homes = {reader.homes[s][0] if s in reader.homes else None for s in short}
+        homes = {reader.homes.get(s) for s in short}
         return sorted(e for e in reader.silent if e in homes or None in homes)
 
     def _advance(
@@ -176,9 +176,8 @@ class ImportHost(Slices, Heads):
     ) -> None:
         """Tell exporters whose route is gone how far the reader came; they hold nothing then."""
         reader.finished -= routed
-        cut = {e: at for e, at in set(reader.homes.values()) if e not in routed | reader.finished}
-        for export, location in cut.items():
-            if self.peers.is_away(location):
+        for export, location in dict(reader.addresses).items():
+            if export in routed | reader.finished or self.peers.is_away(location):
                 continue
             try:
                 answer = self._call_plan(reader, export, location, None, request, start, end)
@@ -244,7 +243,7 @@ class ImportHost(Slices, Heads):
         reader.acknowledged[export] = {
             s: start.streams[s].next for s in {*heads, *streams} if s in start.streams
         }
-        self.readers.remember(reader, {s: (export, str(route.location)) for s in streams})
+        self.readers.remember(reader, export, str(route.location), streams)
         return answer
 
     def _call_plan(

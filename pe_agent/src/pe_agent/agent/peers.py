@@ -77,6 +77,8 @@ class Peers:
         """Watch routed agents, and those that hold what a living reader has not finished."""
         wanted = {place: {e: dict(i) for e, i in r.items()} for place, r in self._routed.items()}
         for location, export, import_ in self._unfinished():
+            if not self._is_home(export, location):
+                continue  # its agent has moved, with all that it holds
             wanted.setdefault(location, {}).setdefault(export, {}).setdefault(import_, None)
         with self._lock:
             for location in list(self._watched):
@@ -94,6 +96,11 @@ class Peers:
                     watched.routes = routes
             known = {export for routes in wanted.values() for export in routes}
             self._heads = {e: h for e, h in self._heads.items() if e in known}
+
+    def _is_home(self, export: str, location: str) -> bool:
+        """Whether an export is at an address, as far as routes say."""
+        routed = {at for at, exports in self._routed.items() if export in exports}
+        return not routed or location in routed
 
     def heads(self, export: str) -> dict[str, int] | None:
         """Return ``{stream: next epoch}`` as last heard, None if nothing was."""
@@ -155,10 +162,12 @@ class Peers:
         for export, told in answer["exports"].items():
             if "error" in told:
                 refused.append(f"{export}: {told['error']}")
-                self._heads.pop(export, None)
+                if self._is_home(export, watched.location):
+                    self._heads.pop(export, None)
                 continue
+            known = export in watched.routes and self._is_home(export, watched.location)
             with self._lock:
-                if export in watched.routes and self._heads.get(export) != told["heads"]:
+                if known and self._heads.get(export) != told["heads"]:
                     self._heads[export] = told["heads"]
                     moved.update(watched.routes[export])
         if moved:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +56,8 @@ class OwnReader:
 
     Attributes:
         session: the source process that holds the lease, until ``until`` (monotonic seconds).
-        homes: export and address by stream, as last seen; for replays after a route is gone.
+        homes: export by stream, also of streams whose route is gone.
+        addresses: where each export was last seen.
         acknowledged: positions the exporters have been told, by export.
         finished: exports without a route that hold nothing for it any more.
         pinned: filter and import generation that hold from the last offset on.
@@ -73,7 +75,8 @@ class OwnReader:
     session: str = ""
     until: float = 0.0
     renewals: int = 0
-    homes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    homes: dict[str, str] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
     acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     pinned: dict[str, Any] = field(default_factory=dict)
@@ -96,13 +99,18 @@ class OwnReaders:
         self._lock = threading.Lock()
         self._readers: dict[str, OwnReader] = {}
         for id_, state in store.states("own_readers", "id").items():
-            homes = {s: (h[0], h[1]) for s, h in state["homes"].items()}
+            homes = {s: h[0] for s, h in state["homes"].items()}
+            addresses = dict(state["homes"].values())
             missed = {
                 s: Missed(before=m[0], next=m[1], lost=(m[2], m[3]))
                 for s, m in state.get("missed", {}).items()
             }
             self._readers[id_] = OwnReader(
-                id=id_, import_=state["import"], homes=homes, missed=missed
+                id=id_,
+                import_=state["import"],
+                homes=homes,
+                addresses=addresses,
+                missed=missed,
             )
 
     def __getitem__(self, id_: str) -> OwnReader:
@@ -186,11 +194,16 @@ class OwnReaders:
 
     # -- where their streams live ------------------------------------------------------------
 
-    def remember(self, reader: OwnReader, homes: dict[str, tuple[str, str]]) -> None:
-        """Note export and address of streams, also for the time after a restart."""
-        if all(reader.homes.get(s) == h for s, h in homes.items()):
+    def remember(
+        self, reader: OwnReader, export: str, location: str, streams: Iterable[str]
+    ) -> None:
+        """Note where an export is, and its streams, also for the time after a restart."""
+        found = {s: export for s in streams if reader.homes.get(s) != export}
+        if not found and reader.addresses.get(export) in (None, location):
             return
-        reader.homes.update(homes)
+        with self._lock:
+            reader.homes.update(found)
+            reader.addresses[export] = location
         self._save(reader)
 
     def note_missed(self, reader: OwnReader, missed: dict[str, Missed]) -> None:
@@ -203,7 +216,7 @@ class OwnReaders:
     def _save(self, reader: OwnReader) -> None:
         state = {
             "import": reader.import_,
-            "homes": reader.homes,
+            "homes": {s: [e, reader.addresses[e]] for s, e in reader.homes.items()},
             "missed": {s: m.state() for s, m in reader.missed.items()},
         }
         self._store.write(
@@ -218,7 +231,7 @@ class OwnReaders:
                 (location, export, reader.import_)
                 for reader in self._readers.values()
                 if reader.until > now
-                for export, location in set(reader.homes.values())
+                for export, location in reader.addresses.items()
                 if export not in reader.finished
             ]
 

@@ -101,8 +101,7 @@ class Slices(ImportState):
             self._look_for(reader, unknown)
         result: dict[str | None, list[str]] = {}
         for stream in wanted:
-            home = reader.homes.get(stream)
-            result.setdefault(None if home is None else home[0], []).append(stream)
+            result.setdefault(reader.homes.get(stream), []).append(stream)
         return result
 
     def _all_answer(self, reader: OwnReader) -> bool:
@@ -125,15 +124,16 @@ class Slices(ImportState):
         import_ = self._routes.imported(port)
         for route in import_.routes if import_ else ():
             heads = self.peers.heads(str(route.export)) or {}
-            found = {s: (str(route.export), str(route.location)) for s in streams if s in heads}
-            self.readers.remember(reader, found)
+            found = [s for s in streams if s in heads]
+            if found and route.location is not None:
+                self.readers.remember(reader, str(route.export), route.location, found)
 
     def _slices_of(
         self, reader: OwnReader, export: str, batch: _Batch
     ) -> tuple[list[dict[str, Any]], dict[str, list[Gone]]]:
         """Return the slices of one export, and what of it is gone."""
         end = batch.end
-        location, capability = self._route_to(reader, export, next(iter(batch.wanted)))
+        location, capability = self._route_to(reader, export)
         answer = _replan(
             location,
             timeout=PLAN_SECONDS,
@@ -148,6 +148,7 @@ class Slices(ImportState):
             columns=None if end.columns is None else list(end.columns),
             **{"import": reader.import_},
         )
+        self.readers.remember(reader, export, location, batch.wanted)
         common = {
             "location": location,
             "export": export,
@@ -182,7 +183,7 @@ class Slices(ImportState):
             AgentUnreachableError: the export's own agent is away, too, and was to be asked.
         """
         own = self.readers[reader]
-        location, capability = self._route_to(own, export, stream)
+        location, capability = self._route_to(own, export)
         if agent is None:
             return location
         body = {"export": export, "reader": reader, "import": own.import_, "pe": agent}
