@@ -66,11 +66,11 @@ def test_of_two_imports_of_a_query_the_last_asked_waits_for_news_of_both(made: B
     one, two = opened(made), opened(made, "too")
     begin(made, "f1", "f2")
     for _ in range(2):
-        assert made.next(one, frame="f1") == {"offset": None}
+        assert made.next(one, frame="f1") == {"offset": None, "together": True}
         last = Asked(made, two, frame="f2", **{"import": "too"})
         last.waits_for("in", "too")
         made.news.tell(f"{PE}/in")
-        assert last.end() == {"offset": None}
+        assert last.end() == {"offset": None, "together": True}
 
 
 def test_news_that_come_before_the_last_is_asked_are_not_waited_for(made: Bench) -> None:
@@ -78,7 +78,10 @@ def test_news_that_come_before_the_last_is_asked_are_not_waited_for(made: Bench)
     begin(made, "f1", "f2")
     made.next(one, frame="f1")
     made.news.tell(f"{PE}/in")
-    assert Asked(made, two, frame="f2", **{"import": "too"}).end() == {"offset": None}
+    assert Asked(made, two, frame="f2", **{"import": "too"}).end() == {
+        "offset": None,
+        "together": True,
+    }
 
 
 def test_the_last_does_not_wait_where_one_before_has_something_to_read(made: Bench) -> None:
@@ -87,7 +90,10 @@ def test_the_last_does_not_wait_where_one_before_has_something_to_read(made: Ben
     made.replies[A] = lambda _: answer(plan("s", 0, 2))
     assert made.next(one, frame="f1")["offset"] is not None
     made.replies[A] = lambda _: answer()
-    assert Asked(made, two, frame="f2", **{"import": "too"}).end() == {"offset": None}
+    assert Asked(made, two, frame="f2", **{"import": "too"}).end() == {
+        "offset": None,
+        "together": True,
+    }
 
 
 def test_a_query_with_one_import_waits_and_one_beside_other_streams_hardly_does(
@@ -170,10 +176,10 @@ def test_a_gated_call_says_for_which_export_also_in_a_run_with_a_limit(
     limited.waits_for("in", "out")
     made.holders.clear()
     made.news.tell(f"{PE}/out")
-    assert limited.end() == {"offset": None}
+    assert limited.end() == {"offset": None, "together": True}
     made.holders["out"] = held_by("other")
     monkeypatch.setattr(gates, "TOGETHER", 0.0)
-    assert made.next(one, frame="f1", limit={"s": 4}) == {"offset": None, "gated": "out"}
+    assert made.next(one, frame="f1", limit={"s": 4})["gated"] == "out"
 
 
 def test_what_is_planned_in_the_checkpoint_is_cut_although_the_export_is_full(

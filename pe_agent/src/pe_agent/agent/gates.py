@@ -17,7 +17,7 @@ from pe_agent.agent.news import News
 from streambroker_core.ledger import Holder
 
 LEASE = 6.0
-TOGETHER = 0.5
+TOGETHER = 1.0
 BESIDE_OTHERS = 0.02
 STUCK_SECONDS = 60.0
 
@@ -175,22 +175,28 @@ class Turn:
         """Return the export for which the query must not read anything now, None for none."""
         return None if self.query is None else self._queries.shut(self.query)
 
-    def patience(self, asked: float, *, limited: bool, gated: bool) -> float:
+    @property
+    def together(self) -> bool:
+        """Whether it is known that a call may wait without holding up other streams."""
+        return self.query is not None and not self.query.foreign
+
+    def patience(self, asked: float, *, limited: bool, gated: bool, behind: bool) -> float:
         """Return for how many seconds the call may wait.
 
         Args:
-            asked: what the source asks for, if nothing is known of its query.
+            asked: what the source asks for; it counts where nothing is known of its query.
+            behind: it is asked behind Spark's back, so it holds nobody up.
             limited: it reads up to a limit, and what it is not given ends its run.
             gated: the gate is shut.
         """
         query = self.query
         if limited and not gated:
             return 0.0
-        if query is None:
+        if query is None or behind:
             return asked
         if len(query.asked) < len(query.frames) or None in query.asked.values():
             return 0.0
-        return BESIDE_OTHERS if query.foreign else TOGETHER
+        return min(asked, BESIDE_OTHERS) if query.foreign else TOGETHER
 
     def gave(self) -> None:
         """The reader has an offset to give: nobody after it waits."""

@@ -63,12 +63,14 @@ class ImportHost(Slices, Heads):
             request: ``import``, ``session``, ``start`` (offset), ``columns``, ``max_bytes``,
                 ``limit`` (``{stream: next}`` of availableNow, or null), ``wait`` seconds,
                 ``lossy`` (loss that nobody agreed to is counted, and does not stop the query),
-                ``frame`` (as the query was told of, see :meth:`Queries.begin`).
+                ``frame`` (as the query was told of, see :meth:`Queries.begin`), ``behind`` (the
+                call holds nobody up).
 
         Returns:
             ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``;
             with ``gated``, the export whose log is full, if there may be something, and with
-            ``behind``, the exports that do not answer and have not reached the limit.
+            ``behind``, the exports that do not answer and have not reached the limit;
+            ``together`` if it is known that a call may wait without holding up other streams.
 
         Raises:
             ReaderInUseError, UnknownPortError, DataLossError.
@@ -97,12 +99,15 @@ class ImportHost(Slices, Heads):
                 turn.gave()
                 return {"offset": end.encode()}
             patience = turn.patience(
-                float(request["wait"]), limited=limited, gated=gate is not None
+                float(request["wait"]),
+                limited=limited,
+                gated=gate is not None,
+                behind=bool(request.get("behind")),
             )
             left = began + min(PATIENCE, patience) - time.monotonic()
             if left <= 0 or turn.others_have_news() or not self._news.wait(seen, left, turn.keys):
                 behind = self._behind(reader, start, request.get("limit"))
-                told = {"gated": gate, "behind": behind}
+                told = {"gated": gate, "behind": behind, "together": turn.together}
                 return {"offset": None, **{k: v for k, v in told.items() if v}}
 
     def _behind(

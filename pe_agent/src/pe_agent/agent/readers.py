@@ -140,6 +140,7 @@ class OwnReaders:
                 if renewals is not None and renewals != reader.renewals:
                     raise ReaderInUseError(id_)
                 return {"busy": {"seconds": reader.until - now, "renewals": reader.renewals}}
+            reader.renewals += reader.session == session
             reader.session, reader.until = session, now + READER_LEASE
             return reader
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
@@ -31,6 +30,7 @@ from pyspark.sql.types import StructType
 
 from pe_agent.agent_tls import AgentTrust
 from pe_agent.client import AgentClient
+from pe_agent.datasource.asking import Ahead, Lease
 from pe_agent.datasource.options import (
     SOURCE_FIELD,
     OptionError,
@@ -45,8 +45,8 @@ from streambroker_core.offset import Offset, ranges
 
 log = logging.getLogger("pe_agent")
 
-RENEW_SECONDS = 1.0
 AWAY_SECONDS = 0.1
+AHEAD_SECONDS = 1.0
 HEADS_WAIT = 10.0
 
 
@@ -106,7 +106,9 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._session = secrets.token_hex(8)
         self._mint = secrets.token_hex(16)
         self._limit: dict[str, int] | None = None
-        self._lease: _Lease | None = None
+        self._lease: Lease | None = None
+        self._together = False
+        self._ahead = Ahead(self._ask_ahead)
         self._told = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -171,7 +173,26 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             AgentUnreachableError: in a run up to a limit, the own agent, or an exporter's that has
                 not reached it, stayed away for ``reconnect`` seconds.
         """
-        request = {
+        request = self._request(start)
+        if self._limit is not None:
+            return self._up_to_limit(start, request)
+        try:
+            answer = None
+            if not self._together:
+                answer = self._ahead.look(start, self._options.poll_wait)
+            if answer is None:
+                answer = self._claiming("reader.next", request)
+        except AgentUnreachableError as error:
+            self._note_away(error)
+            return start
+        self._told = False
+        if answer["offset"] is None:
+            self._together = "together" in answer
+            self._ahead.nothing(start)
+        return self._end_of(answer) or start
+
+    def _request(self, start: dict[str, Any]) -> dict[str, Any]:
+        return {
             "import": self._options.port,
             "session": self._session,
             "start": start,
@@ -182,39 +203,49 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             "limit": self._limit,
             "lossy": self._options.lossy,
             "frame": self._options.frame,
-            "wait": 0.0 if self._limit is not None else self._options.poll_wait,
+            "wait": self._options.poll_wait if self._limit is None else 0.0,
         }
+
+    def _ask_ahead(self, start: dict[str, Any]) -> dict[str, Any]:
+        more = {"behind": True, "wait": AHEAD_SECONDS}
+        return self._claiming("reader.next", {**self._request(start), **more})
+
+    def _up_to_limit(self, start: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
         until = time.monotonic() + self._options.reconnect
         while True:
             try:
                 answer = self._claiming("reader.next", request)
             except AgentUnreachableError as error:
-                if not self._told:
-                    log.warning("no news while the agent is away: %s", error)
-                self._told = True
-                time.sleep(AWAY_SECONDS)
-                if self._limit is None:
-                    return start
+                self._note_away(error)
                 if time.monotonic() > until:
                     raise
                 continue
-            self._told = False
-            end = answer["offset"]
-            if end is not None:
-                self._hold(end["reader"])
-                return dict(end)
-            if self._limit is None or not ("gated" in answer or "behind" in answer):
-                return start
+            end = self._end_of(answer)
+            if end is not None or not ("gated" in answer or "behind" in answer):
+                return end or start
             if "gated" in answer:
                 until = time.monotonic() + self._options.reconnect
-                continue
-            if time.monotonic() > until:
+            elif time.monotonic() > until:
                 raise AgentUnreachableError(
                     f"import {self._options.port}: {', '.join(answer['behind'])} did not answer for"
                     f" {self._options.reconnect:.0f} s, and has more that this run is to read. What"
                     " was read is kept; start the query again."
                 )
-            time.sleep(AWAY_SECONDS)
+            else:
+                time.sleep(AWAY_SECONDS)
+
+    def _end_of(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+        end = answer["offset"]
+        if end is None:
+            return None
+        self._hold(end["reader"])
+        return dict(end)
+
+    def _note_away(self, error: StreambrokerError) -> None:
+        if not self._told:
+            log.warning("no news while the agent is away: %s", error)
+        self._told = True
+        time.sleep(AWAY_SECONDS)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Register the plan of a batch again and cut it; a pure function of the two offsets.
@@ -258,8 +289,11 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         """Call the agent; while an earlier process of this query holds the lease, wait for it."""
         renewals: int | None = None
         while True:
+            began = time.monotonic()
             answer = self._client().call(action, timeout=15.0, renewals=renewals, **request)
             if "busy" not in answer:
+                if self._lease is not None:
+                    self._lease.heard = began
                 return answer
             renewals = answer["busy"]["renewals"]
             time.sleep(min(0.5, answer["busy"]["seconds"] + 0.01))
@@ -274,7 +308,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def _hold(self, reader: str) -> None:
         if self._lease is None:
-            self._lease = _Lease(self._client(), reader, self._session)
+            self._lease = Lease(self._client(), reader, self._session)
 
     def _client(self) -> AgentClient:
         return AgentClient(self._options.agent, self._options.token, self._trust)
@@ -382,32 +416,3 @@ def _epochs(ticket: dict[str, Any]) -> str:
 def _holder(ticket: dict[str, Any]) -> str:
     """Return the PE whose agent has the blocks."""
     return str(ticket.get("agent") or ticket["export"].rpartition("/")[0])
-
-
-class _Lease:
-    """Renews a reader's lease from the source process, for as long as that process lives."""
-
-    def __init__(self, client: AgentClient, reader: str, session: str) -> None:
-        self._client, self._reader, self._session = client, reader, session
-        self._ended = threading.Event()
-        threading.Thread(target=self._run, daemon=True, name="reader lease").start()
-
-    def _run(self) -> None:
-        while not self._ended.wait(RENEW_SECONDS):
-            try:
-                self._client.call(
-                    "reader.renew", reader=self._reader, session=self._session, timeout=2.0
-                )
-            except Exception as error:
-                # The driver restarts its agent; without this thread the lease would end.
-                log.info("lease not renewed: %s", error)
-
-    def end(self) -> None:
-        """Give the lease back, so that a restart need not wait for it."""
-        self._ended.set()
-        try:
-            self._client.call(
-                "reader.leave", reader=self._reader, session=self._session, timeout=1.0
-            )
-        except StreambrokerError as error:
-            log.info("lease not given back: %s", error)

@@ -1,0 +1,112 @@
+"""A source process that hears of news without waiting for them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from pe_agent.datasource import asking
+from pe_agent.datasource.asking import Ahead
+from pe_agent.flight_errors import AgentUnreachableError
+from support.waiting import until
+
+SECONDS = 10.0
+START: dict[str, Any] = {"reader": "r"}
+
+
+class Agent:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.may = threading.Event()
+        self.answer: dict[str, Any] | Exception = {"offset": None}
+
+    def __call__(self, start: dict[str, Any]) -> dict[str, Any]:
+        may = self.may
+        self.asked.append(start)
+        assert may.wait(SECONDS)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+@pytest.fixture
+def ahead(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Ahead:
+    monkeypatch.setattr(asking, "FRESH_SECONDS", SECONDS)
+    ahead = Ahead(agent)
+    ahead.nothing(START)
+    return ahead
+
+
+def test_while_there_is_no_answer_there_is_nothing_new_and_nobody_asks_again(
+    agent: Agent, ahead: Ahead
+) -> None:
+    for _ in range(5):
+        assert ahead.look(START, 0.0) == {"offset": None}
+    assert agent.asked == [START]
+    agent.may.set()
+    agent.answer = {"offset": {"reader": "r", "v": 1}}
+    assert ahead.look(START, SECONDS) == agent.answer
+    assert agent.asked == [START]
+
+
+def test_who_does_not_come_from_there_or_not_at_once_asks_itself(
+    agent: Agent, ahead: Ahead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a trigger of some seconds nothing is known of what happened since."""
+    assert ahead.look({"reader": "other"}, SECONDS) is None
+    monkeypatch.setattr(asking, "FRESH_SECONDS", -SECONDS)
+    assert ahead.look(START, SECONDS) is None
+    assert agent.asked == []
+
+
+@pytest.mark.parametrize("offset", [None, {"reader": "r"}])
+def test_an_answer_that_has_lain_is_asked_for_anew(
+    agent: Agent, ahead: Ahead, monkeypatch: pytest.MonkeyPatch, offset: Any
+) -> None:
+    """By now there may be more to read than the thread was told."""
+    agent.answer = {"offset": offset}
+    assert ahead.look(START, 0.0) == {"offset": None}
+    agent.may.set()
+    until(ahead._done.is_set, SECONDS, "the answer")
+    monkeypatch.setattr(asking, "FRESH_SECONDS", -SECONDS)
+    assert ahead.look(START, 0.0) is None
+    monkeypatch.setattr(asking, "FRESH_SECONDS", SECONDS)
+    ahead.nothing(START)
+    assert ahead.look(START, SECONDS) == agent.answer
+
+
+def test_an_error_comes_to_who_looks(agent: Agent, ahead: Ahead) -> None:
+    agent.may.set()
+    agent.answer = AgentUnreachableError("away")
+    with pytest.raises(AgentUnreachableError):
+        ahead.look(START, SECONDS)
+    agent.answer = {"offset": None}
+    assert ahead.look(START, SECONDS) == {"offset": None}
+    assert ahead.look(START, SECONDS) == {"offset": None}
+    assert agent.asked == [START] * 3
+
+
+def test_what_was_asked_behind_another_offset_is_not_taken(agent: Agent, ahead: Ahead) -> None:
+    ahead.nothing({"reader": "older"})
+    assert ahead.look({"reader": "older"}, 0.0) == {"offset": None}
+    ahead.nothing(START)
+    until(lambda: agent.asked, SECONDS, "the older question")
+    older, late = ahead._done, agent.may
+    agent.may = threading.Event()
+    agent.answer = {"offset": {"reader": "newer"}}
+    assert ahead.look(START, 0.0) == {"offset": None}
+    agent.may.set()
+    until(ahead._done.is_set, SECONDS, "the newer answer")
+    agent.answer = {"offset": {"reader": "older"}}
+    late.set()
+    until(older.is_set, SECONDS, "the older answer")
+    assert ahead.look(START, SECONDS) == {"offset": {"reader": "newer"}}
