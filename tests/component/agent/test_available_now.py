@@ -101,7 +101,7 @@ def test_a_run_fails_when_an_agent_it_needs_stays_away(agents: Pair, which: str)
     gone: AgentProcess = getattr(agents, which)
     gone.kill()
     with pytest.raises(
-        AgentUnreachableError, match=EXPORT if which == "exporter" else agents.importer.location
+        AgentUnreachableError, match=EXPORT if which == "exporter" else f":{agents.importer.port} "
     ):
         list(run.batches())
 

@@ -15,6 +15,7 @@ from pe_agent.agent.peers import Peers
 from pe_agent.agent.readers import ReaderInUseError
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.ledger import ReadersExceededError
+from streambroker_core.offset import Offset, ranges
 from streambroker_core.wire.view import ImportRoute, seal
 from support.imports import A, B, Bench, Reply, answer, away, bench, plan, refused
 from support.waiting import until
@@ -101,6 +102,32 @@ def test_a_new_filter_is_a_new_offset_without_news(made: Bench) -> None:
     made.replies[A] = lambda _: answer(plan("s", 1, 1))
     later = made.offset(first)
     assert later == {**first, "filter": "n > 1"}
+
+
+def test_a_change_is_reported_with_the_first_epoch_that_is_read_under_it(made: Bench) -> None:
+    made.connect(A, B)
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    made.replies[B] = lambda _: answer(plan("t", 4, 6))
+    first = made.offset()
+    assert made.host.status()["readers"][first["reader"]]["pinned"]["from"] == {}
+    made.connect(A, B, filter_="n > 1")
+    made.replies[A] = lambda _: answer(plan("s", 1, 3))
+    made.replies[B] = lambda _: answer(plan("t", 9, 9, lost=[3, 3], moved=True))
+    later = made.offset(first)
+    began = {A: {"s": 1}, B: {"t": 9}}
+    assert made.host.status()["readers"][first["reader"]]["pinned"]["from"] == began
+    assert ranges(Offset.decode(first), Offset.decode(later)) == {"s": (1, 3)}
+    made.store.close()
+    made.open()
+    made.connect(A, B, filter_="n > 1")
+    made.replies[A] = lambda _: answer(plan("s", 3, 4))
+    made.replies[B] = lambda _: answer(plan("t", 9, 9))
+    after = made.offset(later)
+    assert made.host.status()["readers"][first["reader"]]["pinned"]["from"] == began
+    made.replies[A] = lambda _: answer(plan("s", 4, 4))
+    made.next(after, columns=["n", "name"])
+    began = {A: {"s": 4}, B: {"t": 9}}
+    assert made.host.status()["readers"][first["reader"]]["pinned"]["from"] == began
 
 
 def test_an_idle_exporter_is_asked_once_for_an_acknowledgement_and_then_no_more(

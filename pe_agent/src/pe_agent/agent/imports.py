@@ -160,8 +160,14 @@ class ImportHost(Slices, Heads):
                 changed = True
             left -= answer["bytes"]
         self._finish_cut(reader, {str(r.export) for r in routes}, request, start, end)
+        if start.reader and (end.filter, end.columns) != (start.filter, start.columns):
+            self.readers.note_switch(reader, _switch(reader, start, end))
         if import_ is not None and all(self._opened(reader, r, end) for r in routes):
-            reader.pinned = {"filter": end.filter, "generation": import_.generation}
+            reader.pinned = {
+                "filter": end.filter,
+                "generation": import_.generation,
+                "from": reader.switch,
+            }
         reader.dropped, reader.lost = together(end.dropped.values()), together(end.lost.values())
         return end if changed else None
 
@@ -318,6 +324,16 @@ def _moves(plan: Planned, start: Offset) -> bool:
     """Whether a plan changes the offset: rows to read, a new stream, or epochs to pass over."""
     passed_over = plan.duplicates[0] > 0 or plan.lost[0] > 0
     return plan.next > plan.from_ or plan.stream not in start.streams or passed_over
+
+
+def _switch(reader: OwnReader, start: Offset, end: Offset) -> dict[str, dict[str, int]]:
+    """Return the first epoch of each stream that is read as ``end`` says, by export."""
+    result: dict[str, dict[str, int]] = {}
+    for stream, position in end.streams.items():
+        before = start.streams.get(stream)
+        first = position.from_ if before is None else max(before.next, position.from_)
+        result.setdefault(reader.homes.get(stream, ""), {})[stream] = first
+    return result
 
 
 def _with_missed(reader: OwnReader, start: Offset, end: Offset) -> Offset:

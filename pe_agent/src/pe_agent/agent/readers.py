@@ -60,7 +60,9 @@ class OwnReader:
         addresses: where each export was last seen.
         acknowledged: positions the exporters have been told, by export.
         finished: exports without a route that hold nothing for it any more.
-        pinned: filter and import generation that hold from the last offset on.
+        pinned: filter and import generation that hold from the last offset on, and ``from``.
+        switch: first epoch under the present filter and columns, by export and stream, since they
+            were changed.
         refused: why an export gives nothing, by export.
         calls: how often it was called; an older call that is still under way stops.
         turn: which route is asked first, counted up at each call.
@@ -80,6 +82,7 @@ class OwnReader:
     acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     pinned: dict[str, Any] = field(default_factory=dict)
+    switch: dict[str, dict[str, int]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     turn: int = 0
     calls: int = 0
@@ -111,6 +114,7 @@ class OwnReaders:
                 homes=homes,
                 addresses=addresses,
                 missed=missed,
+                switch=state.get("switch", {}),
             )
 
     def __getitem__(self, id_: str) -> OwnReader:
@@ -214,10 +218,18 @@ class OwnReaders:
         reader.missed = missed
         self._save(reader)
 
+    def note_switch(self, reader: OwnReader, switch: dict[str, dict[str, int]]) -> None:
+        """Note where a filter and columns begin to hold, also for the time after a restart."""
+        if reader.switch == switch:
+            return
+        reader.switch = switch
+        self._save(reader)
+
     def _save(self, reader: OwnReader) -> None:
         state = {
             "import": reader.import_,
             "homes": {s: [e, reader.addresses[e]] for s, e in reader.homes.items()},
+            "switch": reader.switch,
             "missed": {s: m.state() for s, m in reader.missed.items()},
         }
         self._store.write(
