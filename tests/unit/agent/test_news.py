@@ -47,9 +47,12 @@ def test_what_happened_between_a_look_and_a_wait_is_not_missed() -> None:
     assert news.count == 3
 
 
-def test_who_is_closed_lets_everybody_go() -> None:
+def test_who_is_closed_lets_everybody_go_and_has_no_news() -> None:
     news = News()
     early = waiting(news, ("a",))
+    news.tell("b")
     news.close()
-    until(early, 5, "it is let go")
-    assert news.wait(news.seen(()), 60, ())
+    until(lambda: early() is False, 5, "it is let go")
+    assert not news.wait(news.seen(()), 60, ())
+    assert not news.wait(0, 60, ("b",)), "who waits in a loop would turn for ever"
+    assert news.closed

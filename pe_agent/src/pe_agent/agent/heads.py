@@ -46,7 +46,7 @@ class Heads(ImportState):
             import_ = self._import_of(port)
             heads, missing = self._heads_of(import_, key) if import_ else ({}, [])
             left = deadline - time.monotonic()
-            if left <= 0 or (import_ is not None and not missing):
+            if left <= 0 or (import_ is not None and not missing) or self._news.closed:
                 break
             self._news.wait(seen, min(left, AGAIN_SECONDS), (key,))
         if import_ is None:

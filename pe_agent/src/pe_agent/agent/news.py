@@ -23,6 +23,11 @@ class News:
         self._closed = False
 
     @property
+    def closed(self) -> bool:
+        """Whether nothing is waited for any more: the agent ends."""
+        return self._closed
+
+    @property
     def count(self) -> int:
         """How often anything has happened."""
         return self._all
@@ -50,6 +55,8 @@ class News:
     def wait(self, seen: int, seconds: float, keys: Collection[str] | None = None) -> bool:
         """Return True as soon as :meth:`seen` of the keys is beyond ``seen``, False after a time.
 
+        Once closed it is False at once: who waits in a loop must end it.
+
         Args:
             seen: what was seen before.
             seconds: how long to wait.
@@ -57,11 +64,13 @@ class News:
         """
         event = threading.Event()
         with self._lock:
-            if self._closed or self._count(keys) > seen:
+            if self._closed:
+                return False
+            if self._count(keys) > seen:
                 return True
             self._waiting[event] = None if keys is None else frozenset(keys)
         try:
-            return event.wait(max(0.0, seconds))
+            return event.wait(max(0.0, seconds)) and not self._closed
         finally:
             with self._lock:
                 del self._waiting[event]

@@ -84,6 +84,10 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return iter([flight.Result(pa.py_buffer(answer))])
 
     def _told(self, error: Exception, what: str) -> flight.FlightError:
+        if self._hosts.news.closed:
+            # What it met is that files are closed; the next agent of this directory knows better.
+            log.info("request ends with the agent", extra={"request": what}, exc_info=error)
+            return flight.FlightUnavailableError("the agent ends")
         if isinstance(error, StreambrokerError):
             return to_flight(error)
         log.error("request failed", extra={"request": what}, exc_info=error)

@@ -1,0 +1,97 @@
+"""An agent that ends in order: who waits is let go once, and who fails is not refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pe_agent.agent.hosts import Hosts
+from pe_agent.agent.service import AgentService
+from pe_agent.client import AgentClient
+from streambroker_core.model import PeKey
+from support.agents import error_code
+from support.waiting import until
+
+SECONDS = 10.0
+TOKEN = "token"
+LONG: dict[str, dict[str, Any]] = {
+    "view": {"seen": None, "wait": SECONDS},
+    "schema": {"port": "in", "wait": SECONDS},
+    "reader.heads": {"import": "in", "wait": SECONDS},
+    "peer.watch": {"exports": {}, "wait": SECONDS, "lease": 5.0},
+    "reader.next": {
+        "import": "in",
+        "session": "one",
+        "columns": ["n"],
+        "max_bytes": 1,
+        "wait": SECONDS,
+    },
+}
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    hosts = Hosts(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
+    hosts.actions["declare"]({"kind": "import", "port": "in", "spec": None})
+    yield hosts
+    hosts.close()
+
+
+@pytest.fixture
+def client(hosts: Hosts) -> Iterator[AgentClient]:
+    service = AgentService("grpc://127.0.0.1:0", hosts, TOKEN)
+    yield AgentClient(f"grpc+tcp://127.0.0.1:{service.port}", TOKEN)
+    service.shutdown()
+
+
+def test_whatever_fails_while_the_agent_ends_may_be_tried_again(
+    hosts: Hosts, client: AgentClient
+) -> None:
+    publish: dict[str, Any] = {"query": "q", "run": "r", "batch": 0, "stages": [], "ddl": None}
+    hosts.actions["declare"]({"kind": "export", "port": "out", "spec": None})
+    admit: dict[str, Any] = {"query": "q", "run": "r", "batch": 0, "ddl": "n bigint"}
+    client.call("publisher.admit", export="out", renewed=None, **admit)
+    assert error_code(client.call, "publisher.admit", export="none", renewed=None, **admit) == (
+        "UnknownPort"
+    )
+    hosts.news.close()
+    hosts.store.close()
+    assert error_code(client.call, "publisher.publish", export="out", **publish) == (
+        "AgentUnreachable"
+    )
+
+
+@pytest.mark.parametrize("action", LONG)
+def test_who_waits_is_let_go_when_the_agent_ends_and_does_not_turn_round(
+    hosts: Hosts, client: AgentClient, action: str
+) -> None:
+    body = dict(LONG[action])
+    if action == "reader.next":
+        body["start"] = client.call(action, **{**body, "start": None, "wait": 0})["offset"]
+    looked = []
+    seen = hosts.news.seen
+
+    def looking(keys: Any) -> int:
+        looked.append(keys)
+        return seen(keys)
+
+    hosts.news.seen = looking  # type: ignore[method-assign]
+    asked = threading.Thread(target=lambda: error_code_or_answer(client, action, body))
+    asked.start()
+    until(hosts.news.waiting, SECONDS, "it waits")
+    before = len(looked)
+    hosts.news.close()
+    asked.join(SECONDS)
+    assert not asked.is_alive()
+    assert len(looked) <= before + 1
+
+
+def error_code_or_answer(client: AgentClient, action: str, body: dict[str, Any]) -> None:
+    try:
+        client.call(action, timeout=2 * SECONDS, **body)
+    except Exception as error:
+        assert getattr(error, "code", "") == "AgentUnreachable"  # noqa: PT017
