@@ -175,6 +175,21 @@ def advance(
     return replace(start, streams=streams, dropped=dropped, last=lasts, lost=lost)
 
 
+def forget(offset: Offset, streams: Iterable[str]) -> Offset:
+    """Return an offset without positions in some streams; what they lost stays, under no stream."""
+    gone = set(streams)
+    dropped = {s: n for s, n in offset.dropped.items() if s not in gone}
+    lost = {s: n for s, n in offset.lost.items() if s not in gone}
+    of_gone = [offset.dropped[s] for s in sorted(gone | {""}) if s in offset.dropped]
+    if of_gone:
+        dropped[""] = (sum(n[0] for n in of_gone), sum(n[1] for n in of_gone))
+    lost_gone = [offset.lost[s] for s in sorted(gone | {""}) if s in offset.lost]
+    if lost_gone:
+        lost[""] = together(lost_gone)
+    positions = {s: p for s, p in offset.streams.items() if s not in gone}
+    return replace(offset, streams=positions, dropped=dropped, lost=lost)
+
+
 def together(losses: Iterable[Lost]) -> Lost:
     """Return the sum of losses; its rows are not known where those of one are not."""
     epochs, rows = 0, 0

@@ -18,6 +18,7 @@ from streambroker_core.offset import (
     Position,
     advance,
     cut,
+    forget,
     ranges,
 )
 
@@ -63,6 +64,17 @@ def test_equal_offsets_have_equal_text_whatever_the_order_they_were_built_in() -
 
 def test_an_offset_of_a_reader_that_lost_nothing_is_that_of_earlier_releases() -> None:
     assert "lost" not in Offset(reader="r", dropped={"a": (1, 7)}).encode()
+
+
+def test_what_was_lost_in_forgotten_streams_is_not_forgotten() -> None:
+    once = forget(FULL, ["z", "not there"])
+    assert once.streams == {"a": FULL.streams["a"]}
+    assert once.dropped == {"": (2, 20), "a": (1, 7)}
+    assert once.lost == {"": (4, None), "a": (3, 9)}
+    twice = forget(once, ["a"])
+    assert (twice.streams, twice.dropped, twice.lost) == ({}, {"": (3, 27)}, {"": (7, None)})
+    assert forget(twice, []) == twice
+    assert Offset.decode(json.loads(json.dumps(twice.encode()))) == twice
 
 
 def test_what_is_lost_adds_up_and_is_not_known_where_a_part_is_not() -> None:

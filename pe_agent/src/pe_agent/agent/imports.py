@@ -22,12 +22,13 @@ from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.ledger import Holder
-from streambroker_core.offset import Offset, Planned, advance, together
+from streambroker_core.offset import Offset, Planned, advance, forget, together
 from streambroker_core.wire.view import ImportPort, ImportRoute
 
 log = logging.getLogger("pe_agent")
 
 PATIENCE = 5.0
+LEFT_OVER = 1_000
 
 
 class ImportHost(Slices, Heads):
@@ -160,6 +161,8 @@ class ImportHost(Slices, Heads):
                 changed = True
             left -= answer["bytes"]
         self._finish_cut(reader, {str(r.export) for r in routes}, request, start, end)
+        if changed and import_ is not None:
+            end = self._without_left_over(reader, import_, start, end)
         if start.reader and (end.filter, end.columns) != (start.filter, start.columns):
             self.readers.note_switch(reader, _switch(reader, start, end))
         if import_ is not None and all(self._opened(reader, r, end) for r in routes):
@@ -170,6 +173,31 @@ class ImportHost(Slices, Heads):
             }
         reader.dropped, reader.lost = together(end.dropped.values()), together(end.lost.values())
         return end if changed else None
+
+    def _without_left_over(
+        self, reader: OwnReader, import_: ImportPort, start: Offset, end: Offset
+    ) -> Offset:
+        """Return an offset with a bounded number of positions that nothing is read from any more.
+
+        They are of streams that have ended, and of exports without a route, which may come back.
+        Those of streams that an exporter has forgotten go first, then the oldest.
+        """
+        heads = {str(r.export): self.peers.heads(str(r.export)) for r in import_.routes}
+
+        def forgotten(stream: str) -> bool:
+            return stream not in (heads.get(reader.homes[stream]) or {stream})
+
+        left = [
+            s
+            for s, export in reader.homes.items()
+            if s in end.streams
+            and end.streams[s] == start.streams.get(s)
+            and (export not in heads or forgotten(s))
+        ]
+        left.sort(key=lambda s: reader.homes[s] not in heads)
+        over = left[: max(0, len(left) - LEFT_OVER)]
+        self.readers.forget(reader, over)
+        return forget(end, over)
 
     def _opened(self, reader: OwnReader, route: ImportRoute, end: Offset) -> bool:
         """Whether an export is in the offset, or gives a known reason why it cannot be."""

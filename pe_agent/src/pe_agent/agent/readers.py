@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -209,6 +209,16 @@ class OwnReaders:
         with self._lock:
             reader.homes.update(found)
             reader.addresses[export] = location
+        self._save(reader)
+
+    def forget(self, reader: OwnReader, streams: Collection[str]) -> None:
+        """Forget streams in which the reader has no position any more."""
+        if not streams:
+            return
+        with self._lock:
+            reader.homes = {s: e for s, e in reader.homes.items() if s not in streams}
+            exports = set(reader.homes.values())
+            reader.addresses = {e: at for e, at in reader.addresses.items() if e in exports}
         self._save(reader)
 
     def note_missed(self, reader: OwnReader, missed: dict[str, Missed]) -> None:
