@@ -224,6 +224,7 @@ class PE:
         redeclare: bool = False,
         max_bytes_per_batch: int | None = None,
         fail_on_data_loss: bool = True,
+        stop_at_end: bool = False,
     ) -> DataFrame:
         """Import streams as a streaming DataFrame.
 
@@ -246,6 +247,7 @@ class PE:
             redeclare: overwrite the Import that exists.
             max_bytes_per_batch: bytes of a micro-batch at most, or one epoch.
             fail_on_data_loss: stop at a loss that nobody agreed to; else it is counted.
+            stop_at_end: end the query when all exports have ended and all they have is read.
 
         Raises:
             ArgumentError, SubscriptionError, FilterError, SchemaError: nothing was declared.
@@ -271,6 +273,7 @@ class PE:
             .option("frame", secrets.token_hex(8))
             .option("source", str(source).lower())
             .option("failOnDataLoss", str(fail_on_data_loss).lower())
+            .option("stopAtEnd", str(stop_at_end).lower())
         )
         if max_bytes_per_batch is not None:
             reader = reader.option("maxBytesPerBatch", str(max_bytes_per_batch))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,14 @@ TELL_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a query reads: imports of this PE by their frames, and whether other streams, too."""
+    """What a query reads: imports of this PE by their frames, and whether other streams, too.
+
+    With ``stop`` it ends when all of them have.
+    """
 
     frames: tuple[str, ...] = ()
     foreign: bool = False
+    stop: bool = False
 
 
 @dataclass(slots=True)
@@ -110,12 +114,17 @@ class Queries:
             self._agent().call("publisher.renounce", export=running.port, query=running.id)
 
     def _tell(self, running: Running) -> None:
-        self._begin(running.id, running.run, running.port, running.sources)
+        ended = self._begin(running.id, running.run, running.port, running.sources)
         running.told = time.monotonic()
+        if ended and running.sources.stop:
+            log.info("query %s ends: all that it reads has ended", running.id)
+            threading.Thread(target=running.query.stop, daemon=True).start()
 
-    def _begin(self, id_: str | None, run: str | None, port: str | None, sources: Sources) -> None:
+    def _begin(self, id_: str | None, run: str | None, port: str | None, sources: Sources) -> bool:
+        """Tell the agent; return whether all that the query reads has ended and is read."""
+        answer: Mapping[str, Any] = {}
         if sources.frames:
-            self._agent().call(
+            answer = self._agent().call(
                 "query.begin",
                 query=id_,
                 run=run,
@@ -123,6 +132,7 @@ class Queries:
                 frames=list(sources.frames),
                 foreign=sources.foreign,
             )
+        return bool(answer.get("ended"))
 
     def _find(self) -> None:
         """Take in the queries of the session that read imports of this PE into other sinks."""
@@ -141,8 +151,10 @@ class Queries:
     def _sources(self, plan: Any) -> Sources:
         leaves = plan.collectLeaves()
         streaming = [s for s in map(leaves.apply, range(leaves.size())) if s.isStreaming()]
-        frames = [frame for leaf in streaming if (frame := self._frame(leaf)) is not None]
-        return Sources(tuple(dict.fromkeys(frames)), len(streaming) > len(frames))
+        own = {frame: leaf for leaf in streaming if (frame := self._frame(leaf)) is not None}
+        stop = [leaf.extraOptions().get("stopAtEnd") == "true" for leaf in own.values()]
+        foreign = any(self._frame(leaf) is None for leaf in streaming)
+        return Sources(tuple(own), foreign, all(stop))
 
     def _frame(self, leaf: Any) -> str | None:
         """Return the name of an import of this PE that ``subscribe`` has opened, else None."""

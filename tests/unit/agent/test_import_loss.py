@@ -79,6 +79,12 @@ def test_what_a_batch_misses_is_not_in_the_offset_before_the_batch_is_done(made:
     assert made.cut(None, end, lossy=True)["slices"] == []
     made.replies[A] = lambda _: answer(plan("s", 0, 2))
     assert made.next(None, lossy=True, mint=end["reader"])["offset"] == end
+    made.replies[A] = lambda _: answer(plan("s", 2, 4))
+    later = made.next({**end, "lost": {"s": [2, 6]}}, lossy=True)["offset"]
+    made.replies[A] = blocks({"s": {}}, {"s": [[2, 4, 9]]})
+    made.cut({**end, "lost": {"s": [2, 6]}}, later, lossy=True)
+    made.replies[A] = lambda _: answer(plan("s", 2, 4))
+    assert made.next({**end, "lost": {"s": [2, 6]}}, lossy=True)["offset"] == later
 
 
 def test_a_whole_batch_misses_nothing_of_the_one_before(made: Bench) -> None:

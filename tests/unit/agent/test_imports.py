@@ -357,13 +357,13 @@ def test_what_an_absent_exporter_has_is_left_for_the_next_run(
 ) -> None:
     made.connect(A, B)
 
-    def ask(_: Peers, route: ImportRoute, import_: str) -> dict[str, int]:
+    def ask(_: Peers, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
         if str(route.export) == A:
             raise AgentUnreachableError("gone")
-        return {"t": 7}
+        return {"t": 7}, True
 
     monkeypatch.setattr(Peers, "ask_heads", ask)
-    assert made.host.heads("in") == {"heads": {"t": 7}, "missing": [A]}
+    assert made.host.heads("in") == {"heads": {"t": 7}, "missing": [A], "ended": [B]}
     assert made.host.status()["missing"] == {"in": [A]}
 
 
@@ -372,11 +372,11 @@ def test_a_run_waits_for_its_routes_and_then_for_their_agents(
 ) -> None:
     away_for = [2]
 
-    def ask(_: Peers, route: ImportRoute, import_: str) -> dict[str, int]:
+    def ask(_: Peers, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
         away_for[0] -= 1
         if away_for[0] >= 0:
             raise AgentUnreachableError("not yet")
-        return {"s": 7}
+        return {"s": 7}, False
 
     monkeypatch.setattr(Peers, "ask_heads", ask)
     monkeypatch.setattr("pe_agent.agent.heads.AGAIN_SECONDS", 0.01)
@@ -386,7 +386,7 @@ def test_a_run_waits_for_its_routes_and_then_for_their_agents(
     until(made.news.waiting, 10, "it waits for the view")
     made.connect(A)
     asked.join(10)
-    assert found == [{"heads": {"s": 7}, "missing": []}]
+    assert found == [{"heads": {"s": 7}, "missing": [], "ended": []}]
 
 
 def test_without_routes_there_is_no_run(made: Bench) -> None:

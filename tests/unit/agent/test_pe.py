@@ -10,7 +10,7 @@ import pytest
 
 from pe_agent.fellow_agents import MOST, FellowsInvalidError
 from pe_agent.pe import PE, start
-from pe_agent.queries import Sources
+from pe_agent.queries import Queries, Sources
 from streambroker_core.model import PeKey
 
 
@@ -53,3 +53,25 @@ def test_a_job_has_from_one_to_so_many_agents(agents: int) -> None:
     spark = SimpleNamespace(dataSource=SimpleNamespace(register=lambda _: None))
     with pytest.raises(FellowsInvalidError, match=f"from 1 to {MOST} agents"):
         start(cast(Any, spark), job="feed", agents=agents)
+
+
+class RunningQuery:
+    """A query that runs until it is stopped."""
+
+    id, runId, isActive = "query-1", "run-1", True  # noqa: N815 (Spark's names)
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+def test_a_query_whose_imports_have_ended_is_stopped_if_it_is_to_be() -> None:
+    client = SimpleNamespace(call=lambda name, **_: {"ended": name == "query.begin"})
+    queries = Queries(cast(Any, None), lambda: cast(Any, client))
+    on, to_end = RunningQuery(), RunningQuery()
+    queries.add(None, cast(Any, on), Sources(("f1",), False, False))
+    queries.add(None, cast(Any, to_end), Sources(("f2",), False, True))
+    assert to_end.stopped.wait(10.0)
+    assert not on.stopped.is_set()

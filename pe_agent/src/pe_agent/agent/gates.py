@@ -71,7 +71,7 @@ class Queries:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, frozenset[str]], Query] = {}
 
-    def begin(self, body: Mapping[str, Any]) -> None:
+    def begin(self, body: Mapping[str, Any]) -> Query:
         """A query runs, or is about to (``query`` null); forgotten when it is not told again.
 
         Args:
@@ -90,6 +90,7 @@ class Queries:
             known.export, known.foreign = body["export"], bool(body["foreign"])
             known.until = now + LEASE
             self._known[id_, frames] = known
+            return known
 
     def end(self, body: Mapping[str, Any]) -> None:
         """A run of a query has ended: ``query``, ``run``."""
@@ -180,19 +181,19 @@ class Turn:
         """Whether it is known that a call may wait without holding up other streams."""
         return self.query is not None and not self.query.foreign
 
-    def patience(self, asked: float, *, limited: bool, gated: bool, behind: bool) -> float:
+    def patience(self, asked: float, *, limited: bool, gated: bool, aside: bool) -> float:
         """Return for how many seconds the call may wait.
 
         Args:
             asked: what the source asks for; it counts where nothing is known of its query.
-            behind: it is asked behind Spark's back, so it holds nobody up.
+            aside: it is asked behind Spark's back, so it holds nobody up.
             limited: it reads up to a limit, and what it is not given ends its run.
             gated: the gate is shut.
         """
         query = self.query
         if limited and not gated:
             return 0.0
-        if query is None or behind:
+        if query is None or aside:
             return asked
         if len(query.asked) < len(query.frames) or None in query.asked.values():
             return 0.0

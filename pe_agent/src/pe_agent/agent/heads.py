@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from pe_agent.agent.import_state import ImportState
 from streambroker_core.errors import StreambrokerError
@@ -22,6 +22,14 @@ class RoutesUnknownError(StreambrokerError):
     code = "RoutesUnknown"
 
 
+class _Found(NamedTuple):
+    """What the exporters of an import say."""
+
+    heads: dict[str, int]
+    missing: list[str]
+    ended: list[str]
+
+
 class Heads(ImportState):
     """What a run asks before it begins."""
 
@@ -33,8 +41,9 @@ class Heads(ImportState):
             wait: seconds to wait for exporters that do not answer.
 
         Returns:
-            ``{"heads": {stream: next}, "missing": [export]}``: of those that still do not answer
-            nothing is read in this run; what they have stays there.
+            ``{"heads": {stream: next}, "missing": [export], "ended": [export]}``: of those that
+            still do not answer nothing is read in this run; what they have stays there. Those that
+            have ended get nothing more for now.
 
         Raises:
             UnknownPortError: nobody declared it.
@@ -44,7 +53,8 @@ class Heads(ImportState):
         while True:
             seen = self._news.seen((key,))
             import_ = self._import_of(port)
-            heads, missing = self._heads_of(import_, key) if import_ else ({}, [])
+            found = self._heads_of(import_, key) if import_ else _Found({}, [], [])
+            missing = found.missing
             left = deadline - time.monotonic()
             if left <= 0 or (import_ is not None and not missing) or self._news.closed:
                 break
@@ -55,17 +65,21 @@ class Heads(ImportState):
                 " broker? `away` of pe.status()['broker'] says why not."
             )
         self.missing[port] = missing
-        return {"heads": heads, "missing": missing}
+        return found._asdict()
 
-    def _heads_of(self, import_: ImportPort, key: str) -> tuple[dict[str, int], list[str]]:
-        heads: dict[str, int] = {}
-        missing: list[str] = []
+    def _heads_of(self, import_: ImportPort, key: str) -> _Found:
+        found = _Found({}, [], [])
         for route in import_.routes:
+            export = str(route.export)
+            if route.location is None:
+                found.missing.append(export)
+                continue
             try:
-                heads.update({} if route.location is None else self.peers.ask_heads(route, key))
+                heads, ended = self.peers.ask_heads(route, key)
             except StreambrokerError as error:
-                log.info("export %s does not answer: %s", route.export, error)
-                missing.append(str(route.export))
-            else:
-                missing += [] if route.location else [str(route.export)]
-        return heads, missing
+                log.info("export %s does not answer: %s", export, error)
+                found.missing.append(export)
+                continue
+            found.heads.update(heads)
+            found.ended.extend([export] if ended else [])
+        return found

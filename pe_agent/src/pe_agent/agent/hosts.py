@@ -254,7 +254,7 @@ class Hosts:
                     b["export"], b["stream"], b["reader"], b.get("agent")
                 )
             },
-            "query.begin": self._begin_query,
+            "query.begin": self.imports.begin_query,
             "query.end": self._end_query,
             "declare": self._declare,
             "schema": self._schema,
@@ -303,10 +303,6 @@ class Hosts:
 
     def _leave(self, body: dict[str, Any]) -> dict[str, Any]:
         self.imports.leave(body["reader"], body["session"])
-        return {}
-
-    def _begin_query(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.imports.queries.begin(body)
         return {}
 
     def _end_query(self, body: dict[str, Any]) -> dict[str, Any]:

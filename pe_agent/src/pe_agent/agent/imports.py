@@ -64,13 +64,14 @@ class ImportHost(Slices, Heads):
             request: ``import``, ``session``, ``start`` (offset), ``columns``, ``max_bytes``,
                 ``limit`` (``{stream: next}`` of availableNow, or null), ``wait`` seconds,
                 ``lossy`` (loss that nobody agreed to is counted, and does not stop the query),
-                ``frame`` (as the query was told of, see :meth:`Queries.begin`), ``behind`` (the
+                ``frame`` (as the query was told of, see :meth:`Queries.begin`), ``aside`` (the
                 call holds nobody up).
 
         Returns:
             ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``;
             with ``gated``, the export whose log is full, if there may be something, and with
             ``behind``, the exports that do not answer and have not reached the limit;
+            ``ended`` if all its exports have ended and all they have is read;
             ``together`` if it is known that a call may wait without holding up other streams.
 
         Raises:
@@ -94,8 +95,10 @@ class ImportHost(Slices, Heads):
         while True:
             seen = self._news.seen(turn.keys)
             gate = turn.gate()
+            ended = gate is None and not limited and self._have_ended(request["import"])
             asked = request if gate is None else {**request, "limit": {}}
             end = self._advance(reader, start, asked, call)
+            reader.ended = ended and end is None and not (reader.silent or reader.refused)
             if end is not None:
                 turn.gave()
                 return {"offset": end.encode()}
@@ -103,12 +106,17 @@ class ImportHost(Slices, Heads):
                 float(request["wait"]),
                 limited=limited,
                 gated=gate is not None,
-                behind=bool(request.get("behind")),
+                aside=bool(request.get("aside")),
             )
             left = began + min(PATIENCE, patience) - time.monotonic()
             if left <= 0 or turn.others_have_news() or not self._news.wait(seen, left, turn.keys):
                 behind = self._behind(reader, start, request.get("limit"))
-                told = {"gated": gate, "behind": behind, "together": turn.together}
+                told = {
+                    "gated": gate,
+                    "behind": behind,
+                    "together": turn.together,
+                    "ended": reader.ended,
+                }
                 return {"offset": None, **{k: v for k, v in told.items() if v}}
 
     def _behind(
@@ -122,6 +130,12 @@ class ImportHost(Slices, Heads):
         ]
         homes = {reader.homes.get(s) for s in short}
         return sorted(e for e in reader.silent if e in homes or None in homes)
+
+    def _have_ended(self, port: str) -> bool:
+        """Whether there are exporters, and all have said that they have ended."""
+        import_ = self._routes.imported(port)
+        routes = import_.routes if import_ else ()
+        return bool(routes) and all(self.peers.ended(str(r.export)) for r in routes)
 
     def _advance(
         self, reader: OwnReader, start: Offset, request: Mapping[str, Any], call: int
@@ -328,6 +342,13 @@ class ImportHost(Slices, Heads):
             reader.refused[export] = why
         else:
             reader.refused.pop(export, None)
+
+    def begin_query(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Take in a query that runs, and say whether all that it reads has ended and is read."""
+        query = self.queries.begin(body)
+        readers = [self.readers[r] for r in sorted(query.readers) if r in self.readers]
+        whole = len(readers) == len(query.frames) and not query.foreign
+        return {"ended": whole and all(r.ended for r in readers)}
 
     # -- seen from outside -------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ class Peers:
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
         self._heads: dict[str, dict[str, int]] = {}
+        self._ended: set[str] = set()
         self._away: dict[str, str] = {}
 
     def follow(self, view: View) -> None:
@@ -96,6 +97,7 @@ class Peers:
                     watched.routes = routes
             known = {export for routes in wanted.values() for export in routes}
             self._heads = {e: h for e, h in self._heads.items() if e in known}
+            self._ended &= known
 
     def _is_home(self, export: str, location: str) -> bool:
         """Whether an export is at an address, as far as routes say."""
@@ -105,6 +107,10 @@ class Peers:
     def heads(self, export: str) -> dict[str, int] | None:
         """Return ``{stream: next epoch}`` as last heard, None if nothing was."""
         return self._heads.get(export)
+
+    def ended(self, export: str) -> bool:
+        """Whether an export was said to have ended with the heads that are known of it."""
+        return export in self._ended
 
     def is_away(self, location: str) -> bool:
         """Whether the agent did not answer lately; its watch goes on asking."""
@@ -170,6 +176,9 @@ class Peers:
                 if known and self._heads.get(export) != told["heads"]:
                     self._heads[export] = told["heads"]
                     moved.update(watched.routes[export])
+                if known and bool(told.get("ended")) != (export in self._ended):
+                    self._ended ^= {export}
+                    moved.update(watched.routes[export])
         if moved:
             self._news.tell(*moved)
         if refused and len(refused) == len(exports):
@@ -177,8 +186,8 @@ class Peers:
         if not moved and time.monotonic() - began < 0.01:
             watched.stopped.wait(0.05)
 
-    def ask_heads(self, route: ImportRoute, import_: str) -> dict[str, int]:
-        """Return how far the streams of one export reach at this moment.
+    def ask_heads(self, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
+        """Return how far the streams of one export reach at this moment, and whether it has ended.
 
         Raises:
             AgentUnreachableError: its agent does not answer, or refuses.
@@ -195,7 +204,7 @@ class Peers:
         told = answer["exports"][export]
         if told.get("heads") is None:
             raise AgentUnreachableError(str(told.get("error", "it has no key to open it with")))
-        return dict(told["heads"])
+        return dict(told["heads"]), bool(told.get("ended"))
 
     def tell_leave(self, location: str, export: str, import_: str, reader: str) -> None:
         """Say that a reader's process ended in order; nobody waits for the answer."""

@@ -67,6 +67,7 @@ class OwnReader:
         calls: how often it was called; an older call that is still under way stops.
         turn: which route is asked first, counted up at each call.
         silent: exports that did not answer its last call.
+        ended: at its last call it had read all that ended exports have, and there are no others.
         missed: what the last batch was cut without, by stream, until an offset has it.
         dropped: epochs and rows its offset has as dropped by agreement, over all streams.
         lost: epochs and rows its offset has as lost, over all streams.
@@ -86,6 +87,7 @@ class OwnReader:
     refused: dict[str, str] = field(default_factory=dict)
     turn: int = 0
     calls: int = 0
+    ended: bool = False
     silent: set[str] = field(default_factory=set)
     missed: dict[str, Missed] = field(default_factory=dict)
     dropped: Lost = (0, 0)
@@ -116,6 +118,9 @@ class OwnReaders:
                 missed=missed,
                 switch=state.get("switch", {}),
             )
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._readers
 
     def __getitem__(self, id_: str) -> OwnReader:
         return self._readers[id_]
@@ -269,6 +274,7 @@ class OwnReaders:
                     "alive": r.until > now,
                     "pinned": r.pinned,
                     "refused": r.refused,
+                    "ended": r.ended,
                     "dropped": list(r.dropped),
                     "lost": list(r.lost),
                 }

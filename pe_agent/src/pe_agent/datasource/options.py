@@ -33,6 +33,7 @@ KNOWN = frozenset(
         "source",
         "failondataloss",
         "frame",
+        "stopatend",
         "path",
         "checkpointlocation",
         "queryname",
@@ -74,6 +75,7 @@ class Options:
         reconnect: seconds for which a lost agent is tried again.
         poll_wait: seconds that ``latestOffset`` may wait for news.
         source: whether the column ``_source`` is added.
+        stop_at_end: with `availableNow` the run goes on until all exports have ended.
         frame: name of the frame, by which the agent knows the queries that read it.
         lossy: loss that nobody agreed to is counted, and does not stop the query.
     """
@@ -87,6 +89,7 @@ class Options:
     source: bool = False
     lossy: bool = False
     frame: str | None = None
+    stop_at_end: bool = False
     agent_ca: str | None = None
     agent_plain: str | None = None
 
@@ -130,6 +133,7 @@ class Options:
             poll_wait=_number(given, "pollwait", 0.02),
             source=given.get("source", "false").lower() == "true",
             frame=given.get("frame"),
+            stop_at_end=_truth(given, "stopatend", False),
             lossy=not _truth(given, "failondataloss", True),
             agent_ca=given.get("agentca"),
             agent_plain=given.get("agentplain"),

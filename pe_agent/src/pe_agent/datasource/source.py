@@ -55,7 +55,7 @@ class StreambrokerDataSource(DataSource):
 
     Options: ``import`` or ``export`` (the port), ``agent``, ``agentToken``, ``maxBytesPerBatch``
     (bytes, default 256 MiB or one epoch), ``reconnect`` (seconds, default 60), ``source``,
-    ``failOnDataLoss`` (default true), ``agentCa`` (a file) and ``agentPlain``.
+    ``failOnDataLoss`` (default true), ``stopAtEnd``, ``agentCa`` (a file) and ``agentPlain``.
     """
 
     @classmethod
@@ -106,6 +106,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._session = secrets.token_hex(8)
         self._mint = secrets.token_hex(16)
         self._limit: dict[str, int] | None = None
+        self._to_end = False
         self._lease: Lease | None = None
         self._together = False
         self._ahead = Ahead(self._ask_ahead)
@@ -128,7 +129,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix how far this run reads.
+        """Fix how far this run reads; with ``stopAtEnd`` to the end of all exports.
 
         Raises:
             AgentUnreachableError: the own agent stayed away for ``reconnect`` seconds, or that of
@@ -136,6 +137,9 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 nothing to read.
             AgentRefusedError: ``RoutesUnknown`` for as long.
         """
+        if self._options.stop_at_end:
+            self._to_end = True
+            return
         until = time.monotonic() + self._options.reconnect
         while True:
             wait = max(0.0, min(HEADS_WAIT, until - time.monotonic()))
@@ -174,7 +178,9 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 not reached it, stayed away for ``reconnect`` seconds.
         """
         request = self._request(start)
-        if self._limit is not None:
+        if self._to_end:
+            request |= {"wait": AHEAD_SECONDS, "aside": True}
+        if self._limit is not None or self._to_end:
             return self._up_to_limit(start, request)
         try:
             answer = None
@@ -207,7 +213,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         }
 
     def _ask_ahead(self, start: dict[str, Any]) -> dict[str, Any]:
-        more = {"behind": True, "wait": AHEAD_SECONDS}
+        more = {"aside": True, "wait": AHEAD_SECONDS}
         return self._claiming("reader.next", {**self._request(start), **more})
 
     def _up_to_limit(self, start: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
@@ -221,9 +227,10 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                     raise
                 continue
             end = self._end_of(answer)
-            if end is not None or not ("gated" in answer or "behind" in answer):
+            waits = "ended" not in answer if self._to_end else {"gated", "behind"} & set(answer)
+            if end is not None or not waits:
                 return end or start
-            if "gated" in answer:
+            if "behind" not in answer:
                 until = time.monotonic() + self._options.reconnect
             elif time.monotonic() > until:
                 raise AgentUnreachableError(
