@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamReader,
@@ -39,9 +38,10 @@ from pe_agent.datasource.options import (
     schema_of,
 )
 from pe_agent.datasource.sink import StreambrokerStreamWriter
+from pe_agent.datasource.tickets import epochs, holder, planned, query, source_column
 from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.offset import Offset, ranges
+from streambroker_core.offset import Offset
 
 log = logging.getLogger("pe_agent")
 
@@ -287,7 +287,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                     raise AgentUnreachableError(
                         f"import {self._options.port} cannot read its planned epochs for"
                         f" {self._options.reconnect:.0f} s: {error} It still has to read"
-                        f" {_planned(start, end)}. Nothing was skipped; start the query again when"
+                        f" {planned(start, end)}. Nothing was skipped; start the query again when"
                         " the exporter's agent is back."
                     ) from None
                 time.sleep(0.2)
@@ -334,7 +334,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._trust = mine.trust
         ticket: dict[str, Any] = mine.value
         wanted = to_arrow_schema(self._schema, timezone="UTC")
-        ticket = {**ticket, "query": _query()}
+        ticket = {**ticket, "query": query()}
         location, done = ticket["location"], 0
         until: float | None = None
         while True:
@@ -353,8 +353,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 until = until or time.monotonic() + self._options.reconnect
                 if time.monotonic() > until:
                     raise AgentUnreachableError(
-                        f"{error} Epochs {_epochs(ticket)} of stream {ticket['stream']} of"
-                        f" {ticket['export']} could not be read at agent {_holder(ticket)} for"
+                        f"{error} Epochs {epochs(ticket)} of stream {ticket['stream']} of"
+                        f" {ticket['export']} could not be read at agent {holder(ticket)} for"
                         f" {self._options.reconnect:.0f} s. Nothing was skipped; the batch is"
                         " repeated when the query is started again."
                     ) from None
@@ -388,38 +388,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         arrays = []
         for column in wanted:
             if column.name == "_source":
-                arrays.append(_source_column(column.type, batch.num_rows, ticket, meta))
+                arrays.append(source_column(column.type, batch.num_rows, ticket, meta))
             else:
                 array = batch.column(column.name)
                 arrays.append(array if array.type == column.type else array.cast(column.type))
         return pa.RecordBatch.from_arrays(arrays, schema=wanted)
-
-
-def _query() -> str | None:
-    """Return the query that this task belongs to."""
-    context = TaskContext.get()
-    return None if context is None else context.getLocalProperty("sql.streaming.queryId")
-
-
-def _source_column(
-    type_: pa.DataType, rows: int, ticket: dict[str, Any], meta: dict[str, Any]
-) -> pa.Array:
-    _, job, _, port = ticket["export"].split("/")
-    value = {"job": job, "port": port, "stream": ticket["stream"], "epoch": meta["epoch"]}
-    return pa.array([value] * rows, type=type_)
-
-
-def _planned(start: dict[str, Any], end: dict[str, Any]) -> str:
-    """Return what a batch reads, in words."""
-    planned = ranges(Offset.decode(start), Offset.decode(end))
-    return ", ".join(f"epochs {f} to {n - 1} of stream {s}" for s, (f, n) in planned.items())
-
-
-def _epochs(ticket: dict[str, Any]) -> str:
-    epochs = [p[0] for p in ticket["pieces"]]
-    return f"{min(epochs)} to {max(epochs)}"
-
-
-def _holder(ticket: dict[str, Any]) -> str:
-    """Return the PE whose agent has the blocks."""
-    return str(ticket.get("agent") or ticket["export"].rpartition("/")[0])
