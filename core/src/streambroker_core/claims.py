@@ -67,6 +67,8 @@ class Reader:
         resume: lowest epoch it may read of a stream, set when its route returned.
         agreed: epochs below that are gone were lost by agreement (before it was connected, under
             ``drop``), by stream; a ``wait`` reader does not stop at them.
+        query: the streaming query whose tasks read for it, as last told; None before they did.
+        moved: when it finished an epoch last, or came.
     """
 
     id: str
@@ -79,16 +81,27 @@ class Reader:
     cursors: dict[str, Cursor] = field(default_factory=dict)
     resume: dict[str, int] = field(default_factory=dict)
     agreed: dict[str, int] = field(default_factory=dict)
+    query: str | None = None
+    moved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A reader that keeps the log full. ``bytes`` it has not finished; ``away`` seconds or 0."""
+    """A reader that keeps the log full.
+
+    Attributes:
+        bytes: what it has not finished.
+        away: for how many seconds it has been away, 0 if it lives.
+        query: the streaming query that reads, None if that is not known.
+        moved: when it finished an epoch last.
+    """
 
     reader: str
     import_: str
     bytes: int
     away: float
+    query: str | None = None
+    moved: float = 0.0
 
 
 class Lag(NamedTuple):
@@ -272,6 +285,8 @@ class Claims:
                 import_=r.import_,
                 bytes=sum(s.bytes_from(self._wanted_from(r, s)) for s in self.streams.values()),
                 away=max(0.0, now - r.until),
+                query=r.query,
+                moved=r.moved,
             )
             for r in self._holding(now)
         ]

@@ -118,7 +118,7 @@ class Planning(Claims):
 
     def _plan(self, ask: Ask, now: float) -> Answer:
         reader = self._reader(ask, now)
-        finished = self._acknowledge(reader, ask)
+        finished = self._acknowledge(reader, ask, now)
         gone = tuple(sorted(s for s in ask.own if s not in {*self.streams, *self.forgotten}))
         if not reader.routed:
             return Answer(planned=(), finished=finished, routed=False, gone=gone)
@@ -191,6 +191,7 @@ class Planning(Claims):
                 start=ask.start,
                 until=now,
                 routed=ask.import_ not in self._cut,
+                moved=now,
             )
             self.readers[ask.reader] = reader
         reader.start = ask.start
@@ -216,7 +217,9 @@ class Planning(Claims):
         del self.readers[oldest.id]
         self.evicted.append(oldest.id)
 
-    def _acknowledge(self, reader: Reader, ask: Ask) -> tuple[tuple[str, int, int], ...]:
+    def _acknowledge(
+        self, reader: Reader, ask: Ask, now: float
+    ) -> tuple[tuple[str, int, int], ...]:
         """Take the reader's positions; a lossy one may be ahead of an older copy of the log."""
         positions = ask.positions
         own = [s for s in self.streams.values() if s.id in positions]
@@ -232,9 +235,12 @@ class Planning(Claims):
         finished = []
         for stream in own:
             next_ = positions[stream.id]
+            if stream.id not in reader.cursors:
+                reader.moved = now
             cursor = reader.cursors.setdefault(stream.id, Cursor(next=next_, first=next_))
             if next_ > cursor.next:
                 finished.append((stream.id, cursor.next, next_))
+                reader.moved = now
             cursor.next = next_
             if reader.routed:
                 cursor.given = max(cursor.given, next_)
@@ -329,7 +335,7 @@ class Planning(Claims):
         with self._moving(ask.reader, now):
             reader = self._reader(ask, now)
             reader.opened = True
-            finished = self._acknowledge(reader, ask)
+            finished = self._acknowledge(reader, ask, now)
             for name, (first, next_) in ranges.items():
                 if name not in self.streams:
                     continue

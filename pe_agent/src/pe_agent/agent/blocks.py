@@ -61,13 +61,17 @@ class BytesCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What one slice asks for: blocks ``[first, last)`` of each epoch, in order."""
+    """What one slice asks for: blocks ``[first, last)`` of each epoch, in order.
+
+    ``query`` is the streaming query whose task asks, None if it does not say.
+    """
 
     reader: str
     stream: str
     pieces: tuple[tuple[int, int, int], ...]
     filter: str | None
     columns: tuple[str, ...] | None
+    query: str | None = None
 
 
 class Readable(Protocol):
@@ -85,6 +89,7 @@ class Readable(Protocol):
         *,
         filter_: str | None,
         columns: Sequence[str] | None,
+        query: str | None = None,
     ) -> Manifest | None:
         """Return the manifest of an epoch, None if the reader may not read it so."""
 
@@ -170,7 +175,12 @@ def _planned(export: Readable, read: Read, epoch: int) -> Manifest:
         NotPlannedError: it has not, or not under this filter with these columns.
     """
     manifest = export.may_read(
-        read.reader, read.stream, epoch, filter_=read.filter, columns=read.columns
+        read.reader,
+        read.stream,
+        epoch,
+        filter_=read.filter,
+        columns=read.columns,
+        query=read.query,
     )
     if manifest is None:
         raise NotPlannedError(

@@ -32,6 +32,7 @@ def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
         "agreed": reader.agreed,
         "cursors": {s: [c.next, c.planned, c.first] for s, c in reader.cursors.items()},
         "given": {s: c.given for s, c in reader.cursors.items()},
+        "query": reader.query,
         "delivery": asdict(delivery),
     }
 
@@ -53,6 +54,8 @@ def decode_reader(
         resume=_of(streams, state["resume"]),
         opened=state["opened"],
         agreed=_of(streams, state["agreed"]),
+        query=state.get("query"),
+        moved=now,
         cursors={
             s: Cursor(next=next_, planned=None if planned is None else tuple(planned), first=first)
             for s, (next_, planned, first) in _of(streams, state["cursors"]).items()

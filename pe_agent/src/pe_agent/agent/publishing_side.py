@@ -18,6 +18,7 @@ from pe_agent.agent.claims_state import save_publisher
 from pe_agent.agent.manifests import Manifest, Stage
 from pe_agent.agent.spread_side import Sealed, SpreadSide, joined
 from pe_agent.agent.streams import HostedStream
+from pe_agent.agent.waiting_side import WaitingSide
 from pe_agent.log import LogError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Epoch
@@ -47,7 +48,7 @@ class StageTooLargeError(StreambrokerError):
     code = "StageTooLarge"
 
 
-class PublishingSide(SpreadSide):
+class PublishingSide(WaitingSide, SpreadSide):
     """What the publishing query asks of an export. All public calls are safe from any thread."""
 
     _admitted: tuple[str, int] | None = None
@@ -71,6 +72,10 @@ class PublishingSide(SpreadSide):
         Returns:
             ``{"admitted": true}``, or ``{"occupied": …}`` while another query's lease runs, or
             ``{"waiting": …}`` while the log is full of what ``wait`` readers have not finished.
+
+        Raises:
+            SelfWaitError: they are read by those who wait here, so nobody would ever go on.
+            FencedError, PublisherInUseError, BatchDiffersError: see core.publishing.
         """
         with self._lock:
             now, before = self._clock(), self.publisher.run
@@ -92,13 +97,13 @@ class PublishingSide(SpreadSide):
                 self._again |= {(run, batch)}
                 return {"admitted": True}
             if self._admitted != (run, batch):
-                holders = self.ledger.blocked_by(now)
-                self.waits.asked(now, [h.reader for h in holders])
+                holders = self._wait_for(query, now)
                 if holders:
                     return {
                         "waiting": {
                             "held": self.ledger.held_bytes(now),
                             "limit": self.ledger.limits.max_bytes,
+                            "since": self.waits.since(now),
                             "holders": [
                                 {
                                     "reader": h.reader,

@@ -126,13 +126,19 @@ class ReadingSide(ExportState):
         *,
         filter_: str | None,
         columns: Sequence[str] | None,
+        query: str | None = None,
     ) -> Manifest | None:
-        """Return the manifest if the reader has planned the epoch just so, else None."""
+        """Return the manifest if the reader has planned the epoch just so, else None.
+
+        ``query`` is the streaming query whose task reads, as it says; None if it does not.
+        """
         with self._lock:
             if not self.ledger.is_planned(reader, stream, epoch):
                 return None
             if not self.deliveries.of(reader).under(filter_, columns):
                 return None
+            if query is not None:
+                self.ledger.readers[reader].query = query
             hosted = self.streams.get(stream)
             return None if hosted is None else hosted.manifests.get(epoch)
 

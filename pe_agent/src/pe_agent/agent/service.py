@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -153,6 +154,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 pieces=tuple((int(p[0]), int(p[1]), int(p[2])) for p in request["pieces"]),
                 filter=request["filter"],
                 columns=None if columns is None else tuple(columns),
+                query=None if request.get("query") is None else str(request["query"]),
             )
             export = self._hosts.readable(request)
             stream = export.streams.get(read.stream)
@@ -168,13 +170,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     ) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
         try:
             pieces = _after(read.pieces, skip)
-            later = Read(
-                reader=read.reader,
-                stream=read.stream,
-                pieces=pieces,
-                filter=read.filter,
-                columns=read.columns,
-            )
+            later = replace(read, pieces=pieces)
             for batch, epoch in self._reader.batches(export, later):
                 yield batch, pa.py_buffer(json.dumps({"epoch": epoch}).encode())
         except Exception as error:

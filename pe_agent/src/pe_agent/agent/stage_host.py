@@ -352,8 +352,9 @@ class GrantedRead:
         *,
         filter_: str | None,
         columns: Sequence[str] | None,
+        query: str | None = None,
     ) -> Manifest | None:
-        """Return the part of an epoch if it is granted just so, else None.
+        """Return the part of an epoch if it is granted just so, else None; whoever's task asks.
 
         Raises:
             PartMissingError: it is granted and not here.

@@ -1,0 +1,66 @@
+"""An export that waits for its readers: for whom, for how long, and which wait would never end."""
+
+from __future__ import annotations
+
+from pe_agent.agent.export_state import ExportState
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger import Holder
+
+SELF_WAIT_SECONDS = 60.0
+"""For so long readers of the publisher's own job may stand still while it waits for them."""
+
+
+class SelfWaitError(StreambrokerError):
+    """An export would wait for its own publisher, for ever; nothing was staged."""
+
+    code = "SelfWait"
+
+
+class WaitingSide(ExportState):
+    """Whom an export waits for. All public calls are safe from any thread."""
+
+    def waits_for(self) -> list[Holder]:
+        """Return who makes the export wait at this moment, slowest first; asking is waiting."""
+        with self._lock:
+            return self._holders(self._clock())
+
+    def _holders(self, now: float) -> list[Holder]:
+        holders = self.ledger.blocked_by(now)
+        self.waits.asked(now, [h.reader for h in holders])
+        return holders
+
+    def _wait_for(self, query: str, now: float) -> list[Holder]:
+        """Return whom a query has to wait for before it may stage rows.
+
+        Raises:
+            SelfWaitError: the wait would not end by itself.
+        """
+        holders = self._holders(now)
+        if holders:
+            self._refuse_self(query, holders, now)
+        return holders
+
+    def _refuse_self(self, query: str, holders: list[Holder], now: float) -> None:
+        own = next((h for h in holders if h.query == query), None)
+        if own is not None:
+            raise SelfWaitError(
+                f"export {self.key} is full of rows that {own.import_} has not finished, and the"
+                f" query that reads that import is the one that publishes here: it would wait for"
+                " itself. Give the export a larger buffer.maxBytes, read and publish in two"
+                " queries, or read that import under `drop`."
+            )
+        job = _job(self.key)
+        still = now - max(self.waits.since(now) or now, *(h.moved for h in holders))
+        if still > SELF_WAIT_SECONDS and all(_job(h.import_) == job for h in holders):
+            names = ", ".join(sorted({h.import_ for h in holders}))
+            raise SelfWaitError(
+                f"export {self.key} has been full for {still:.0f} s of rows that {names} of the"
+                " same job did not finish, and none of them has moved: their queries seem to wait"
+                " for the tasks of this one. Give the job more cores, a larger buffer.maxBytes, or"
+                " read these imports under `drop`."
+            )
+
+
+def _job(key: str) -> str:
+    """Return ``namespace/job`` of the key of an export or import."""
+    return "/".join(key.split("/")[:2])

@@ -1,0 +1,130 @@
+"""An export that waits for its readers, and the waits that would never end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pe_agent.agent.waiting_side import SELF_WAIT_SECONDS, SelfWaitError
+from streambroker_core.ledger import Ask
+from support.exports import Bench, bench, rows
+
+OWN = "default/feed/0/back"
+OTHER = "default/alerts/0/trades"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    """An export that is full as soon as somebody has an epoch to read."""
+    with bench(tmp_path) as one:
+        one.limit(max_bytes=10)
+        one.export.set_routes({OWN: "wait", OTHER: "wait"})
+        yield one
+
+
+def plan(made: Bench, reader: str, import_: str, next_: int | None = None) -> None:
+    """Acknowledge all below ``next_`` and plan what follows."""
+    ask = Ask(
+        reader=reader,
+        import_=import_,
+        policy="wait",
+        start="earliest",
+        positions={} if next_ is None else {made.stream: next_},
+        known=next_ is not None,
+        lease=1000,
+    )
+    made.export.plan(ask, filter_=None, columns=None)
+
+
+def read(made: Bench, reader: str, query: str, epoch: int = 0) -> None:
+    """Read an epoch as a task of a query."""
+    found = made.export.may_read(
+        reader, made.stream, epoch, filter_=None, columns=None, query=query
+    )
+    assert found is not None
+
+
+def test_who_reads_what_it_publishes_is_refused_at_once_and_by_name(made: Bench) -> None:
+    plan(made, "other", OTHER)
+    plan(made, "own", OWN)
+    made.publish(0, rows(0, 9))
+    plan(made, "own", OWN, 0)
+    plan(made, "other", OTHER, 0)
+    assert "waiting" in made.admit(1)
+    read(made, "other", "q2")
+    assert "waiting" in made.admit(1)
+    read(made, "own", "q")
+    with pytest.raises(SelfWaitError, match=OWN):
+        made.admit(1)
+
+
+def test_which_query_reads_is_known_after_a_restart(made: Bench) -> None:
+    plan(made, "own", OWN)
+    made.publish(0, rows(0, 9))
+    plan(made, "own", OWN, 0)
+    read(made, "own", "q")
+    plan(made, "own", OWN, 0)
+    made.reopen()
+    made.limit(max_bytes=10)
+    with pytest.raises(SelfWaitError):
+        made.admit(1)
+
+
+def test_readers_of_the_own_job_that_stand_still_end_the_wait(made: Bench) -> None:
+    plan(made, "own", OWN)
+    made.publish(0, rows(0, 9))
+    made.now += 2 * SELF_WAIT_SECONDS  # nobody waits yet
+    for _ in range(int(SELF_WAIT_SECONDS)):
+        assert "waiting" in made.admit(1)
+        made.now += 1
+    assert "waiting" in made.admit(1)
+    made.now += 0.5
+    with pytest.raises(SelfWaitError, match=f"{OWN} of the same job"):
+        made.admit(1)
+
+
+def test_a_reader_of_the_own_job_that_moves_is_waited_for(made: Bench) -> None:
+    plan(made, "own", OWN)
+    made.publish(0, rows(0, 9))
+    made.admit(1)
+    made.limit(max_bytes=10_000)
+    made.publish(1, rows(9, 9))
+    made.limit(max_bytes=10)
+    made.admit(2)
+    for _ in range(50):
+        made.now += 1
+        made.admit(2)
+    plan(made, "own", OWN, 1)
+    for _ in range(int(SELF_WAIT_SECONDS)):
+        assert "waiting" in made.admit(2)
+        made.now += 1
+    made.now += 1
+    with pytest.raises(SelfWaitError):
+        made.admit(2)
+
+
+def test_a_reader_of_another_job_is_waited_for_without_end(made: Bench) -> None:
+    plan(made, "own", OWN)
+    plan(made, "other", OTHER)
+    made.publish(0, rows(0, 9))
+    for _ in range(3 * int(SELF_WAIT_SECONDS)):
+        assert "waiting" in made.admit(1)
+        made.now += 1
+
+
+def test_a_wait_that_nobody_asks_about_any_more_is_over(made: Bench) -> None:
+    plan(made, "own", OWN)
+    made.publish(0, rows(0, 9))
+    began = made.now
+    assert made.admit(1)["waiting"]["since"] == began
+    made.now += 1.5
+    assert [h.reader for h in made.export.waits_for()] == ["own"]
+    made.now += 1.5
+    assert made.admit(1)["waiting"]["since"] == began
+    made.now += SELF_WAIT_SECONDS
+    assert made.admit(1)["waiting"]["since"] == made.now
+    plan(made, "own", OWN, 1)
+    assert made.admit(1) == {"admitted": True}
+    assert made.export.waits_for() == []
