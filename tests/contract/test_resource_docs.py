@@ -43,7 +43,7 @@ def test_every_field_of_a_spec_is_documented_and_no_other(kind: str) -> None:
 def test_every_part_of_the_buffer_is_documented() -> None:
     told = {name.partition(".")[2] for name in fields("Export") if name.startswith("buffer.")}
 
-    assert told == {"maxBytes", "maxAge", "grace"}
+    assert told == {"maxBytes", "maxAge", "grace", "waitLimit"}
 
 
 def test_every_field_of_metadata_and_status_is_documented() -> None:

@@ -7,8 +7,10 @@ Claims, strongest first:
 3. size and age: remove the oldest epochs that nobody claims.
 
 A ``drop`` reader claims nothing but its plan, so size and age take the oldest epochs it has not
-planned; that is what dropping is. Nothing is counted at removal: what a reader lost is the
-distance between its position and the next epoch that is still there, so a replay counts once.
+planned; that is what dropping is. A ``wait`` reader that kept the export waiting for longer than
+``wait_limit`` is *turned*: it drops until it has come near the end again. Nothing is counted at
+removal: what a reader lost is the distance between its position and the next epoch that is still
+there, so a replay counts once.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ class Limits:
         max_bytes: size at which unclaimed epochs are removed and ``wait`` waits; bytes.
         max_age: age at which unclaimed epochs are removed; seconds, None for no limit.
         grace: how long a reader that is away keeps its claims; seconds.
+        wait_limit: how long the export waits before it turns the slowest; seconds, None: for ever.
     """
 
     max_bytes: int = 1 << 30
     max_age: float | None = None
     grace: float = 600.0
+    wait_limit: float | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +73,8 @@ class Reader:
             ``drop``), by stream; a ``wait`` reader does not stop at them.
         query: the streaming query whose tasks read for it, as last told; None before they did.
         moved: when it finished an epoch last, or came.
+        turned: it waits by its policy, and drops because the export waited for it too long.
+        turns: how often that has happened.
     """
 
     id: str
@@ -83,6 +89,18 @@ class Reader:
     agreed: dict[str, int] = field(default_factory=dict)
     query: str | None = None
     moved: float = 0.0
+    turned: bool = False
+    turns: int = 0
+
+    @property
+    def drops(self) -> bool:
+        """Whether it loses the oldest epochs instead of holding them."""
+        return self.policy == "drop" or self.turned
+
+    @property
+    def waits(self) -> bool:
+        """Whether it holds what it has not finished, while it lives and for grace."""
+        return self.routed and not self.drops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +174,7 @@ class Claims:
         """Whether a reader keeps epochs from being removed, or may come to."""
         if not self._claims(reader, now):
             return False
-        waits = reader.policy == "wait" and reader.routed
-        return waits or any(c.planned for c in reader.cursors.values())
+        return reader.waits or any(c.planned for c in reader.cursors.values())
 
     def _wanted_from(self, reader: Reader, stream: Stream) -> int:
         """Return the first epoch of ``stream`` that a reader still has to read."""
@@ -200,11 +217,7 @@ class Claims:
         return [r for r in self.readers.values() if not self._claims(r, now)]
 
     def _holding(self, now: float) -> list[Reader]:
-        return [
-            r
-            for r in self.readers.values()
-            if r.policy == "wait" and r.routed and self._claims(r, now)
-        ]
+        return [r for r in self.readers.values() if r.waits and self._claims(r, now)]
 
     # -- where the slowest stand -------------------------------------------------------------
 
@@ -233,9 +246,7 @@ class Claims:
     def _places(self, id_: str, now: float) -> dict[str, int]:
         """Return where a reader holds epochs, by stream."""
         reader = self.readers.get(id_)
-        if reader is None or reader.policy != "wait" or not reader.routed:
-            return {}
-        if not self._claims(reader, now):
+        if reader is None or not reader.waits or not self._claims(reader, now):
             return {}
         return {
             s.id: self._wanted_from(reader, s)

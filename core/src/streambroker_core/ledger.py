@@ -65,9 +65,10 @@ class Ledger(Planning):
         for reader in self.readers.values():
             if reader.import_ in routes:
                 policy = routes[reader.import_]
-                if reader.policy == "drop" and policy != "drop":
-                    self._agree(reader)
-                reader.policy = policy
+                if policy != reader.policy:
+                    if reader.drops:
+                        self._agree(reader)
+                    reader.policy, reader.turned = policy, False
                 if not reader.routed:
                     self._resume(reader)
             elif reader.import_ in self._routes:
@@ -82,6 +83,21 @@ class Ledger(Planning):
         for stream in self.streams.values():
             latest = reader.start == "latest"
             reader.resume[stream.id] = stream.next if latest else stream.at_or_after(0)
+
+    def turn(self, now: float) -> list[Reader]:
+        """Let the slowest drop what the log has no room for, one after the other, until it has.
+
+        To be called where the export has waited for as long as its limits allow.
+        """
+        turned = []
+        while holders := self.blocked_by(now):
+            for holder in holders:
+                if holder.bytes == holders[0].bytes:
+                    reader = self.readers[holder.reader]
+                    reader.turned, reader.turns = True, reader.turns + 1
+                    turned.append(reader)
+            self._forget_fronts()
+        return turned
 
     def renew(self, reader: str, until: float) -> None:
         """A sign of life; unknown readers are passed over."""

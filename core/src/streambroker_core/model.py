@@ -140,11 +140,14 @@ class Buffer:
         max_bytes: size of the log in bytes.
         max_age_s: age in seconds after which unclaimed epochs go; None for never.
         grace_s: seconds for which a reader's claims outlive the reader.
+        wait_limit_s: seconds for which the Export waits before its slowest readers drop; None
+            for as long as it takes.
     """
 
     max_bytes: int = GIBIBYTE
     max_age_s: float | None = None
     grace_s: float = TEN_MINUTES_S
+    wait_limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

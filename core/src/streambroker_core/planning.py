@@ -144,6 +144,7 @@ class Planning(Claims):
             if plan.next < stream.next:
                 break
         self._pin(reader, planned)
+        self._turn_back(reader)
         return Answer(
             planned=tuple(planned),
             finished=finished,
@@ -161,7 +162,7 @@ class Planning(Claims):
         Raises:
             DataLossError: epochs of the lost stream may not have been read, under ``wait``.
         """
-        if not gone or reader.policy == "drop" or any(s in ask.positions for s in self.streams):
+        if not gone or reader.drops or any(s in ask.positions for s in self.streams):
             return 0
         epochs = [e for s in self.streams.values() for e in s.epochs.values()]
         first = next((e for e in epochs if not _again(e, ask.last)), None)
@@ -267,13 +268,19 @@ class Planning(Claims):
         for stream in self.streams.values():
             reader.agreed[stream.id] = stream.whole_from()
 
+    def _turn_back(self, reader: Reader) -> None:
+        """Let a reader that was turned hold again, once what it has before it is no danger."""
+        if reader.turned and 2 * self.lag(reader).bytes <= self.limits.max_bytes:
+            self._agree(reader)
+            reader.turned = False
+
     def _plan_stream(
         self, reader: Reader, stream: Stream, ask: Ask, budget: int, *, one: bool
     ) -> tuple[Planned, int]:
         cursor = reader.cursors[stream.id]
         wanted = max(cursor.next, reader.resume.get(stream.id, 0))
         found = stream.at_or_after(wanted)
-        agreed = found if reader.policy == "drop" else reader.agreed.get(stream.id, 0)
+        agreed = found if reader.drops else reader.agreed.get(stream.id, 0)
         agreed = min(max(agreed, wanted), found)
         if agreed < found and not ask.lossy:
             raise DataLossError(

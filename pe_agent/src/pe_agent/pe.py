@@ -338,7 +338,8 @@ class PE:
             properties: what the stream is; values are text, numbers, booleans or lists of one.
             allow_filter: whether importers may filter.
             congestion_policy: ``wait`` or ``drop``.
-            buffer: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m"}``.
+            buffer: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m", "waitLimit":
+                "30s"}``.
             checkpoint: directory of the query's checkpoint.
             trigger: as for ``DataStreamWriter.trigger``, for instance
                 ``{"processingTime": "1 second"}``.

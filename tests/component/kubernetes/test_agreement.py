@@ -117,6 +117,7 @@ EXPORT: dict[str, list[Any]] = {
         *({"maxBytes": size} for size in SIZES),
         *({"maxAge": text} for text in DURATIONS),
         *({"grace": text} for text in DURATIONS),
+        *({"waitLimit": text} for text in DURATIONS),
     ],
     "allowedNamespaces": [
         [],

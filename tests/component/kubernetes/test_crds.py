@@ -195,6 +195,7 @@ LIMITS: dict[str, tuple[str, Mapping[str, Any], str, Any, Any]] = {
     "size as text": ("Export", EXPORT, "buffer", {"maxBytes": "9" * 18}, {"maxBytes": "9" * 19}),
     "age": ("Export", EXPORT, "buffer", {"maxAge": "9" * 12 + "d"}, {"maxAge": "9" * 13 + "d"}),
     "grace": ("Export", EXPORT, "buffer", {"grace": "1m" * 16}, {"grace": "1m" * 17}),
+    "wait": ("Export", EXPORT, "buffer", {"waitLimit": "1m" * 16}, {"waitLimit": "1m" * 17}),
     "namespaces": (
         "Export",
         EXPORT,

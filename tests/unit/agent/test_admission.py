@@ -128,3 +128,49 @@ def test_a_wait_that_nobody_asks_about_any_more_is_over(made: Bench) -> None:
     plan(made, "own", OWN, 1)
     assert made.admit(1) == {"admitted": True}
     assert made.export.waits_for() == []
+
+
+def test_an_export_waits_for_as_long_as_its_limit_says_and_then_the_slowest_drop(
+    made: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    made.limit(max_bytes=10_000)
+    plan(made, "other", OTHER)
+    for batch in range(2):
+        made.publish(batch, rows(9 * batch, 9))
+    made.limit(max_bytes=10, wait_limit=30)
+    for _ in range(30):
+        assert "waiting" in made.admit(2)
+        made.now += 1
+    assert "waiting" not in made.admit(2)
+    assert OTHER in caplog.text
+    assert made.export.waits_for() == []
+    made.commit(2, made.stage(2, rows(18, 9)))
+    figures = made.export.status()["readers"]["other"]
+    assert (figures["policy"], figures["turned"], figures["turns"]) == ("wait", True, 1)
+    made.reopen()
+    made.limit(max_bytes=10, wait_limit=30)
+    assert made.export.ledger.readers["other"].turned
+    assert made.admit(3) == {"admitted": True}
+
+
+def test_a_wait_that_ends_in_time_turns_nobody(made: Bench) -> None:
+    made.limit(max_bytes=10, wait_limit=30)
+    plan(made, "other", OTHER)
+    for batch in range(4):
+        made.publish(batch, rows(9 * batch, 9))
+        for _ in range(29):
+            assert "waiting" in made.admit(batch + 1)
+            made.now += 1
+        plan(made, "other", OTHER, batch + 1)
+    assert made.export.status()["readers"]["other"]["turns"] == 0
+
+
+def test_a_limit_holds_for_a_query_that_waits_at_its_gate_as_well(made: Bench) -> None:
+    made.limit(max_bytes=10, wait_limit=30)
+    plan(made, "other", OTHER)
+    made.publish(0, rows(0, 9))
+    for _ in range(30):
+        assert [h.import_ for h in made.export.waits_for()] == [OTHER]
+        made.now += 1
+    assert made.export.waits_for() == []
+    assert made.admit(1) == {"admitted": True}

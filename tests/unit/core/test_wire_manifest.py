@@ -35,7 +35,7 @@ FULL_EXPORT: dict[str, Any] = {
     "allowFilter": False,
     "congestionPolicy": "drop",
     "schema": [{"name": "price", "type": "DOUBLE"}],
-    "buffer": {"maxBytes": "256Mi", "maxAge": "1h30m", "grace": "30s"},
+    "buffer": {"maxBytes": "256Mi", "maxAge": "1h30m", "grace": "30s", "waitLimit": "45s"},
     "allowedNamespaces": ["lab", "*"],
 }
 FULL_IMPORT: dict[str, Any] = {
@@ -76,6 +76,7 @@ def test_every_field_of_an_export_is_read() -> None:
         5400.0,
         30.0,
     )
+    assert found.buffer.wait_limit_s == 45.0
     assert found.allowed_namespaces == ("*", "lab")
 
 
@@ -101,6 +102,7 @@ def test_what_is_left_out_has_its_default() -> None:
         None,
         600.0,
     )
+    assert export.buffer.wait_limit_s is None
     assert (import_.subscription, import_.streams, import_.filter) == (None, (), None)
     assert (import_.schema, import_.start, import_.on_congestion) == (None, "latest", "inherit")
 

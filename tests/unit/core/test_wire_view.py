@@ -27,7 +27,7 @@ PRICE = [{"name": "price", "type": "double"}]
 
 def full_view() -> View:
     board = board_of(
-        export_of("loop/out", schema=PRICE, buffer={"maxAge": "1h"}),
+        export_of("loop/out", schema=PRICE, buffer={"maxAge": "1h", "waitLimit": "90s"}),
         export_of("loop/named", streamId="s", allowFilter=False),
         import_of("loop/in", filter="price > 1.0", start="earliest"),
         import_of("loop/by-name", streams=[{"applicationName": "a", "streamId": "s"}]),
@@ -49,6 +49,9 @@ def test_a_view_says_after_the_network_what_it_said_before() -> None:
     assert back.point == (10, 10)
     assert back.imports["in"].routes[0].capability == "default/loop/0/in>default/loop/0/out"
     assert back.exports["out"].buffer.max_age_s == 3600.0
+    assert back.exports["out"].buffer.wait_limit_s == 90.0
+    assert back.exports["named"].buffer.wait_limit_s is None
+    assert "waitLimit" not in body["exports"]["named"]["buffer"]
     assert back.imports["refused"].refused[0].reason == "FilterInvalid"
 
 

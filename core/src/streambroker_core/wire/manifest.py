@@ -306,7 +306,7 @@ def _schema(fields: Fields, *, empty: Schema | None) -> Schema | None:
 
 
 def _buffer(fields: Fields) -> Buffer:
-    fields.only(("maxBytes", "maxAge", "grace"))
+    fields.only(("maxBytes", "maxAge", "grace", "waitLimit"))
     usual = Buffer()
     size = usual.max_bytes
     if fields.has("maxBytes"):
@@ -321,6 +321,7 @@ def _buffer(fields: Fields) -> Buffer:
         max_bytes=size,
         max_age_s=_duration(fields, "maxAge"),
         grace_s=usual.grace_s if grace is None else grace,
+        wait_limit_s=_duration(fields, "waitLimit"),
     )
 
 
@@ -401,6 +402,8 @@ def _export_out(export: Export) -> dict[str, Any]:
     }
     if export.buffer.max_age_s is not None:
         buffer["maxAge"] = format_duration(export.buffer.max_age_s)
+    if export.buffer.wait_limit_s is not None:
+        buffer["waitLimit"] = format_duration(export.buffer.wait_limit_s)
     out: dict[str, Any] = {
         "allowFilter": export.allow_filter,
         "congestionPolicy": export.congestion_policy,

@@ -269,11 +269,7 @@ def _export(port: ExportPort) -> dict[str, Any]:
         "generation": port.generation,
         "allowFilter": port.allow_filter,
         "congestionPolicy": port.congestion_policy,
-        "buffer": {
-            "maxBytes": port.buffer.max_bytes,
-            "maxAge": port.buffer.max_age_s,
-            "grace": port.buffer.grace_s,
-        },
+        "buffer": _buffer_out(port.buffer),
         "schema": None if port.schema is None else to_items(port.schema),
         "routes": [
             {
@@ -289,6 +285,17 @@ def _export(port: ExportPort) -> dict[str, Any]:
         body["properties"] = dict(port.properties)
     if port.stream_id is not None:
         body["streamId"] = port.stream_id
+    return body
+
+
+def _buffer_out(buffer: Buffer) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "maxBytes": buffer.max_bytes,
+        "maxAge": buffer.max_age_s,
+        "grace": buffer.grace_s,
+    }
+    if buffer.wait_limit_s is not None:
+        body["waitLimit"] = buffer.wait_limit_s
     return body
 
 
@@ -404,6 +411,7 @@ def _buffer(fields: Fields) -> Buffer:
         max_bytes=fields.integer("maxBytes", usual.max_bytes, low=1, high=_LARGEST),
         max_age_s=_seconds(fields, "maxAge", None),
         grace_s=usual.grace_s if grace is None else grace,
+        wait_limit_s=_seconds(fields, "waitLimit", None),
     )
 
 

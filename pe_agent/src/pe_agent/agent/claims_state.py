@@ -33,6 +33,8 @@ def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
         "cursors": {s: [c.next, c.planned, c.first] for s, c in reader.cursors.items()},
         "given": {s: c.given for s, c in reader.cursors.items()},
         "query": reader.query,
+        "turned": reader.turned,
+        "turns": reader.turns,
         "delivery": asdict(delivery),
     }
 
@@ -56,6 +58,8 @@ def decode_reader(
         agreed=_of(streams, state["agreed"]),
         query=state.get("query"),
         moved=now,
+        turned=state.get("turned", False),
+        turns=state.get("turns", 0),
         cursors={
             s: Cursor(next=next_, planned=None if planned is None else tuple(planned), first=first)
             for s, (next_, planned, first) in _of(streams, state["cursors"]).items()

@@ -70,6 +70,8 @@ def reader_figures(reader: Reader, delivery: Delivery, now: float) -> dict[str, 
     return {
         "import": reader.import_,
         "policy": reader.policy,
+        "turned": reader.turned,
+        "turns": reader.turns,
         "routed": reader.routed,
         "alive": now <= reader.until,
         "positions": {s: c.next for s, c in reader.cursors.items()},

@@ -187,6 +187,7 @@ class Hosts:
             max_bytes=export.buffer.max_bytes,
             max_age=export.buffer.max_age_s,
             grace=export.buffer.grace_s,
+            wait_limit=export.buffer.wait_limit_s,
         )
         hosted.set_limits(limits)
         hosted.set_routes({str(r.import_): r.policy for r in export.routes})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from pe_agent.agent.export_state import ExportState
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Holder
+
+log = logging.getLogger("pe_agent")
 
 SELF_WAIT_SECONDS = 60.0
 """For so long readers of the publisher's own job may stand still while it waits for them."""
@@ -27,7 +31,25 @@ class WaitingSide(ExportState):
     def _holders(self, now: float) -> list[Holder]:
         holders = self.ledger.blocked_by(now)
         self.waits.asked(now, [h.reader for h in holders])
-        return holders
+        limit, since = self.ledger.limits.wait_limit, self.waits.since(now)
+        if limit is None or since is None or now - since < limit:
+            return holders
+        self._turn(now)
+        self.waits.asked(now, ())
+        return []
+
+    def _turn(self, now: float) -> None:
+        """Let the slowest readers drop: the export has waited for them for long enough."""
+        for reader in self.ledger.turn(now):
+            self._save_reader(reader.id)
+            log.warning(
+                "export %s has waited for %s for as long as buffer.waitLimit allows: reader %s"
+                " drops until it has caught up",
+                self.key,
+                reader.import_,
+                reader.id,
+            )
+        self._sweep()
 
     def _wait_for(self, query: str, now: float) -> list[Holder]:
         """Return whom a query has to wait for before it may stage rows.
