@@ -88,6 +88,8 @@ class Publisher:
         aborted: run and batch that were aborted last; what they staged is of no use.
         gaps: how many batch ids were left out between two that were published; a query whose
             checkpoint is whole leaves none out.
+        ended: the stream and number that the next epoch would have had when the publisher said that
+            there will be none; None if it did not. An epoch published after all takes it back.
         renewals: how often the lease was renewed; lets a waiting query see that it is alive.
     """
 
@@ -102,6 +104,7 @@ class Publisher:
     earlier: dict[str, Published] = field(default_factory=dict)
     aborted: tuple[str, int] | None = None
     gaps: int = 0
+    ended: tuple[str, int] | None = None
 
     @property
     def run(self) -> str | None:
@@ -209,6 +212,24 @@ class Publisher:
         """The publishing query ended in order; another may take over at once."""
         if query == self.query:
             self.until = now
+
+    def finish(self, query: str | None, run: str | None, end: tuple[str, int]) -> None:
+        """Take note that nothing will follow after ``end``, a stream and its next number.
+
+        Args:
+            query: who says so; None for whoever published last.
+            run: its run, if known.
+            end: where it ends.
+
+        Raises:
+            PublisherInUseError: another query publishes.
+            FencedError: the run was replaced.
+        """
+        if query is not None and self.query is not None and query != self.query:
+            raise PublisherInUseError(self.export, self.query)
+        if run is not None:
+            self.check_run(run)
+        self.ended = end
 
     def publish(
         self, *, query: str, run: str, batch: int, rows: int, schema: str | None, now: float

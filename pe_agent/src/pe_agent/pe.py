@@ -383,6 +383,7 @@ class PE:
         if query_name is not None:
             writer = writer.queryName(query_name)
         query = writer.start()
+        self.exports[port] = ExportPort(self, port, query=query)
         self._queries.add(port, query, sources)
         return query
 

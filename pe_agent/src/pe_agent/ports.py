@@ -17,6 +17,8 @@ from streambroker_core.matching import canonical_filter
 from streambroker_core.properties import normalise
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
     from pe_agent.pe import PE
 
 log = logging.getLogger("pe_agent")
@@ -26,6 +28,12 @@ class NotAppliedError(StreambrokerError):
     """A change is accepted and durable, but was not seen applied in time."""
 
     code = "NotApplied"
+
+
+class QueryActiveError(StreambrokerError):
+    """What can be said only of a query that has ended was said of one that runs."""
+
+    code = "QueryActive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +259,41 @@ class ImportPort(_Port):
 
 
 class ExportPort(_Port):
-    """One export of the PE, while its query runs."""
+    """One export of the PE, while its query runs.
+
+    Args:
+        pe: whose port it is.
+        name: of the port.
+        until: when the broker is asked no more (monotonic); no end by default.
+        query: what publishes there, if it was started here.
+    """
 
     kind = "export"
+
+    def __init__(
+        self, pe: PE, name: str, *, until: float = math.inf, query: StreamingQuery | None = None
+    ) -> None:
+        super().__init__(pe, name, until=until)
+        self._query = query
+        self._ids = (None, None) if query is None else (str(query.id), str(query.runId))
+
+    def finish(self) -> None:
+        """Say that nothing more will come: importers that wait for the end are told.
+
+        It outlives the program and its agent. Rows published later take it back.
+
+        Raises:
+            QueryActiveError: the query still runs; stop it first.
+            AgentRefusedError: code PublisherInUse or Fenced, another query or run publishes here.
+            AgentUnreachableError: the agent does not answer.
+        """
+        if _is_active(self._query):
+            raise QueryActiveError(
+                f"the query that publishes to {self.name} is active: stop it, or wait for its end"
+                " (awaitTermination), then finish."
+            )
+        query, run = self._ids
+        self._pe.agent.call("publisher.finish", export=self.name, query=query, run=run)
 
     @property
     def properties(self) -> dict[str, Any] | None:
@@ -289,6 +329,13 @@ class ExportPort(_Port):
         if known is not None and known["generation"] >= generation:
             return {"routes": known["routes"]}
         return None
+
+
+def _is_active(query: StreamingQuery | None) -> bool:
+    try:
+        return query is not None and bool(query.isActive)
+    except Exception:
+        return False  # the session has ended, and its queries with it
 
 
 def names(streams: Sequence[Mapping[str, str | None]] | None) -> list[dict[str, str]]:

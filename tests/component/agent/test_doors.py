@@ -81,9 +81,8 @@ def test_a_missing_capability_opens_nothing(agents: Pair) -> None:
         {"key": bytes(1)},
         {"reader_import": "default/thief/0/trades"},
         {"export": "default/feed/0/closed"},
-        {"expires": 1000},
     ],
-    ids=["forged", "guessed", "foreign import", "foreign export", "expired"],
+    ids=["forged", "guessed", "foreign import", "foreign export"],
 )
 def test_a_capability_that_is_not_for_this_opens_nothing(
     agents: Pair, changes: dict[str, Any]

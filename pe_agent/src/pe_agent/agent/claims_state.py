@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_PUBLISHER = "INSERT OR REPLACE INTO publishers VALUES (?, ?)"
+
 
 def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
     """Return a reader's claims and counts."""
@@ -79,8 +81,17 @@ def _of(streams: Collection[str], values: Mapping[str, T]) -> dict[str, T]:
     return {stream: value for stream, value in values.items() if stream in streams}
 
 
-def save_publisher(publisher: Publisher, store: Store, *, free: bool = False) -> None:
-    """Write who publishes, its runs and its last batch; ``free`` if it has given up its lease."""
+def save_publisher(
+    publisher: Publisher, store: Store, *, free: bool = False, durable: bool = False
+) -> None:
+    """Write who publishes, its runs and its last batch.
+
+    Args:
+        publisher: of one export.
+        store: the agent's.
+        free: it has given up its lease.
+        durable: survive a power cut, too.
+    """
     state = {
         "query": publisher.query,
         "schema": publisher.schema,
@@ -90,10 +101,14 @@ def save_publisher(publisher: Publisher, store: Store, *, free: bool = False) ->
         "free": free,
         "aborted": publisher.aborted,
         "gaps": publisher.gaps,
+        "ended": publisher.ended,
     }
-    store.write(
-        "INSERT OR REPLACE INTO publishers VALUES (?, ?)", publisher.export, json.dumps(state)
-    )
+    row = (publisher.export, json.dumps(state))
+    if durable:
+        with store.transaction(durable=True) as db:
+            db.execute(_PUBLISHER, row)
+    else:
+        store.write(_PUBLISHER, *row)
 
 
 def restore_publisher(
@@ -111,6 +126,8 @@ def restore_publisher(
         publisher.earlier = {q: Published(**last) for q, last in state["earlier"].items()}
         publisher.until = now if state["free"] else now + LEASE
         publisher.gaps = state.get("gaps", 0)
+        if state.get("ended"):
+            publisher.ended = (state["ended"][0], state["ended"][1])
         if state.get("aborted"):
             publisher.aborted = (state["aborted"][0], state["aborted"][1])
         if state["last"] is not None:

@@ -74,6 +74,16 @@ class ExportState:
         with self._lock:
             return {s.id: s.next for s in self.ledger.streams.values()}
 
+    def ended(self) -> bool:
+        """Whether the publisher has said that nothing will follow, and nothing has."""
+        with self._lock:
+            return self.publisher.ended == self._end()
+
+    def _end(self) -> tuple[str, int]:
+        """Return the last stream that ever had an epoch, and what its next number is."""
+        streams = [s for s in self.ledger.streams.values() if s.next]
+        return (streams[-1].id, streams[-1].next) if streams else ("", 0)
+
     def _sweep(self) -> None:
         for name, epochs in self.ledger.sweep(self._clock()).items():
             self.streams[name].remove(epochs)

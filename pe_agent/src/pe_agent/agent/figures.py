@@ -41,6 +41,7 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
             "batch": publisher.last.batch if publisher.last else None,
             "gaps": publisher.gaps,
         },
+        "ended": export.ended(),
         "held": ledger.held_bytes(now),
         "limit": ledger.limits.max_bytes,
         "waiting_for": [h.import_ for h in ledger.blocked_by(now)],

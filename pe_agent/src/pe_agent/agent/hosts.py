@@ -243,6 +243,7 @@ class Hosts:
             "publisher.abort": self._abort,
             "publisher.renew": self._renew_publisher,
             "publisher.renounce": self._renounce,
+            "publisher.finish": self._finish,
             "reader.next": self.imports.next,
             "reader.slices": self.imports.slices,
             "reader.renew": lambda b: {
@@ -300,6 +301,10 @@ class Hosts:
 
     def _renounce(self, body: dict[str, Any]) -> dict[str, Any]:
         self.export(body["export"]).renounce(body["query"])
+        return {}
+
+    def _finish(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.export(body["export"]).finish(query=body.get("query"), run=body.get("run"))
         return {}
 
     def _leave(self, body: dict[str, Any]) -> dict[str, Any]:

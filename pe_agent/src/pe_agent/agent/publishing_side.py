@@ -372,6 +372,18 @@ class PublishingSide(WaitingSide, SpreadSide):
                 save_publisher(self.publisher, self._store)
             self._sweep_stages()
 
+    def finish(self, *, query: str | None, run: str | None) -> None:
+        """Tell the readers that nothing will follow; a later epoch takes it back.
+
+        Raises:
+            PublisherInUseError, FencedError: see core.publishing.
+        """
+        with self._lock:
+            self.publisher.finish(query, run, self._end())
+            free = self._clock() >= self.publisher.until
+            save_publisher(self.publisher, self._store, free=free, durable=True)
+        self._notify()
+
     def renew_publisher(self, query: str) -> None:
         """The publishing driver lives."""
         with self._lock:

@@ -223,16 +223,14 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 e: self._head(e, ask, min(MAX_LEASE, float(body["lease"])))
                 for e, ask in body["exports"].items()
             }
-            moved = any(
-                told.get("heads") != body["exports"][e]["heads"] for e, told in exports.items()
-            )
+            moved = any(_differs(body["exports"][e], told) for e, told in exports.items())
             left = deadline - time.monotonic()
             if moved or left <= 0 or not news.wait(seen, left, keys):
                 return {"exports": exports}
 
     def _head(self, export: str, ask: dict[str, Any], lease: float) -> dict[str, Any]:
         """Renew the readers, whether their route is there or not; heads are for routed imports."""
-        heads, refused = None, ""
+        heads, ended, refused = None, False, ""
         for import_, of in ask["imports"].items():
             try:
                 hosted = self._hosts.export(export)
@@ -242,9 +240,12 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                     asked = {"export": export, "import": import_, "capability": of["capability"]}
                     self._hosts.peer(asked)
                     heads = hosted.heads()
+                    ended = hosted.ended()
             except StreambrokerError as error:
                 refused = str(error)
-        return {"error": refused} if refused and heads is None else {"heads": heads}
+        if heads is None:
+            return {"error": refused} if refused else {"heads": None}
+        return {"heads": heads, "ended": ended}
 
     def _leave(self, body: dict[str, Any]) -> dict[str, Any]:
         export = self._hosts.export(str(body["export"]))
@@ -262,6 +263,13 @@ def _json(data: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BodyInvalidError("the request is not a JSON object")
     return body
+
+
+def _differs(asked: dict[str, Any], told: dict[str, Any]) -> bool:
+    """Whether there is news for a caller; one that does not say ``ended`` does not want to know."""
+    if told.get("heads") != asked["heads"]:
+        return True
+    return "ended" in asked and told.get("ended", False) != bool(asked["ended"])
 
 
 def _ask(body: dict[str, Any], policy: str) -> Ask:

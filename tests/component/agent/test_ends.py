@@ -1,0 +1,86 @@
+"""Waits that would never end, and streams that do: between real agents."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pe_agent.client import AgentClient
+from support.agents import Pair, Publishing, Reading, error_code, pair, rows
+
+PORTS = ("full", "ending", "reopened")
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    yield from pair(
+        tmp_path_factory.mktemp("ends"),
+        ports=PORTS,
+        only={"full": {"max_bytes": 10, "start": "earliest"}},
+    )
+
+
+def watch(agents: Pair, port: str, seen: dict[str, Any], wait: float) -> dict[str, Any]:
+    """Ask the exporter for news of a port, as the importer's agent would."""
+    route = agents.importer.client.call("view")["view"]["imports"][port]["routes"][0]
+    imports = {f"{agents.importer.pe}/{port}": {"capability": route["capability"], "readers": []}}
+    asked = {route["export"]: {**seen, "imports": imports}}
+    client = AgentClient(agents.exporter.location)
+    answer = client.call("peer.watch", exports=asked, wait=wait, lease=5.0, timeout=wait + 20)
+    told: dict[str, Any] = answer["exports"][route["export"]]
+    return told
+
+
+def finish(agents: Pair, port: str) -> None:
+    agents.exporter.client.call("publisher.finish", export=port, query="query-1", run="run-1")
+
+
+def test_a_query_that_reads_what_it_publishes_is_refused_when_it_would_wait(agents: Pair) -> None:
+    publisher, reader = Publishing(agents.exporter, port="full"), Reading(agents.importer, "full")
+    publisher.publish(0, rows(0, 3))
+    (ticket,) = reader.slices(None, reader.end(None))
+    assert "waiting" in publisher.admit(1)
+    reader.batches({**ticket, "query": "query-2"})
+    assert "waiting" in publisher.admit(1)
+    reader.batches({**ticket, "query": publisher.query})
+    assert error_code(publisher.admit, 1) == "SelfWait"
+    reader.batches(ticket)
+    assert error_code(publisher.admit, 1) == "SelfWait"
+
+
+def test_an_end_is_news_for_those_who_want_to_know_it(agents: Pair) -> None:
+    Publishing(agents.exporter, port="ending").publish(0, rows(0, 3))
+    told = watch(agents, "ending", {"heads": None}, 0)
+    assert told["ended"] is False
+    answers: list[dict[str, Any]] = []
+    asking = threading.Thread(target=lambda: answers.append(watch(agents, "ending", told, 10.0)))
+    began = time.monotonic()
+    asking.start()
+    finish(agents, "ending")
+    asking.join(20)
+    assert answers == [{"heads": told["heads"], "ended": True}]
+    assert time.monotonic() - began < 9
+    began = time.monotonic()
+    watch(agents, "ending", {"heads": told["heads"]}, 0.3)
+    assert time.monotonic() - began >= 0.3
+    agents.exporter.restart()
+    assert watch(agents, "ending", {"heads": None}, 0) == answers[0]
+
+
+def test_an_end_is_taken_back_by_the_next_epoch(agents: Pair) -> None:
+    publisher = Publishing(agents.exporter, port="reopened")
+    publisher.publish(0, rows(0, 3))
+    finish(agents, "reopened")
+    assert agents.exporter.export_status("reopened")["ended"]
+    publisher.publish(0, rows(0, 3))
+    assert watch(agents, "reopened", {"heads": None}, 0)["ended"]
+    publisher.publish(1, rows(3, 3))
+    told = watch(agents, "reopened", {"heads": None}, 0)
+    assert (told["ended"], list(told["heads"].values())) == (False, [2])
+    fenced = {"export": "reopened", "query": "query-2", "run": "run-1"}
+    call = agents.exporter.client.call
+    assert error_code(call, "publisher.finish", **fenced) == "PublisherInUse"
