@@ -12,7 +12,7 @@ differences count. Nothing here does I/O: the caller performs what is returned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from streambroker_core.claims import Cursor, Holder, Lag, Limits, Reader
 from streambroker_core.epochs import Epoch, Stream
@@ -25,6 +25,9 @@ from streambroker_core.planning import (
     Planning,
     ReadersExceededError,
 )
+
+CUT = 10_000
+"""How many imports are remembered whose route was cut."""
 
 
 class Ledger(Planning):
@@ -73,9 +76,22 @@ class Ledger(Planning):
                     self._resume(reader)
             elif reader.import_ in self._routes:
                 reader.routed = False
-        self._cut = (self._cut | set(self._routes)) - set(routes)
+        self.restore_cut(self._routes)
+        self._cut = {import_: None for import_ in self._cut if import_ not in routes}
         self._routes = dict(routes)
         self._forget_fronts()
+
+    @property
+    def cut(self) -> list[str]:
+        """The imports that had a route and have none, those that lost it last at the end."""
+        return list(self._cut)
+
+    def restore_cut(self, imports: Iterable[str]) -> None:
+        """Take imports for cut until a route table has them; of too many the first go."""
+        for import_ in imports:
+            self._cut[import_] = None
+        while len(self._cut) > CUT:
+            del self._cut[next(iter(self._cut))]
 
     def _resume(self, reader: Reader) -> None:
         reader.routed = True
@@ -115,6 +131,7 @@ class Ledger(Planning):
 
 
 __all__ = [
+    "CUT",
     "READERS",
     "Answer",
     "Ask",

@@ -102,7 +102,7 @@ class Planning(Claims):
         super().__init__(limits)
         self.forgotten: set[str] = set()
         self.evicted: list[str] = []
-        self._cut: set[str] = set()
+        self._cut: dict[str, None] = {}
         self._routes: dict[str, str] = {}
 
     def plan(self, ask: Ask, now: float) -> Answer:

@@ -16,7 +16,7 @@ from pe_agent.agent.exports import NotAdmittedError, StageMissingError, steady_c
 from pe_agent.agent.store import Store
 from pe_agent.log.errors import LogCorrupt
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger import DataLossError
+from streambroker_core.ledger import DataLossError, NotRoutedError
 from streambroker_core.publishing import LEASE, BatchDiffersError
 from support.exports import DDL, Bench, bench, rows
 
@@ -467,3 +467,17 @@ def test_a_plan_of_which_epochs_are_gone_is_cut_without_them(cramped: Bench) -> 
         made.stream: [3],
         "other": [],
     }
+
+
+def test_an_agent_that_starts_again_remembers_which_imports_were_cut(made: Bench) -> None:
+    made.route("wait")
+    made.publish(0, rows(0, 3))
+    made.export.set_routes({})
+    for _ in range(2):
+        made.reopen()
+        assert not made.plan().routed
+        with pytest.raises(NotRoutedError):
+            made.replan({made.stream: (0, 1)}, reader="another")
+    made.route("wait")
+    made.reopen()
+    assert made.plan(reader="third").routed

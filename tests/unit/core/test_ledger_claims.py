@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streambroker_core.ledger import (
+    CUT,
     READERS,
     DataLossError,
     Lag,
@@ -454,3 +455,12 @@ def test_a_drop_reader_keeps_its_place_while_it_lives_or_has_planned() -> None:
         made.plan(ask(reader="late", policy="drop"), 7)
     made.plan(ask(reader="late", policy="drop"), 12)
     assert made.evicted == ["r7"]
+
+
+def test_of_too_many_cut_imports_those_that_were_cut_first_are_forgotten() -> None:
+    made = ledger()
+    made.restore_cut(f"import{n}" for n in range(CUT))
+    made.set_routes({})
+    assert (len(made.cut), made.cut[0], made.cut[-1]) == (CUT, "import1", IMPORT)
+    made.set_routes({"import5": "wait"})
+    assert "import5" not in made.cut

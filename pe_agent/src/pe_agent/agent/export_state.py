@@ -68,6 +68,7 @@ class ExportState:
         """Held around a publish as a whole, also while fellows are called; taken first."""
         self._noting = threading.Lock()
         """Held while levels for fellows are noted: an older one must not replace a newer one."""
+        self.ledger.restore_cut(json.loads(store.get(f"cut/{key}") or "[]"))
 
     def heads(self) -> dict[str, int]:
         """Return the number the next epoch of each stream gets."""
@@ -113,6 +114,10 @@ class ExportState:
         self._store.write(
             "INSERT OR REPLACE INTO readers VALUES (?, ?, ?)", self.key, id_, json.dumps(state)
         )
+
+    def _save_cut(self) -> None:
+        """Keep which imports lost their route: a capability of theirs must not open it again."""
+        self._store.set(f"cut/{self.key}", json.dumps(self.ledger.cut))
 
     def close(self) -> None:
         """Close the logs."""

@@ -99,7 +99,10 @@ class HostedExport(PublishingSide, ReadingSide, SpreadSide):
         """Take this export's part of the agent's own view: policy by import."""
         with self._lock:
             before = {r.id: (r.policy, r.routed) for r in self.ledger.readers.values()}
+            cut = self.ledger.cut
             self.ledger.set_routes(policies)
+            if self.ledger.cut != cut:
+                self._save_cut()
             for reader in self.ledger.readers.values():
                 if before[reader.id] != (reader.policy, reader.routed):
                     self._save_reader(reader.id)
