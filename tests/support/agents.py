@@ -205,6 +205,7 @@ class Plumbing:
     ports: Sequence[str] = ("trades",)
     on_congestion: OnCongestion = "inherit"
     connected: bool = True
+    revoked: tuple[str, ...] = ()
     only: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def at(self, port: str) -> Plumbing:
@@ -230,6 +231,7 @@ def export_view(exporter: AgentProcess, importer_pe: str, plumbing: Plumbing) ->
             congestion_policy=how.policy,
             buffer=Buffer(max_bytes=how.max_bytes, grace_s=how.grace),
             routes=(route,) if how.connected else (),
+            revoked=how.revoked,
         )
     return View(pe=PeKey.parse(exporter.pe), exports=ports)
 

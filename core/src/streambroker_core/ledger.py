@@ -24,6 +24,7 @@ from streambroker_core.planning import (
     NotRoutedError,
     Planning,
     ReadersExceededError,
+    RevokedError,
 )
 
 CUT = 10_000
@@ -59,13 +60,18 @@ class Ledger(Planning):
 
     # -- routes and leases -------------------------------------------------------------------
 
-    def set_routes(self, routes: Mapping[str, str]) -> None:
+    def set_routes(self, routes: Mapping[str, str], revoked: Iterable[str] = ()) -> None:
         """Take the exporter's own route table: policy (``wait`` or ``drop``) by import.
 
         A reader whose import left the table claims only its plan. One whose import came back
-        goes on where its ``start`` policy says, counted from now.
+        goes on where its ``start`` policy says, counted from now. One that is revoked, itself or
+        its job or namespace, claims nothing.
         """
+        self._revoked = frozenset(revoked)
+        routes = {i: policy for i, policy in routes.items() if self._revoked_by(i) is None}
         for reader in self.readers.values():
+            if self._revoked_by(reader.import_) is not None:
+                self._take_away(reader)
             if reader.import_ in routes:
                 policy = routes[reader.import_]
                 if policy != reader.policy:
@@ -92,6 +98,11 @@ class Ledger(Planning):
             self._cut[import_] = None
         while len(self._cut) > CUT:
             del self._cut[next(iter(self._cut))]
+
+    def _take_away(self, reader: Reader) -> None:
+        reader.routed = False
+        for cursor in reader.cursors.values():
+            cursor.planned, cursor.given = None, 0
 
     def _resume(self, reader: Reader) -> None:
         reader.routed = True
@@ -145,5 +156,6 @@ __all__ = [
     "NotRoutedError",
     "Reader",
     "ReadersExceededError",
+    "RevokedError",
     "Stream",
 ]

@@ -165,6 +165,8 @@ class Export:
         properties: normalised, as `streambroker_core.properties.normalise` returns them.
         schema: columns, or None while nobody has declared them.
         allowed_namespaces: other namespaces that may import it, or ``*``.
+        revoked: who may read it no more, not even what they have planned: ``namespace`` or
+            ``namespace/job``.
     """
 
     key: PortKey
@@ -180,6 +182,7 @@ class Export:
     schema: Schema | None = None
     buffer: Buffer = Buffer()
     allowed_namespaces: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,12 @@ class NotRoutedError(StreambrokerError):
     code = "NotRouted"
 
 
+class RevokedError(StreambrokerError):
+    """The export has revoked the import: it reads nothing more, not even what was planned."""
+
+    code = "Revoked"
+
+
 class ReadersExceededError(StreambrokerError):
     """All places are taken by readers that live, or have claims; the new one got none."""
 
@@ -104,6 +110,7 @@ class Planning(Claims):
         self.evicted: list[str] = []
         self._cut: dict[str, None] = {}
         self._routes: dict[str, str] = {}
+        self._revoked: frozenset[str] = frozenset()
 
     def plan(self, ask: Ask, now: float) -> Answer:
         """Acknowledge the reader's position and pin its next epochs.
@@ -112,9 +119,29 @@ class Planning(Claims):
             DataLossError: the reader's next epochs are gone, its policy is ``wait``, and it is not
                 lossy.
             ReadersExceededError: it is new, and there are too many.
+            RevokedError: its import is revoked.
         """
+        self.check_revoked(ask.import_)
         with self._moving(ask.reader, now):
             return self._plan(ask, now)
+
+    def check_revoked(self, import_: str) -> None:
+        """Refuse an import that is to read no more.
+
+        Raises:
+            RevokedError: the export has revoked it, its job or its namespace.
+        """
+        named = self._revoked_by(import_)
+        if named is not None:
+            raise RevokedError(
+                f"the export has revoked {named}: {import_} reads nothing of it any more, and what"
+                " it had planned is not kept. Its owner can take that back (field revoked)."
+            )
+
+    def _revoked_by(self, import_: str) -> str | None:
+        parts = import_.split("/")
+        names = ("/".join(parts[:n]) for n in range(1, len(parts) + 1))
+        return next((name for name in names if name in self._revoked), None)
 
     def _plan(self, ask: Ask, now: float) -> Answer:
         reader = self._reader(ask, now)
@@ -333,7 +360,9 @@ class Planning(Claims):
                 asks :meth:`missing` and leaves those epochs out.
             NotRoutedError: its route is cut, and the plan is not one that it was given before.
             ReadersExceededError: it is not known (any more), and there are too many.
+            RevokedError: its import is revoked.
         """
+        self.check_revoked(ask.import_)
         self._check_given(ask, ranges)
         for name, gone in self.missing(ranges).items() if not ask.lossy else ():
             raise DataLossError(

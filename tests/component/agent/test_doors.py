@@ -25,7 +25,7 @@ from support.agents import (
 )
 from support.waiting import until
 
-PORTS = ("trades", "closed", "planned", "sessions", "moving", "cut", "later")
+PORTS = ("trades", "closed", "planned", "sessions", "moving", "cut", "later", "revoked")
 
 
 @pytest.fixture(scope="module")
@@ -399,3 +399,17 @@ def test_a_lossy_plan_tells_what_is_gone_and_another_one_stops(agents: Pair) -> 
     assert told["gone"] == {"lost": [[3, 5, None]]}
     assert [list(epochs) for epochs in told["blocks"].values()] == [[], ["0"]]
     assert error_code(lambda: replan(agents, ticket, 0, 0, ranges=ranges)) == "DataLoss"
+
+
+def test_a_revoked_import_reads_nothing_more_not_even_what_it_has_planned(agents: Pair) -> None:
+    Publishing(agents.exporter, port="revoked").publish(0, rows(0, 3))
+    reader = Reading(agents.importer, port="revoked")
+    (ticket,) = reader.slices(None, reader.end(None))
+    assert reader.batches(ticket)
+    agents.exporter.kill()
+    agents.plumb(only={**agents.how.only, "revoked": {"revoked": ("default/alerts",)}})
+    agents.exporter.start()
+    assert error_code(lambda: reader.batches(ticket)) == "Revoked"
+    assert error_code(lambda: replan(agents, ticket, 0, 1)) == "Revoked"
+    token = signed(agents, "revoked")
+    assert error_code(lambda: plan(agents, token, "revoked")) == "Revoked"

@@ -134,6 +134,26 @@ EXPORT: dict[str, list[Any]] = {
         "lab",
         ["n" * 64],
     ],
+    "revoked": [
+        [],
+        None,
+        ["lab"],
+        ["lab/alerts"],
+        ["lab", "lab/alerts"],
+        ["lab", "lab"],
+        ["lab/alerts/0"],
+        ["lab/"],
+        ["/alerts"],
+        ["*"],
+        ["lab/*"],
+        ["Lab/alerts"],
+        [""],
+        [5],
+        "lab",
+        ["n" * 63 + "/" + "j" * 63],
+        ["n" * 64],
+        ["n/" + "j" * 64],
+    ],
 }
 TEXTS: list[Any] = ["", " ", "\t\n", "a == 1", "a == 1 && b == 2", 5, [], None, None]
 IMPORT: dict[str, list[Any]] = {

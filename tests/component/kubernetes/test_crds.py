@@ -204,6 +204,20 @@ LIMITS: dict[str, tuple[str, Mapping[str, Any], str, Any, Any]] = {
         [f"n{number}" for number in range(65)],
     ),
     "namespace": ("Export", EXPORT, "allowedNamespaces", ["n" * 63], ["n" * 64]),
+    "revoked": (
+        "Export",
+        EXPORT,
+        "revoked",
+        [f"n{number}" for number in range(64)],
+        [f"n{number}" for number in range(65)],
+    ),
+    "revoked job": (
+        "Export",
+        EXPORT,
+        "revoked",
+        [f"{'n' * 63}/{'j' * 63}"],
+        [f"{'n' * 63}/{'j' * 64}"],
+    ),
     "streams": (
         "Import",
         IMPORT,

@@ -74,6 +74,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "SchemaMismatch",
     ),
     ("the export has not said its columns", {}, {"schema": PRICE}, "Match"),
+    ("the job is revoked", {"revoked": ["default/alerts"]}, {}, "Revoked"),
+    ("the namespace is revoked", {"revoked": ["default"]}, {}, "Revoked"),
+    ("another job is revoked", {"revoked": ["default/alert", "lab", "lab/alerts"]}, {}, "Match"),
 ]
 
 

@@ -37,6 +37,7 @@ FULL_EXPORT: dict[str, Any] = {
     "schema": [{"name": "price", "type": "DOUBLE"}],
     "buffer": {"maxBytes": "256Mi", "maxAge": "1h30m", "grace": "30s", "waitLimit": "45s"},
     "allowedNamespaces": ["lab", "*"],
+    "revoked": ["lab/alerts", "lab"],
 }
 FULL_IMPORT: dict[str, Any] = {
     "job": "alerts",
@@ -78,6 +79,7 @@ def test_every_field_of_an_export_is_read() -> None:
     )
     assert found.buffer.wait_limit_s == 45.0
     assert found.allowed_namespaces == ("*", "lab")
+    assert found.revoked == ("lab", "lab/alerts")
 
 
 def test_every_field_of_an_import_is_read() -> None:
@@ -188,6 +190,12 @@ IMPORT = {"job": "j", "port": "p"}
         ("Export", {"allowedNamespaces": ["A B"]}, "spec.allowedNamespaces"),
         ("Export", {"allowedNamespaces": [1]}, "spec.allowedNamespaces"),
         ("Export", {"allowedNamespaces": ["lab", "lab"]}, "spec.allowedNamespaces"),
+        ("Export", {"revoked": "lab"}, "spec.revoked"),
+        ("Export", {"revoked": ["lab/alerts/0"]}, "spec.revoked"),
+        ("Export", {"revoked": [1]}, "spec.revoked"),
+        ("Export", {"revoked": ["lab", "lab"]}, "spec.revoked"),
+        ("Export", {"revoked": [f"n{n}" for n in range(65)]}, "spec.revoked"),
+        ("Export", {"buffer": {"waitLimit": 30}}, "spec.buffer.waitLimit"),
         ("Export", {"subscription": "x"}, "spec.subscription"),
         ("Import", {"subscription": 5}, "spec.subscription"),
         ("Import", {"subscription": "x", "streams": [{"streamId": "s"}]}, "spec.streams"),

@@ -133,6 +133,7 @@ def _export_port(export: Export) -> ExportPort:
         congestion_policy=export.congestion_policy,
         buffer=export.buffer,
         schema=export.schema,
+        revoked=export.revoked,
     )
 
 

@@ -14,7 +14,7 @@ from streambroker_core.explain.nearness import Nearness
 from streambroker_core.explain.words import needs, shown
 from streambroker_core.expression import Expression, Finding, Miss
 from streambroker_core.expression.explain import explain_tree
-from streambroker_core.matching import admits, filter_problem, parsed
+from streambroker_core.matching import admits, filter_problem, parsed, revokes
 from streambroker_core.model import Export, Import, PortKey, Properties, StreamName
 from streambroker_core.schema import covers
 
@@ -103,6 +103,7 @@ def explain_pair(
             *taken,
             *_audience(export, import_),
             *interest.obstacles,
+            *_revoked(export, import_),
             *_filter(export, import_),
             *_columns(export, import_),
         ),
@@ -213,6 +214,12 @@ def _listed(parts: list[str], between: str) -> str:
     left = len(distinct) - _SHOWN
     shown_ = distinct[:_SHOWN] + ([f"{left} more"] if left > 0 else [])
     return between.join(shown_)
+
+
+def _revoked(export: Export, import_: Import) -> Iterator[Obstacle]:
+    named = revokes(export, import_.key)
+    if named is not None:
+        yield Obstacle(reason="Revoked", message=f"has revoked {named}")
 
 
 def _filter(export: Export, import_: Import) -> Iterator[Obstacle]:

@@ -20,6 +20,7 @@ from streambroker_core.matching.decide import (
     match,
     parsed,
     policy_of,
+    revokes,
 )
 from streambroker_core.matching.index import IndexMatcher
 from streambroker_core.matching.scan import Figures, Matcher, ScanMatcher
@@ -43,4 +44,5 @@ __all__ = [
     "match",
     "parsed",
     "policy_of",
+    "revokes",
 ]

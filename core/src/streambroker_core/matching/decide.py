@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, get_args
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import Expression, check_filter, parse
-from streambroker_core.model import Export, Import, Policy, Properties
+from streambroker_core.model import Export, Import, PeKey, Policy, PortKey, Properties
 from streambroker_core.schema import Schema, covers
 
 Reason: TypeAlias = Literal[
@@ -26,12 +26,15 @@ Reason: TypeAlias = Literal[
     "SubscriptionInvalid",
     "SubscriptionFalse",
     "SubscriptionUnknown",
+    "Revoked",
     "FilterForbidden",
     "FilterInvalid",
     "SchemaMismatch",
 ]
 
-NEAR: frozenset[Reason] = frozenset({"FilterForbidden", "FilterInvalid", "SchemaMismatch"})
+NEAR: frozenset[Reason] = frozenset(
+    {"Revoked", "FilterForbidden", "FilterInvalid", "SchemaMismatch"}
+)
 """Refusals of pairs that want each other; users get to see these unasked."""
 
 _TREES = 2_048
@@ -77,7 +80,12 @@ def match(export: Export, import_: Import) -> Outcome:
 
 def connect(export: Export, import_: Import) -> Outcome:
     """Decide how a pair is connected that may see and wants each other."""
-    return _filter(export, import_) or _columns(export, import_) or _connected(export, import_)
+    return (
+        _revoked(export, import_)
+        or _filter(export, import_)
+        or _columns(export, import_)
+        or _connected(export, import_)
+    )
 
 
 def in_reach(export: Export, import_: Import) -> bool:
@@ -92,6 +100,14 @@ def admits(export: Export, namespace: str) -> bool:
     if namespace == export.key.namespace:
         return True
     return namespace in export.allowed_namespaces or "*" in export.allowed_namespaces
+
+
+def revokes(export: Export, job: PeKey | PortKey) -> str | None:
+    """Return what an Export has revoked that a job falls under, None if it may read."""
+    for named in (job.namespace, f"{job.namespace}/{job.job}"):
+        if named in export.revoked:
+            return named
+    return None
 
 
 def _connected(export: Export, import_: Import) -> Match:
@@ -233,6 +249,13 @@ def _by_properties(export: Export, properties: Properties, text: str) -> Refusal
         message=f"the subscription is unknown for {export.key}: a property is missing or of "
         "another type",
     )
+
+
+def _revoked(export: Export, import_: Import) -> Refusal | None:
+    named = revokes(export, import_.key)
+    if named is None:
+        return None
+    return Refusal(reason="Revoked", message=f"{export.key} has revoked {named}")
 
 
 def _filter(export: Export, import_: Import) -> Refusal | None:

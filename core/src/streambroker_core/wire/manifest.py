@@ -56,6 +56,7 @@ MAX_PROPERTIES = 256
 MAX_STREAMS = 64
 MAX_COLUMNS = 1024
 MAX_NAMESPACES = 64
+MAX_REVOKED = 64
 
 _SAME = 1024
 """How many texts are remembered that many resources have."""
@@ -68,6 +69,7 @@ _EXPORT = (
     "congestionPolicy",
     "buffer",
     "allowedNamespaces",
+    "revoked",
 )
 _IMPORT = (
     *_IDENTITY,
@@ -209,6 +211,7 @@ def _export(fields: Fields, key: PortKey) -> Export:
         schema=_schema(fields, empty=()),
         buffer=_buffer(fields.child("buffer")),
         allowed_namespaces=_namespaces(fields),
+        revoked=_revoked(fields),
     )
 
 
@@ -346,6 +349,20 @@ def _namespaces(fields: Fields) -> tuple[str, ...]:
     return tuple(sorted(items))
 
 
+def _revoked(fields: Fields) -> tuple[str, ...]:
+    items = fields.items("revoked", most=MAX_REVOKED)
+    for place, item in enumerate(items):
+        if not isinstance(item, str):
+            raise fields.bad("revoked", f"holds {json_type(item)}, not a text")
+        if item.count("/") > 1 or not all(is_label(part) for part in item.split("/")):
+            raise fields.bad(
+                "revoked", f"holds {item!r}, which is neither namespace nor namespace/job"
+            )
+        if item in items[:place]:
+            raise fields.bad("revoked", f"holds {item!r} twice")
+    return tuple(sorted(items))
+
+
 def _created(metadata: Fields) -> float:
     text = metadata.optional_text("creationTimestamp")
     if text is None:
@@ -415,6 +432,8 @@ def _export_out(export: Export) -> dict[str, Any]:
         out["properties"] = dict(export.properties)
     if export.allowed_namespaces:
         out["allowedNamespaces"] = list(export.allowed_namespaces)
+    if export.revoked:
+        out["revoked"] = list(export.revoked)
     return out
 
 

@@ -97,7 +97,12 @@ class RefusedPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportPort:
-    """One of the PE's exports; exactly one of properties and stream id is set."""
+    """One of the PE's exports; exactly one of properties and stream id is set.
+
+    Attributes:
+        revoked: whose imports are to read no more, not even what they have planned:
+            ``namespace``, ``namespace/job`` or the key of one import.
+    """
 
     uid: str
     generation: int = 1
@@ -108,6 +113,7 @@ class ExportPort:
     buffer: Buffer = field(default_factory=Buffer)
     schema: Schema | None = None
     routes: tuple[ExportRoute, ...] = ()
+    revoked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +291,8 @@ def _export(port: ExportPort) -> dict[str, Any]:
         body["properties"] = dict(port.properties)
     if port.stream_id is not None:
         body["streamId"] = port.stream_id
+    if port.revoked:
+        body["revoked"] = list(port.revoked)
     return body
 
 
@@ -430,7 +438,15 @@ def _read_export(fields: Fields) -> ExportPort:
         buffer=_buffer(fields.child("buffer")),
         schema=_schema(fields),
         routes=tuple(_read_export_route(item) for item in _each(fields, "routes")),
+        revoked=_texts(fields, "revoked"),
     )
+
+
+def _texts(fields: Fields, key: str) -> tuple[str, ...]:
+    items = fields.items(key, most=_ROUTES)
+    if not all(isinstance(item, str) for item in items):
+        raise fields.bad(key, "has to be a list of texts")
+    return tuple(items)
 
 
 def _read_export_route(fields: Fields) -> ExportRoute:

@@ -43,6 +43,7 @@ REMEDIES = {
     "SubscriptionInvalid": "Correct the subscription; the message points at the place.",
     "SubscriptionFalse": "Change the subscription, or the Export's properties.",
     "SubscriptionUnknown": "The Export lacks a property or has it as another type: set-properties.",
+    "Revoked": "Take the importing job and its namespace out of the Export's revoked.",
     "FilterForbidden": "Clear the filter, or set allowFilter at the Export.",
     "FilterInvalid": "Let the filter name columns that the Export has, with their types.",
     "SchemaMismatch": "Let the Import's schema ask only for columns that the Export has.",
@@ -52,7 +53,7 @@ REMEDIES = {
 
 _NOTHING_TO_DO = ("NobodyImports",)
 """What the linter finds that is no mistake of the resource."""
-_NEAR = ("FilterForbidden", "FilterInvalid", "SchemaMismatch")
+_NEAR = ("Revoked", "FilterForbidden", "FilterInvalid", "SchemaMismatch")
 """Refusals of pairs that want each other."""
 
 

@@ -6,7 +6,7 @@ What is published and what is read is in the files of its two sides.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -95,12 +95,12 @@ class HostedExport(PublishingSide, ReadingSide, SpreadSide):
             self._sweep()
         self._notify()
 
-    def set_routes(self, policies: Mapping[str, str]) -> None:
-        """Take this export's part of the agent's own view: policy by import."""
+    def set_routes(self, policies: Mapping[str, str], revoked: Iterable[str] = ()) -> None:
+        """Take this export's part of the agent's own view: policy by import, and who is revoked."""
         with self._lock:
             before = {r.id: (r.policy, r.routed) for r in self.ledger.readers.values()}
             cut = self.ledger.cut
-            self.ledger.set_routes(policies)
+            self.ledger.set_routes(policies, revoked)
             if self.ledger.cut != cut:
                 self._save_cut()
             for reader in self.ledger.readers.values():

@@ -190,7 +190,8 @@ class Hosts:
             wait_limit=export.buffer.wait_limit_s,
         )
         hosted.set_limits(limits)
-        hosted.set_routes({str(r.import_): r.policy for r in export.routes})
+        policies = {str(r.import_): r.policy for r in export.routes}
+        hosted.set_routes(policies, export.revoked)
 
     def peer(self, body: Mapping[str, Any]) -> tuple[HostedExport, str]:
         """Return the export that another agent asks about, if it may, and under which policy.
@@ -199,9 +200,10 @@ class Hosts:
         own, and the ledger gives it nothing new once its route is gone.
 
         Raises:
-            CapabilityError, FilterForbiddenError, UnknownPortError.
+            CapabilityError, FilterForbiddenError, UnknownPortError, RevokedError.
         """
         export = self.export(str(body["export"]))
+        export.ledger.check_revoked(str(body["import"]))
         reader = export.ledger.readers.get(str(body.get("reader")))
         if reader is not None:
             if reader.import_ != body["import"]:

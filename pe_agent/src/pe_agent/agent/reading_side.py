@@ -131,14 +131,20 @@ class ReadingSide(ExportState):
         """Return the manifest if the reader has planned the epoch just so, else None.
 
         ``query`` is the streaming query whose task reads, as it says; None if it does not.
+
+        Raises:
+            RevokedError: the reader's import is revoked.
         """
         with self._lock:
+            known = self.ledger.readers.get(reader)
+            if known is not None:
+                self.ledger.check_revoked(known.import_)
             if not self.ledger.is_planned(reader, stream, epoch):
                 return None
             if not self.deliveries.of(reader).under(filter_, columns):
                 return None
-            if query is not None:
-                self.ledger.readers[reader].query = query
+            if query is not None and known is not None:
+                known.query = query
             hosted = self.streams.get(stream)
             return None if hosted is None else hosted.manifests.get(epoch)
 
