@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
@@ -277,6 +278,7 @@ class Runtime:
             export=str(route.export),
             filter_allowed=export.allow_filter,
             policy=route.policy,
+            expires=capability.end_of(time.time()),
         )
 
     def key(self, pe: PeKey, registration: Registration) -> bytes:

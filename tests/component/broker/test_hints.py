@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from streambroker_core.errors import HintError
-from streambroker_core.wire.capability import verify
+from streambroker_core.wire.capability import DAY_S, verify
 from streambroker_core.wire.hints import Hint, HintGate, decode, read_point
 from streambroker_operator.serving import Broker
 from support.brokers import EXPORT, IMPORT, Rest, received, running_broker, udp_ear
@@ -95,6 +96,8 @@ async def test_the_exporters_key_opens_the_capability_in_the_importers_view(
     )
 
     assert (capability.filter_allowed, capability.policy) == (False, "drop")
+    assert capability.expires is not None
+    assert DAY_S <= capability.expires - time.time() <= 2 * DAY_S
 
 
 async def test_a_capability_follows_what_it_says(running: tuple[Broker, Rest]) -> None:

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import CapabilityError
-from streambroker_core.wire.capability import MAX_TOKEN, Capability, sign, verify
+from streambroker_core.wire.capability import (
+    DAY_S,
+    MAX_TOKEN,
+    Capability,
+    end_of,
+    end_told,
+    sign,
+    verify,
+)
 
 KEY = b"k" * 32
 IMPORT, EXPORT = "default/alerts/0/trades", "default/feed/0/trades"
@@ -84,3 +92,23 @@ def test_any_other_character_anywhere_is_refused(place: int, char: str) -> None:
         return
     with pytest.raises(CapabilityError):
         checked(good[:place] + char + good[place + 1 :])
+
+
+def test_a_capability_ends_one_to_two_days_later_at_one_moment_for_a_day() -> None:
+    noon = 1_800_000_000 // DAY_S * DAY_S + DAY_S // 2
+    ends = {end_of(noon + hours * 3600.0) for hours in range(-12, 12)}
+    assert ends == {noon + DAY_S // 2 + DAY_S}
+    assert end_of(noon + 12 * 3600) == noon + DAY_S // 2 + 2 * DAY_S
+
+
+def test_its_end_is_told_without_the_key() -> None:
+    assert end_told(token(b"another" * 5, 1234)) == 1234
+    assert end_told(token(expires=None)) is None
+    for text in ("", "x", "a.b", token()[3:]):
+        assert end_told(text) is None
+
+
+def test_an_end_can_be_passed_over_and_nothing_else_can() -> None:
+    assert checked(token(expires=5), now=None).expires == 5
+    with pytest.raises(CapabilityError):
+        checked(token(b"another" * 5, 5), now=None)

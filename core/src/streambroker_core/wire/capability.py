@@ -22,6 +22,9 @@ CAPABILITY_VERSION = 1
 MAX_TOKEN = 2048
 """Characters; a longer token is refused before it is looked at."""
 
+DAY_S = 86_400
+"""A capability ends so long after the end of the day on which it was signed."""
+
 _FAR = 1 << 53
 
 
@@ -42,6 +45,25 @@ class Capability:
     filter_allowed: bool
     policy: str
     expires: int | None = None
+
+
+def end_of(now: float) -> int:
+    """Return when a capability ends that is signed now: one to two days later.
+
+    It is the same moment for all of a day, so that equal views stay equal.
+    """
+    return (int(now) // DAY_S + 2) * DAY_S
+
+
+def end_told(token: str) -> int | None:
+    """Return when a capability ends by its own account; None for never, or if it says nothing.
+
+    The signature is not looked at: its bearer has no key.
+    """
+    try:
+        return _read(_decode(token.partition(".")[0])).expires
+    except CapabilityError:
+        return None
 
 
 def sign(
@@ -77,7 +99,7 @@ def sign(
 
 
 def verify(
-    key: bytes, token: str | None, *, reader_import: str, export: str, now: float
+    key: bytes, token: str | None, *, reader_import: str, export: str, now: float | None
 ) -> Capability:
     """Return what a token allows.
 
@@ -86,7 +108,7 @@ def verify(
         token: what the reader showed; None where it showed nothing.
         reader_import: the import the reader says it is.
         export: the export it wants to read.
-        now: seconds since 1970.
+        now: seconds since 1970; None passes over its end.
 
     Raises:
         CapabilityError: it is missing, malformed, forged, for another import or
@@ -102,7 +124,7 @@ def verify(
         )
     if found.export != export:
         raise CapabilityError("wrong export", f"the capability opens {found.export}, not {export}")
-    if found.expires is not None and now >= found.expires:
+    if found.expires is not None and now is not None and now >= found.expires:
         raise CapabilityError(
             "expired", f"the capability for {export} ended {now - found.expires:.0f} s ago"
         )

@@ -11,6 +11,7 @@ import random
 import socket
 import threading
 import time
+from time import time as wall_clock
 from typing import Any
 
 from pe_agent.agent.hosts import Hosts
@@ -26,9 +27,9 @@ from pe_agent.tls import Trust
 from pe_agent.tokens import Token
 from streambroker_core.errors import HintError, StreambrokerError
 from streambroker_core.model import PeKey
-from streambroker_core.wire import hints, registration
+from streambroker_core.wire import capability, hints, registration
 from streambroker_core.wire.manifest import API_VERSION
-from streambroker_core.wire.view import decode
+from streambroker_core.wire.view import View, decode
 
 log = logging.getLogger("pe_agent")
 
@@ -101,6 +102,11 @@ class BrokerLink:
         self._polls = 0
         # Whether the broker waits to hear that the view is run, and since when it is.
         self._owes, self._runs_since = False, 0.0
+        # Of which view the first end of a capability is known, and how long before it to ask anew:
+        # not all agents at once.
+        self._looked_at: View | None = None
+        self._ends: int | None = None
+        self._margin = capability.DAY_S * random.uniform(0.2, 0.9)  # noqa: S311 - jitter
         self._told_at = -BUSY_SECONDS
         hosts.broker_status = self.status
         self._reports = Reporter(
@@ -143,6 +149,7 @@ class BrokerLink:
             pause = self._poll_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - jitter
             try:
                 self._round()
+                self._hosts.broker_heard = wall_clock()
                 pause = min(pause, self._acknowledge_in()) if self._owes else pause
                 if self._away:
                     log.info("broker is back", extra={"broker": self._client.url})
@@ -248,7 +255,8 @@ class BrokerLink:
 
     def _poll(self) -> None:
         view = self._hosts.routes.view
-        headers = {"If-None-Match": f'"{view.version}"'} if view and view.version else {}
+        known = view is not None and view.version and not self._runs_out(view)
+        headers = {"If-None-Match": f'"{view.version}"'} if view and known else {}
         if self._owes:
             headers["Running-For"] = f"{time.monotonic() - self._runs_since:.3f}"
             self._told_at = time.monotonic()
@@ -267,6 +275,12 @@ class BrokerLink:
             self._hosts.routes.apply(taken)
             if "acknowledge" in answer.headers:
                 self._owes, self._runs_since = True, time.monotonic()
+
+    def _runs_out(self, view: View) -> bool:
+        """Say whether a capability of the view ends so soon that another one has to be got."""
+        if view is not self._looked_at:
+            self._looked_at, self._ends = view, first_end(view)
+        return self._ends is not None and wall_clock() > self._ends - self._margin
 
     # -- declarations ------------------------------------------------------------------------
 
@@ -338,6 +352,13 @@ class BrokerLink:
                 continue
             if self._gate.offer(hint, time.monotonic()):
                 self._wake.set()
+
+
+def first_end(view: View) -> int | None:
+    """Return when the first of a view's capabilities ends, None if none does."""
+    tokens = (r.capability for port in view.imports.values() for r in port.routes)
+    ends = (capability.end_told(token) for token in tokens if token is not None)
+    return min((end for end in ends if end is not None), default=None)
 
 
 def _declared(pe: PeKey, name: str, state: dict[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,8 @@ class Hosts:
         self.committer = Committer()
         self.key: bytes = bytes.fromhex(self.store.get("key") or "")
         self.driver_seen = time.monotonic()
+        self.broker_heard: float | None = None
+        """When the broker answered last, since 1970; None if it has not since the start."""
         self.declared = threading.Event()
         self.stopping = threading.Event()
         self.broker_status: Callable[[], dict[str, Any]] = dict
@@ -213,16 +215,22 @@ class Hosts:
             raise CapabilityError(
                 "missing", f"agent {self.pe} has no key to check one with: it never registered"
             )
-        granted = capability.verify(
-            self.key,
-            body.get("capability"),
-            reader_import=str(body["import"]),
-            export=export.key,
-            now=time.time(),
-        )
+        granted = self._granted(export, str(body["import"]), body.get("capability"))
         if body.get("filter") is not None and not granted.filter_allowed:
             raise FilterForbiddenError(f"export {export.key} does not allow filters")
         return export, granted.policy
+
+    def _granted(
+        self, export: HostedExport, import_: str, token: str | None
+    ) -> capability.Capability:
+        """Return what a capability allows; it may have ended if nobody could get a new one."""
+        now: float | None = time.time()
+        told = None if token is None else capability.end_told(str(token))
+        if told is not None and (self.broker_heard or 0.0) < told:
+            port = self.routes.exported(export.key.rpartition("/")[2])
+            routed = port is not None and any(str(r.import_) == import_ for r in port.routes)
+            now = None if routed else now
+        return capability.verify(self.key, token, reader_import=import_, export=export.key, now=now)
 
     def check_filter(self, export: HostedExport, filter_: str | None) -> None:
         """Refuse new plans with a filter where the export has come to forbid them.

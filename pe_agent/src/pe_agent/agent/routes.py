@@ -59,7 +59,7 @@ class RouteTable:
     def apply(self, view: View) -> None:
         """Take a view: on disk first, then to the listeners."""
         with self._lock:
-            if self.view is not None and view.version == self.view.version:
+            if self.view is not None and _equal(view, self.view):
                 self.view = view
                 return
             try:
@@ -86,3 +86,12 @@ class RouteTable:
     def imported(self, port: str) -> ImportPort | None:
         """Return one import of the view, None if it has none of that name."""
         return None if self.view is None else self.view.imports.get(port)
+
+
+def _equal(one: View, other: View) -> bool:
+    return one.version == other.version and _tokens(one) == _tokens(other)
+
+
+def _tokens(view: View) -> dict[str, list[str | None]]:
+    """Return what the version does not count: the capabilities, which have an end."""
+    return {name: [r.capability for r in port.routes] for name, port in view.imports.items()}
