@@ -197,6 +197,21 @@ def test_slices_are_the_same_whenever_they_are_cut_and_by_whom(made: Bench) -> N
     assert [dict(s) for s in again] == [dict(s) for s in cut]
 
 
+def test_a_revocation_stops_what_is_planned_and_leaves_the_rest_of_the_import(made: Bench) -> None:
+    made.connect(A, B)
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    made.replies[B] = lambda _: answer(plan("t", 0, 1))
+    end = made.offset()
+    made.replies[A] = refused("Revoked")
+    made.replies[B] = lambda _: {"blocks": {"t": {"0": [[1, 1]]}}}
+    with pytest.raises(AgentRefusedError) as caught:
+        made.host.slices({"import": "in", "session": "one", "start": None, "end": end})
+    assert caught.value.code == "Revoked"
+    made.replies[B] = lambda _: answer(plan("t", 1, 2))
+    later = made.offset(end)
+    assert (later["streams"]["s"], later["streams"]["t"]["next"]) == (end["streams"]["s"], 2)
+
+
 def test_a_stream_that_no_exporter_has_is_waited_for_by_name(made: Bench) -> None:
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 2))

@@ -194,11 +194,11 @@ class Slices(ImportState):
 
 
 def _replan(location: str, **body: Any) -> dict[str, Any]:
-    """Let an exporter's agent register a plan; only a loss is final, all else may pass."""
+    """Let an exporter's agent register a plan; loss and revocation are final, all else may pass."""
     try:
         return AgentClient(location).call("peer.replan", **body)
     except AgentRefusedError as error:
-        if error.code == "DataLoss":
+        if error.code in ("DataLoss", "Revoked"):
             raise
         raise AgentUnreachableError(f"{error.code}: {error}") from error
 
