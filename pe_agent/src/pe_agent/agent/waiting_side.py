@@ -34,11 +34,11 @@ class WaitingSide(ExportState):
         limit, since = self.ledger.limits.wait_limit, self.waits.since(now)
         if limit is None or since is None or now - since < limit:
             return holders
-        self._turn(now)
+        self._let_drop(now)
         self.waits.asked(now, ())
         return []
 
-    def _turn(self, now: float) -> None:
+    def _let_drop(self, now: float) -> None:
         """Let the slowest readers drop: the export has waited for them for long enough."""
         for reader in self.ledger.turn(now):
             self._save_reader(reader.id)
