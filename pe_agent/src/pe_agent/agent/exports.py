@@ -24,7 +24,7 @@ from pe_agent.agent.publishing_side import (
 from pe_agent.agent.reading_side import ReadingSide
 from pe_agent.agent.spread_side import SpreadSide
 from pe_agent.agent.streams import HostedStream
-from streambroker_core.ledger import Holder, Limits, Stream
+from streambroker_core.ledger import Limits, Stream
 
 
 class HostedExport(PublishingSide, ReadingSide, SpreadSide):
@@ -124,11 +124,6 @@ class HostedExport(PublishingSide, ReadingSide, SpreadSide):
                 self.ledger.limits = replace(limits, max_bytes=0, max_age=0.0)
             self._note_released()
             self._sweep()
-
-    def waits_for(self) -> list[Holder]:
-        """Return who would make the next batch wait, nobody if it would be admitted."""
-        with self._lock:
-            return self.ledger.blocked_by(self._clock())
 
     def status(self) -> dict[str, Any]:
         """Return figures for people: streams, readers, what is held and by whom."""
