@@ -1,4 +1,4 @@
-"""Run the tests in two lanes, with pytest's own arguments.
+"""Run the tests in three lanes, with pytest's own arguments.
 
 Those on an API server and those with Spark mostly wait: for a server to start, for a Lease, for a
 batch. No two groups with Spark run at once. What a group says is shown when it has ended.
@@ -11,7 +11,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-LANES = 2
+LANES = 3
 SPARK = ["tests/component/spark", "tests/e2e"]
 CLUSTER = ["tests/component/kubernetes"]
 GROUPS = [

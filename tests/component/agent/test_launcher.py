@@ -150,6 +150,9 @@ def test_the_home_is_told_its_fellows_also_after_one_of_them_was_started_again(
     until(lambda: fellows.processes[0].client is not before, SECONDS, "it runs again")
     until(lambda: len(known()) == 2, SECONDS, "both answer the home")
 
+    # Else the other one would be told again of who was started again, maybe only now.
+    home.beat.clear()
+    fellows.tell()
     FellowAgents(home, lambda number: start(pe=number), 0)
     until(lambda: not known(), SECONDS, "those that hold nothing are forgotten")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pe_agent.agent.manifests import VERSION
 from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentRefusedError
 from pe_agent.log import Committer, Kind, StreamLog
@@ -116,13 +117,13 @@ def test_a_manifest_of_a_newer_release_is_refused_by_name(agent: AgentProcess) -
     committer = Committer(threads=1)
     log = StreamLog.open(segment.parent, committer=committer)
     newest = [meta for _, kind, meta in log.frames() if kind == Kind.MANIFEST][-1]
-    body = {**json.loads(newest), "v": 2, "epoch": 2}
+    body = {**json.loads(newest), "v": VERSION + 1, "epoch": 2}
     log.sync(log.append(Kind.MANIFEST, json.dumps(body).encode()))
     log.close()
     committer.close()
     said = agent.refusal()
     assert said.startswith("FormatUnknown: ")
-    assert "epoch 2 has manifest version 2" in said
+    assert f"epoch 2 has manifest version {VERSION + 1}" in said
 
 
 def test_a_torn_tail_is_cut_and_said_and_what_was_published_is_there(agent: AgentProcess) -> None:
