@@ -14,10 +14,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 LANES = 3
 SPARK = ["tests/component/spark", "tests/e2e"]
 CLUSTER = ["tests/component/kubernetes"]
+AGENT = ["tests/component/agent"]
 GROUPS = [
-    SPARK,
     CLUSTER,
-    ["tests/component", *(f"--ignore={path}" for path in SPARK + CLUSTER)],
+    SPARK,
+    AGENT,
+    ["tests/component", *(f"--ignore={path}" for path in SPARK + CLUSTER + AGENT)],
     ["tests", "--ignore=tests/component", "--ignore=tests/e2e"],
 ]
 """The longest first; whatever is in none of the others is in the last."""
