@@ -42,6 +42,10 @@ ASKED = 1_000
 SCANNED = 2_000_000
 """Pairs that the scan may try per round."""
 IN_MEMORY = 100_000
+SMALL = 10_000
+OFTENER = 5
+PAUSE_S = 1.0
+"""Rounds of small ones are short: more of them, apart, or one slow moment meets them all."""
 LAST = 300
 """Of these, so many are measured: with nearly all of the others there."""
 FANNED = 4_000
@@ -175,7 +179,9 @@ def run(settings: Settings) -> Figures:
             ask = bench.new_export if kind == "export" else bench.new_import
             name = f"new {kind} against {size:,}"
             samples = Figures()
-            for _ in range(settings.rounds):
+            for number in range(settings.rounds * (OFTENER if size <= SMALL else 1)):
+                if number:
+                    time.sleep(PAUSE_S)
                 figures.yardstick()
                 bench.round(samples, name, ask, size)
             _take_over(figures, samples)
