@@ -313,7 +313,11 @@ class PublishingSide(WaitingSide, SpreadSide):
     ) -> tuple[Manifest, HostedStream]:
         stream = next(reversed(self.streams.values()), None)
         named = [s for s in summaries if s["rows"]]
-        stages = {s["stage"]: self._verified(stream, s) for s in named if s["stage"] not in sealed}
+        stages = {
+            s["stage"]: verified(stream, s, f"export {self.key}")
+            for s in named
+            if s["stage"] not in sealed
+        }
         if stream is None or not named:
             raise StageMissingError(f"batch {batch} of {self.key} names no stage of this agent.")
         known = self.ledger.streams[stream.id]
@@ -339,20 +343,6 @@ class PublishingSide(WaitingSide, SpreadSide):
             agents=agents,
         )
         return manifest, stream
-
-    def _verified(self, stream: HostedStream | None, summary: dict[str, Any]) -> Stage:
-        stage = stream.stages.get(summary["stage"]) if stream else None
-        if stage is None or not stage.complete:
-            raise StageMissingError(
-                f"stage {summary['stage']} of {self.key} is not in the log (was the agent's data"
-                " directory replaced?). Nothing was published; the query stops and replays."
-            )
-        if (stage.rows, stage.crc) != (summary["rows"], summary["crc"]):
-            raise StageMissingError(
-                f"stage {stage.id} of {self.key} has {stage.rows} rows and crc {stage.crc}, the"
-                f" task reported {summary['rows']} and {summary['crc']}. Nothing was published."
-            )
-        return stage
 
     def abort(self, *, query: str, run: str, batch: int, stages: list[str]) -> None:
         """Discard what a batch has staged; after a publish nothing changes.
@@ -408,6 +398,31 @@ class PublishingSide(WaitingSide, SpreadSide):
     def _reclaim(self) -> None:
         for stream in self.streams.values():
             stream.reclaim()
+
+
+def verified(stream: HostedStream | None, summary: Mapping[str, Any], where: str) -> Stage:
+    """Return the stage that a task has told of.
+
+    Args:
+        stream: that it should be in, None if there is none.
+        summary: ``stage``, ``rows`` and ``crc``, as the task was answered.
+        where: whose log it is, for the message.
+
+    Raises:
+        StageMissingError: it is not there, not complete, or not what was told.
+    """
+    stage = stream.stages.get(summary["stage"]) if stream else None
+    if stage is None or not stage.complete:
+        raise StageMissingError(
+            f"stage {summary['stage']} is not in the log of {where} (was the agent's data directory"
+            " replaced?). Nothing was published; the query stops and replays."
+        )
+    if (stage.rows, stage.crc) != (summary["rows"], summary["crc"]):
+        raise StageMissingError(
+            f"stage {stage.id} has {stage.rows} rows and crc {stage.crc} in the log of {where}, the"
+            f" task reported {summary['rows']} and {summary['crc']}. Nothing was published."
+        )
+    return stage
 
 
 def _passed_over(batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:

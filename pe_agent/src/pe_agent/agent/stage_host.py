@@ -24,7 +24,7 @@ from pe_agent.agent.export_state import SEGMENT_BYTES
 from pe_agent.agent.grants import Grant, GrantError
 from pe_agent.agent.manifests import Manifest, Stage
 from pe_agent.agent.masks import passing_rows
-from pe_agent.agent.publishing_side import StageMissingError, StageTooLargeError
+from pe_agent.agent.publishing_side import StageMissingError, StageTooLargeError, verified
 from pe_agent.agent.store import Store
 from pe_agent.agent.streams import HostedStream
 from pe_agent.log import Committer, LogError, StreamLog
@@ -196,7 +196,7 @@ class StageHost:
                 raise StageMissingError(
                     f"epoch {epoch} of stream {stream.id} was sealed by a later call meanwhile."
                 )
-            stages = [self._verified(stream, s) for s in body["stages"]]
+            stages = [verified(stream, s, f"agent {self._pe}") for s in body["stages"]]
             kept.turn = int(body["turn"])
             part = Manifest(
                 epoch=epoch,
@@ -220,20 +220,6 @@ class StageHost:
                     for s in stages
                 ]
             }
-
-    def _verified(self, stream: HostedStream, summary: Mapping[str, Any]) -> Stage:
-        stage = stream.stages.get(summary["stage"])
-        if stage is None or not stage.complete:
-            raise StageMissingError(
-                f"stage {summary['stage']} is not in the log of agent {self._pe} (was the agent's"
-                " data directory replaced?). Nothing was published; the query stops and replays."
-            )
-        if (stage.rows, stage.crc) != (summary["rows"], summary["crc"]):
-            raise StageMissingError(
-                f"stage {stage.id} has {stage.rows} rows and crc {stage.crc} at agent {self._pe},"
-                f" the task reported {summary['rows']} and {summary['crc']}. Nothing was published."
-            )
-        return stage
 
     def release(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Give back what the home needs no more.
