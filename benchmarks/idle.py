@@ -14,7 +14,7 @@ import idle_readers
 import rows
 from measure import Figures, Settings
 from peer_calls import routes
-from processes import ANSWER, Agent, Broker, Child
+from processes import ANSWER, Agent, Broker, Child, Family
 
 PURPOSE = "idle: processor time and calls of a latestOffset without news, memory with 1,000 readers"
 QUERIES = (10, 100)
@@ -68,18 +68,18 @@ def watching(feed: Agent, imports: dict[str, tuple[str, str]]) -> list[dict[str,
     ]
 
 
-class Bench:
+class Bench(Family):
     """An export with an epoch, and an agent whose imports are waited on."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.figures = settings, Figures()
         self.seconds = 3.0 if settings.quick else 20.0
         self.agents = 50 if settings.quick else AGENTS
-        self._started: list[Any] = []
+        super().__init__()
         try:
-            self.broker = self._with(Broker(settings.place))
-            self.feed = self._with(Agent(settings.place, "feed", self.broker.url))
-            self.taker = self._with(Agent(settings.place, "taker", self.broker.url))
+            self.broker = self.with_(Broker(settings.place))
+            self.feed = self.with_(Agent(settings.place, "feed", self.broker.url))
+            self.taker = self.with_(Agent(settings.place, "taker", self.broker.url))
             self.feed.export("out")
             self.feed.publish("out", 0, [rows.batches(rows.BATCH_ROWS)])
             self.ports = [f"in-{n}" for n in range(max(self.agents, *QUERIES))]
@@ -90,15 +90,6 @@ class Bench:
         except BaseException:
             self.end()
             raise
-
-    def _with(self, child: Any) -> Any:
-        self._started.append(child)
-        return child
-
-    def end(self) -> None:
-        """End all processes."""
-        for child in reversed(self._started):
-            child.end()
 
     def _spent(self) -> dict[str, float]:
         return {name: cpu.seconds(a.pid) for name, a in self._agents().items()}

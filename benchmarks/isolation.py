@@ -6,12 +6,11 @@ import json
 import sys
 import threading
 import time
-from typing import Any
 
 import mixed_readers
 import rows
 from measure import Figures, Settings, turns
-from processes import ANSWER, Agent, Broker, Child
+from processes import ANSWER, Agent, Broker, Child, Family
 
 PURPOSE = "isolation: a slow, a silent and a fleeting reader, against good ones of the same rate"
 GOOD = 4
@@ -28,7 +27,7 @@ PART = 10
 """The slow one's speed is this part of a good one's."""
 
 
-class Bench:
+class Bench(Family):
     """An export for each policy, five imports of it, and who publishes."""
 
     def __init__(self, settings: Settings) -> None:
@@ -37,11 +36,11 @@ class Bench:
         self.batches = rows.batches(EPOCH_ROWS)
         self.batch = 0
         self.pace = 1.0
-        self._started: list[Any] = []
+        super().__init__()
         try:
-            self.broker = self._with(Broker(settings.place))
-            self.feed = self._with(Agent(settings.place, "feed", self.broker.url))
-            self.taker = self._with(Agent(settings.place, "taker", self.broker.url))
+            self.broker = self.with_(Broker(settings.place))
+            self.feed = self.with_(Agent(settings.place, "feed", self.broker.url))
+            self.taker = self.with_(Agent(settings.place, "taker", self.broker.url))
             for policy, buffer in POLICIES.items():
                 self.feed.export(
                     policy,
@@ -60,15 +59,6 @@ class Bench:
     def ports(policy: str) -> list[str]:
         """Return the imports: those of the good ones, and of the one to be judged."""
         return [f"{policy}-{n}" for n in range(GOOD + 1)]
-
-    def _with(self, child: Any) -> Any:
-        self._started.append(child)
-        return child
-
-    def end(self) -> None:
-        """End all processes."""
-        for child in reversed(self._started):
-            child.end()
 
     def _publish(self, port: str, until: float) -> None:
         while time.monotonic() < until:

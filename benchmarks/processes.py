@@ -111,6 +111,23 @@ class Child:
             self.process.wait()
 
 
+class Family:
+    """Processes of one benchmark, which end together: the last one first."""
+
+    def __init__(self) -> None:
+        self._members: list[Any] = []
+
+    def with_(self, child: _T) -> _T:
+        """Take in a process that was just started, and return it."""
+        self._members.append(child)
+        return child
+
+    def end(self) -> None:
+        """End all processes."""
+        for child in reversed(self._members):
+            child.end()
+
+
 class Broker(Child):
     """``streambroker up`` on a free port."""
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import cpu
 import rows
 from idle import Waiting, watching
 from measure import Figures, Settings
 from peer_calls import Importing, routes
-from processes import Agent, Broker, until
+from processes import Agent, Broker, Family, until
 
 PURPOSE = "cost of a publish, a plan and a read with x1, x10, x100 epochs kept, importers, exports"
 EPOCHS = (100, 1_000, 10_000)
@@ -21,7 +20,7 @@ ROWS = 100
 CALLS = 200
 
 
-class Bench:
+class Bench(Family):
     """An exporter's agent, and an agent whose imports are used to ask it."""
 
     def __init__(self, settings: Settings, round_: int) -> None:
@@ -33,23 +32,14 @@ class Bench:
         self.calls = 50 if settings.quick else CALLS
         self.rows = [rows.batch(0, ROWS)]
         self.batches: dict[str, int] = {}
-        self._started: list[Any] = []
+        super().__init__()
         try:
-            self.broker = self._with(Broker(place))
-            self.feed = self._with(Agent(place, "feed", self.broker.url))
-            self.taker = self._with(Agent(place, "taker", self.broker.url))
+            self.broker = self.with_(Broker(place))
+            self.feed = self.with_(Agent(place, "feed", self.broker.url))
+            self.taker = self.with_(Agent(place, "taker", self.broker.url))
         except BaseException:
             self.end()
             raise
-
-    def _with(self, child: Any) -> Any:
-        self._started.append(child)
-        return child
-
-    def end(self) -> None:
-        """End all processes."""
-        for child in reversed(self._started):
-            child.end()
 
     def export(self, port: str, imports: int) -> dict[str, tuple[str, str]]:
         """Declare an export, and imports of it; return their routes."""

@@ -12,7 +12,7 @@ import queries
 import rows
 from kafka_node import Kafka
 from measure import Figures, Settings, turns
-from processes import STARTED, App, Broker
+from processes import STARTED, App, Broker, Family
 
 PURPOSE = "Spark -> Spark through streambroker, against the same through Kafka, Avro and JSON"
 VARIANTS = ("streambroker", "kafka avro", "kafka json")
@@ -31,21 +31,21 @@ class Ran:
     used: dict[str, float]
 
 
-class Ways:
+class Ways(Family):
     """A broker, a Kafka, and for each an exporting and an importing application."""
 
     def __init__(self, settings: Settings) -> None:
         connector = peer_jars.jars("connector")
         self.place = settings.place
         self.rows, self.quick = settings.rows, settings.quick
-        self._children: list[Any] = []
+        super().__init__()
         try:
-            self.kafka = self._with(Kafka(self.place))
-            self.broker = self._with(Broker(self.place))
+            self.kafka = self.with_(Kafka(self.place))
+            self.broker = self.with_(Broker(self.place))
             ours: dict[str, Any] = {"broker": self.broker.url, "cores": CORES}
             theirs: dict[str, Any] = {"jars": connector, "cores": CORES}
             self.apps = {
-                (way, job): self._with(App(self.place, f"{way}-{job}", **plan))
+                (way, job): self.with_(App(self.place, f"{way}-{job}", **plan))
                 for way, plan in (("streambroker", ours), ("kafka", theirs))
                 for job in JOBS
             }
@@ -54,15 +54,6 @@ class Ways:
         except BaseException:
             self.end()
             raise
-
-    def _with(self, child: Any) -> Any:
-        self._children.append(child)
-        return child
-
-    def end(self) -> None:
-        """End all processes."""
-        for child in reversed(self._children):
-            child.end()
 
     def trip(
         self, name: str, tag: str, *, batches: int, filter_: str | None = None, importers: int = 1
