@@ -20,7 +20,7 @@ from processes import ANSWER, until
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
-from pe_agent.agent.peers import WATCH_SECONDS
+from pe_agent.agent.importing.peers import WATCH_SECONDS
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.source import StreambrokerStreamReader

@@ -13,7 +13,7 @@ from measure import Figures, Settings, quantile, turns
 from processes import App, Broker
 from sources import STEADY_DDL
 
-from pe_agent.agent.manifests import Manifest
+from pe_agent.agent.exporting.manifests import Manifest
 from pe_agent.log import Committer, Kind, StreamLog
 
 PURPOSE = "latency: row available -> epoch published -> importer's sink, at 1,000 rows/s"

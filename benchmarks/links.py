@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from pe_agent.agent.broker_link import BrokerLink
+from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.agent.hosts import Hosts
 from pe_agent.tokens import given
 from streambroker_core.model import PeKey

@@ -19,7 +19,7 @@ import pyarrow as pa
 from measure import Figures, Settings, turns
 from processes import Child
 
-from pe_agent.agent.exports import HostedExport
+from pe_agent.agent.exporting.exports import HostedExport
 from pe_agent.agent.store import Store
 from pe_agent.log import Committer
 from streambroker_core.ledger import Limits

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.flight as flight
 import rows
 
-from pe_agent.agent.peers import READER_LEASE
+from pe_agent.agent.importing.peers import READER_LEASE
 from pe_agent.client import OPTIONS
 
 

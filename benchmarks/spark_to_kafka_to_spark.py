@@ -56,9 +56,19 @@ class Ways(Family):
             raise
 
     def trip(
-        self, name: str, tag: str, *, batches: int, filter_: str | None = None, importers: int = 1
+        self,
+        name: str,
+        tag: str,
+        *,
+        batches: int,
+        filter_: str | None = None,
+        importers: int = 1,
+        at_once: int = 1,
     ) -> Ran:
-        """Let one application write so many batches and queries of the other read all of them."""
+        """Let one application write so many batches and queries of the other read all of them.
+
+        A query takes up to ``at_once`` of the batches written in one of its own.
+        """
         way, _, values = name.partition(" ")
         feed, taker = (self.apps[way, job] for job in JOBS)
         topic: dict[str, Any] = {"servers": self.kafka.servers}
@@ -71,7 +81,7 @@ class Ways(Family):
         taker.send(
             queries=[
                 {
-                    "source": self._source(values, f"{tag}-{n}", tag, filter_),
+                    "source": self._source(values, f"{tag}-{n}", tag, filter_, at_once),
                     "sink": {"kind": "noop"},
                     "checkpoint": str(self.place / "checkpoints" / f"from-{tag}-{n}"),
                     "rows": int(batches * self.rows * share),
@@ -114,14 +124,16 @@ class Ways(Family):
             "buffer": {"maxBytes": rows.BUFFER},
         }
 
-    def _source(self, values: str, port: str, tag: str, filter_: str | None) -> dict[str, Any]:
+    def _source(
+        self, values: str, port: str, tag: str, filter_: str | None, at_once: int
+    ) -> dict[str, Any]:
         if values:
             return {
                 "kind": "kafka",
                 "servers": self.kafka.servers,
                 "topic": tag,
                 "values": values,
-                "rows": self.rows,
+                "rows": self.rows * at_once,
                 "filter": filter_,
             }
         return {
@@ -130,7 +142,7 @@ class Ways(Family):
             "subscription": f'kind == "{tag}"',
             "schema": rows.DDL,
             "filter": filter_,
-            "max_bytes_per_batch": 1,
+            "max_bytes_per_batch": int((at_once - 0.5) * self.rows * rows.ROW_BYTES),
         }
 
 

@@ -68,7 +68,7 @@ class AgentProcess:
         self.linger, self.environment = linger, environment
         self.main: Sequence[str] = ("-m", "pe_agent.agent")
         self.secured = secured
-        self.trust = AgentTrust(secured.ca if secured else None)
+        self.trust = secured.trust() if secured else AgentTrust()
         self.pe = f"default/{job}/{pe}"
         self.key = zlib.crc32(job.encode()).to_bytes(4, "big") * 8
         self.process: subprocess.Popen[str] | None = None

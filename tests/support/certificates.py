@@ -11,6 +11,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from pe_agent.agent_tls import AgentCertificate, AgentTrust
 from streambroker_operator.serving import Broker
 
 AGENT = "DNS:streambroker-agent"
@@ -46,6 +47,10 @@ class Authority:
         _openssl(
             self.certificate, self.key, f"/CN={self._name}", f"subjectAltName={names}", *authority
         )
+
+    def trust(self) -> AgentTrust:
+        """Return what an agent with the certificate trusts, and shows."""
+        return AgentTrust(self.ca, own=AgentCertificate(chain=self.certificate, key=self.key))
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the certificate."""

@@ -30,9 +30,10 @@ HOLD_SECONDS = 30.0
 MANIFEST, STAGE_END = 2, 3
 """Kinds of frames in the log."""
 
-EXPORTS = "pe_agent.agent.exports:HostedExport"
-STREAMS = "pe_agent.agent.streams:HostedStream"
-IMPORTS = "pe_agent.agent.imports:ImportHost"
+EXPORTS = "pe_agent.agent.exporting.exports:HostedExport"
+READERS = "pe_agent.agent.importing.readers:OwnReaders"
+STREAMS = "pe_agent.agent.exporting.streams:HostedStream"
+IMPORTS = "pe_agent.agent.importing.imports:ImportHost"
 LOG = "pe_agent.log.log:StreamLog"
 SINK = "pe_agent.datasource.sink:StreambrokerStreamWriter"
 SOURCE = "pe_agent.datasource.source:StreambrokerStreamReader"
@@ -149,7 +150,9 @@ IMPORTING: dict[str, Step] = {
     "in the importer's commit log, before the acknowledgement": _after(
         f"{STAND_IN}:Importing.commit", 2, DRIVER
     ),
-    "lease of the reader renewed": _after("pe_agent.agent.readers:OwnReaders.renew", 1, AGENT),
+    "lease of the reader renewed": _after(
+        "pe_agent.agent.importing.readers:OwnReaders.renew", 1, AGENT
+    ),
     "reader renewed at the exporter": _after(f"{EXPORTS}.renew", 2, FEED_AGENT),
 }
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.exports import HostedExport
-from pe_agent.agent.reading_side import Replanned
+from pe_agent.agent.exporting.exports import HostedExport
+from pe_agent.agent.exporting.reading import Replanned
 from pe_agent.agent.store import Store
 from pe_agent.log import Committer
 from streambroker_core.ledger import Answer, Ask, Limits

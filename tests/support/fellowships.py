@@ -29,7 +29,7 @@ FAR = 60.0
 CUT_AFTER_SEAL = """
 import os, signal, sys
 from pe_agent.agent import process
-from pe_agent.agent.fellows import Fellows
+from pe_agent.agent.fellows.known import Fellows
 seal = Fellows.seal
 def cut(self, bodies):
     seal(self, bodies)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.imports import ImportHost
+from pe_agent.agent.broker.routes import RouteTable
+from pe_agent.agent.importing.imports import ImportHost
+from pe_agent.agent.importing.peers import Peers
 from pe_agent.agent.news import News
-from pe_agent.agent.peers import Peers
-from pe_agent.agent.routes import RouteTable
 from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.ledger import Holder
@@ -128,7 +128,7 @@ def bench(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
             return one.call(action, body)
 
     for module in ("imports", "slices"):
-        monkeypatch.setattr(f"pe_agent.agent.{module}.AgentClient", Client)
+        monkeypatch.setattr(f"pe_agent.agent.importing.{module}.AgentClient", Client)
     monkeypatch.setattr(Peers, "heads", lambda _, export: one.known.get(export))
     return one
 

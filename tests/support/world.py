@@ -39,7 +39,7 @@ class World:
     def __init__(self, folder: Path, secured: Authority | None = None, attempts: int = 1) -> None:
         self.folder = folder
         self.reviving = False
-        self.trust = AgentTrust(secured.ca if secured else None)
+        self.trust = secured.trust() if secured else AgentTrust()
         start = _start(secured) if secured else {}
         self.broker = Broker(folder)
         self.trades = Feed(folder / "trades")
@@ -151,6 +151,7 @@ def _start(secured: Authority) -> dict[str, str]:
         "agent_certificate": str(secured.certificate),
         "agent_key": str(secured.key),
         "agent_ca": str(secured.ca),
+        "agent_clients": "required",
     }
 
 

@@ -13,31 +13,71 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pe_agent.flight_errors import AgentUnreachableError
-from pe_agent.tls import AGENT_CA_VARIABLE, AGENT_TLS, TrustError, file_state
+from pe_agent.tls import (
+    AGENT_CA_VARIABLE,
+    AGENT_TLS,
+    CERTIFICATE_VARIABLE,
+    KEY_VARIABLE,
+    TrustError,
+    file_state,
+)
 
-CERTIFICATE_VARIABLE = "STREAMBROKER_AGENT_CERTIFICATE"
-KEY_VARIABLE = "STREAMBROKER_AGENT_KEY"
 PLAIN_VARIABLE = "STREAMBROKER_AGENT_PLAIN"
+CLIENTS_VARIABLE = "STREAMBROKER_AGENT_CLIENTS"
+REQUIRED = "required"
 
 log = logging.getLogger("pe_agent")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCertificate:
+    """The files of what an agent shows, or who calls one: a certificate chain and its key, PEM."""
+
+    chain: Path
+    key: Path
+
+    def read(self) -> tuple[bytes, bytes]:
+        """Return chain and key.
+
+        Raises:
+            OSError, ValueError: they cannot be read, or are no pair.
+        """
+        # A key with a password is an error; without `password` the terminal would be asked for it.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(self.chain, self.key, password="")
+        return self.chain.read_bytes(), self.key.read_bytes()
+
+    def state(self) -> tuple[int, ...]:
+        """Return what differs once one of them has been written; nothing if one is missing."""
+        try:
+            return (*file_state(self.chain), *file_state(self.key))
+        except OSError:
+            return ()
+
+
 class AgentTrust:
-    """Whose agents are called, and whether also such as speak no TLS.
+    """Whose agents are called, what they are shown, and whether also such as speak no TLS.
 
     Args:
         path: file of the certificates to trust, PEM; it is read again when it changes.
         pem: the certificates themselves, for a process that has not the file.
         plain: whether agents without TLS are called although there are certificates to trust;
             without such they always are.
+        own: the caller's own certificate, which agents see that ask for one.
     """
 
     def __init__(
-        self, path: Path | None = None, *, pem: bytes | None = None, plain: bool = False
+        self,
+        path: Path | None = None,
+        *,
+        pem: bytes | None = None,
+        plain: bool = False,
+        own: AgentCertificate | None = None,
     ) -> None:
-        self.path, self.plain = path, plain
+        self.path, self.plain, self.own = path, plain, own
         self._pem = pem
         self._seen: tuple[int, ...] | None = None
+        self._pair: tuple[bytes, bytes] | None = None
+        self._pair_seen: tuple[int, ...] | None = None
 
     def anchors(self) -> bytes | None:
         """Return the certificates to trust; those before, while the file is unusable.
@@ -63,6 +103,25 @@ class AgentTrust:
                 raise TrustError(f"{said}. Correct `agent_ca=` or {AGENT_CA_VARIABLE}.") from error
             log.warning("%s; what was read before holds", said)
         return self._pem
+
+    def pair(self) -> tuple[bytes, bytes] | None:
+        """Return the caller's own chain and key; those before, while the files are unusable.
+
+        A process that has not the files of ``own`` has those of its environment, or none.
+        """
+        for own in (self.own, _of_environment()):
+            if own is None:
+                continue
+            state = own.state()
+            if state and state != self._pair_seen:
+                self._pair_seen = state
+                try:
+                    self._pair = own.read()
+                except (OSError, ValueError) as error:  # those of ssl are OSErrors
+                    log.warning("%s and %s cannot be shown: %s", own.chain, own.key, error)
+            if state:
+                break
+        return self._pair
 
     def demands_tls(self) -> bool:
         """Return whether no agent without TLS is called.
@@ -99,24 +158,22 @@ class AgentTrust:
         return None
 
     def now(self) -> AgentTrust:
-        """Return the same with the certificates as they are, for processes without the file."""
-        return AgentTrust(pem=self.anchors(), plain=self.plain)
+        """Return the same with the certificates as they are, for processes without the file.
+
+        A key goes nowhere: only where its file is.
+        """
+        return AgentTrust(pem=self.anchors(), plain=self.plain, own=self.own)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentCertificate:
-    """The files of what an agent shows: a certificate chain and its key, both PEM."""
-
-    chain: Path
-    key: Path
-
-
-def trusted(file: str | Path | None, plain: str | None = None) -> AgentTrust:
+def trusted(
+    file: str | Path | None, plain: str | None = None, own: AgentCertificate | None = None
+) -> AgentTrust:
     """Return whom to trust: the file that was given, or that of the environment.
 
     Args:
         file: of certificates, PEM.
         plain: ``allow`` for agents without TLS, too; None for what the environment says.
+        own: what to show to agents that ask; None for that of the environment.
 
     Raises:
         TrustError: ``plain`` is another word.
@@ -125,7 +182,26 @@ def trusted(file: str | Path | None, plain: str | None = None) -> AgentTrust:
     word = plain if plain is not None else os.environ.get(PLAIN_VARIABLE, "")
     if word not in ("", "allow"):
         raise TrustError(f"{PLAIN_VARIABLE} is {word!r}; it has to be `allow`, or nothing.")
-    return AgentTrust(None if chosen is None else Path(chosen).absolute(), plain=word == "allow")
+    path = None if chosen is None else Path(chosen).absolute()
+    return AgentTrust(path, plain=word == "allow", own=own)
+
+
+def clients_required(given: str | None) -> bool:
+    """Return whether an agent serves only callers with a certificate of the CA.
+
+    Args:
+        given: ``required`` or ``any``; None for what the environment says.
+
+    Raises:
+        TrustError: it is another word.
+    """
+    word = given if given is not None else os.environ.get(CLIENTS_VARIABLE) or "any"
+    if word not in ("any", REQUIRED):
+        raise TrustError(
+            f"`agent_clients=` or {CLIENTS_VARIABLE} is {word!r}; it has to be"
+            f" `{REQUIRED}`, or `any`."
+        )
+    return word == REQUIRED
 
 
 def shown(chain: str | Path | None, key: str | Path | None) -> AgentCertificate | None:
@@ -137,11 +213,16 @@ def shown(chain: str | Path | None, key: str | Path | None) -> AgentCertificate 
     if chain is None and key is None:
         chain = os.environ.get(CERTIFICATE_VARIABLE) or None
         key = os.environ.get(KEY_VARIABLE) or None
-    if chain is None and key is None:
-        return None
+        if chain is None and key is None:
+            return None
     if chain is None or key is None:
         raise TrustError(
             "an agent needs a certificate and its key: give both `agent_certificate=` and"
             f" `agent_key=`, or both {CERTIFICATE_VARIABLE} and {KEY_VARIABLE}."
         )
     return AgentCertificate(chain=Path(chain).absolute(), key=Path(key).absolute())
+
+
+def _of_environment() -> AgentCertificate | None:
+    chain, key = os.environ.get(CERTIFICATE_VARIABLE), os.environ.get(KEY_VARIABLE)
+    return AgentCertificate(chain=Path(chain), key=Path(key)) if chain and key else None

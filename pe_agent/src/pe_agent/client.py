@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -32,7 +32,10 @@ OPTIONS: list[tuple[str, int]] = [
 
 STALL_SECONDS = 60.0
 
-_clients: dict[tuple[int, str], tuple[bytes | None, flight.FlightClient]] = {}
+_Shown: TypeAlias = "tuple[bytes | None, tuple[bytes, bytes] | None]"
+"""What a connection is made with: the certificates to trust, and the own chain and key."""
+
+_clients: dict[tuple[int, str], tuple[_Shown, flight.FlightClient]] = {}
 _trust: AgentTrust | None = None
 
 
@@ -51,19 +54,25 @@ def _trusted() -> AgentTrust:
 
 def _client(location: str, trust: AgentTrust) -> flight.FlightClient:
     anchors = trust.anchors_for(location)
+    with_ = (anchors, None if anchors is None else trust.pair())
     key = (os.getpid(), location)
     found = _clients.get(key)
-    if found is None or found[0] != anchors:
-        found = _clients[key] = (anchors, _connected(location, anchors))
+    if found is None or found[0] != with_:
+        found = _clients[key] = (with_, _connected(location, *with_))
     return found[1]
 
 
-def _connected(location: str, anchors: bytes | None) -> flight.FlightClient:
+def _connected(
+    location: str, anchors: bytes | None, own: tuple[bytes, bytes] | None
+) -> flight.FlightClient:
     if anchors is None:
         return flight.FlightClient(location, generic_options=OPTIONS)
+    chain, key = own or (None, None)
     return flight.FlightClient(
         location,
         tls_root_certs=anchors,
+        cert_chain=chain,
+        private_key=key,
         override_hostname=tls.AGENT_NAME,
         generic_options=OPTIONS,
     )

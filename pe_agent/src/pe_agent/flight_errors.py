@@ -7,7 +7,13 @@ from typing import Any
 
 import pyarrow.flight as flight
 
-from pe_agent.tls import AGENT_CA_VARIABLE, AGENT_NAME, AGENT_TLS
+from pe_agent.tls import (
+    AGENT_CA_VARIABLE,
+    AGENT_NAME,
+    AGENT_TLS,
+    CERTIFICATE_VARIABLE,
+    KEY_VARIABLE,
+)
 from streambroker_core.errors import StreambrokerError
 
 
@@ -61,5 +67,10 @@ def _remedy(location: str, text: str) -> str:
         return (
             ". Its certificate has ended, or comes from nobody who is trusted here: give the CA's"
             f" file with `agent_ca=` or {AGENT_CA_VARIABLE}."
+        )
+    if "Socket closed" in text:  # all that gRPC tells a caller whose certificate is missing
+        return (
+            ". If it asks its callers for certificates, show one of its CA: `agent_certificate=`"
+            f" and `agent_key=`, or {CERTIFICATE_VARIABLE} and {KEY_VARIABLE}; executors, too."
         )
     return ""

@@ -65,11 +65,13 @@ class AgentProcess:
         broker_ca: Path | None = None,
         certificate: AgentCertificate | None = None,
         trust: AgentTrust | None = None,
+        clients: str | None = None,
     ) -> None:
         self._pe, self.home = pe, home
         self._broker, self._linger, self._host, self._port = broker, linger, host, port
         self._hint_port, self._broker_ca = hint_port, broker_ca
         self._certificate, self.trust = certificate, trust or AgentTrust()
+        self._clients = clients
         self._not_adopted = ""
         self._token = token or Token()
         self._process: subprocess.Popen[bytes] | None = None
@@ -193,6 +195,8 @@ class AgentProcess:
             command += ["--tls-key", str(self._certificate.key)]
         if self.trust.path:
             command += ["--agent-ca", str(self.trust.path)]
+        if self._clients:
+            command += ["--clients", self._clients]
         command += ["--token-file", str(tokens.write(self._token, self.home / SHOWN_FILE))]
         return command
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe_agent import agent_tls, functions, tls, tokens
 from pe_agent import owner as owners
+from pe_agent.arrow_batches import counted_in_rows
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import SOURCE_FIELD, ddl_of, schema_of
@@ -64,6 +65,7 @@ def start(
     agent_certificate: str | Path | None = None,
     agent_key: str | Path | None = None,
     agent_ca: str | Path | None = None,
+    agent_clients: str | None = None,
     owner: Mapping[str, str] | None = None,
 ) -> PE:
     """Start the PE of a job: its agent process, and the data source in this Spark session.
@@ -97,6 +99,8 @@ def start(
         agent_ca: a file with the certificates to trust of agents, read again when it changes;
             default ``$STREAMBROKER_AGENT_CA``. With it only agents with TLS are called, unless
             ``$STREAMBROKER_AGENT_PLAIN`` is ``allow``.
+        agent_clients: ``required``: the agent serves only callers that show a certificate of that
+            CA, too; default ``$STREAMBROKER_AGENT_CLIENTS``, or ``any``.
         owner: in Kubernetes, what Exports and Imports that are made by the job belong to and go
             with: ``apiVersion``, ``kind``, ``name`` and ``uid`` of something in its namespace that
             outlives the driver pod; default ``$STREAMBROKER_OWNER``, as JSON, or nothing.
@@ -114,7 +118,8 @@ def start(
     key = PeKey.parse(f"{namespace}/{job}/{pe}")
     shown, trust = tokens.given(token, token_file), tls.given(broker_ca)
     certificate = agent_tls.shown(agent_certificate, agent_key)
-    agent_trust = agent_tls.trusted(agent_ca)
+    agent_trust = agent_tls.trusted(agent_ca, own=certificate)
+    agent_tls.clients_required(agent_clients)
     if agent_trust.anchors() is None and certificate is not None:
         raise TrustError(
             "the job could not call its own agent: give the CA of `agent_certificate=` with"
@@ -142,6 +147,7 @@ def start(
             broker_ca=trust.path,
             certificate=certificate,
             trust=agent_trust,
+            clients=agent_clients,
         )
 
     process = launch(0)
@@ -202,6 +208,8 @@ class PE:
         options = {"agent": self.agent.location, "agentToken": self.agent.token}
         if trust.path is not None:
             options |= {"agentCa": str(trust.path), "agentPlain": "allow" if trust.plain else ""}
+        if trust.own is not None:
+            options |= {"agentCertificate": str(trust.own.chain), "agentKey": str(trust.own.key)}
         return options
 
     # -- importing ---------------------------------------------------------------------------
@@ -382,7 +390,8 @@ class PE:
             writer = writer.trigger(**trigger)
         if query_name is not None:
             writer = writer.queryName(query_name)
-        query = writer.start()
+        with counted_in_rows(frame.sparkSession, frame.schema):
+            query = writer.start()
         self.exports[port] = ExportPort(self, port, query=query)
         self._queries.add(port, query, sources)
         return query

@@ -17,6 +17,8 @@ AGENT_TLS = "grpc+tls://"
 AGENT_NAME = "streambroker-agent"
 """The DNS name that every agent's certificate carries."""
 AGENT_CA_VARIABLE = "STREAMBROKER_AGENT_CA"
+CERTIFICATE_VARIABLE = "STREAMBROKER_AGENT_CERTIFICATE"
+KEY_VARIABLE = "STREAMBROKER_AGENT_KEY"
 
 _NOT_THIS_NAME = (62, 64)
 """What OpenSSL says of a certificate that is good, and for another name or address."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.broker_link import BrokerLink
+from pe_agent.agent.broker.link import BrokerLink
+from pe_agent.agent.broker.signing import PAUSE_SECONDS, Signer
 from pe_agent.agent.hosts import Hosts
-from pe_agent.agent.signing import PAUSE_SECONDS, Signer
 from pe_agent.broker_client import BrokerRefusedError, BrokerUnavailableError, pe_path
 from pe_agent.tokens import Token
 from streambroker_core.model import PeKey

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.manifests import VERSION
+from pe_agent.agent.exporting.manifests import VERSION
 from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentRefusedError
 from pe_agent.log import Committer, Kind, StreamLog

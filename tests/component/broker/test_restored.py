@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.broker_link import BrokerLink
+from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.agent.hosts import Hosts
 from pe_agent.broker_client import BrokerAnswer, BrokerClient
 from streambroker_core.model import PeKey

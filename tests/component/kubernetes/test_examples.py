@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pe_agent import agent_tls, tls
+from pe_agent import tls
 from pe_agent.agent.process import settings
 from streambroker_core.wire.manifest import API_VERSION, read_manifest
 from support import charts
@@ -127,8 +127,8 @@ def test_a_driver_with_tls_is_the_one_without_and_what_tls_needs(name: str) -> N
             {"name": variable, "value": f"{place}/streambroker-{file}"}
             for variable, file in (
                 (tls.VARIABLE, "ca/ca.crt"),
-                (agent_tls.CERTIFICATE_VARIABLE, "agent/tls.crt"),
-                (agent_tls.KEY_VARIABLE, "agent/tls.key"),
+                (tls.CERTIFICATE_VARIABLE, "agent/tls.crt"),
+                (tls.KEY_VARIABLE, "agent/tls.key"),
                 (tls.AGENT_CA_VARIABLE, "agent/ca.crt"),
             )
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pe_agent.agent.broker_link import BrokerLink
+from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.agent.hosts import Hosts
 from pe_agent.tokens import Token
 from streambroker_core.model import PeKey

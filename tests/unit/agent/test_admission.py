@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.waiting_side import SELF_WAIT_SECONDS, SelfWaitError
+from pe_agent.agent.exporting.waiting import SELF_WAIT_SECONDS, SelfWaitError
 from streambroker_core.ledger import Ask
 from support.exports import Bench, bench, rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.blocks import BlockReader, BytesCache, NotPlannedError, Read
+from pe_agent.agent.exporting.blocks import BlockReader, BytesCache, NotPlannedError, Read
 from support.exports import Bench, bench, rows
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent import broker_link
-from pe_agent.agent.broker_link import (
+from pe_agent.agent.broker import link as broker_link
+from pe_agent.agent.broker.link import (
     ACKNOWLEDGE_SECONDS,
     BUSY_ACKNOWLEDGE_SECONDS,
     BUSY_SECONDS,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent import broker_link
-from pe_agent.agent.broker_link import BrokerLink
+from pe_agent.agent.broker import link as broker_link
+from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.agent.hosts import Hosts
 from pe_agent.broker_client import BrokerAnswer
 from streambroker_core.errors import CapabilityError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from pe_agent.agent.importing.peers import Peers, _Watched
 from pe_agent.agent.news import News
-from pe_agent.agent.peers import Peers, _Watched
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.source import StreambrokerStreamReader

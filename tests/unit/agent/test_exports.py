@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exports import NotAdmittedError, StageMissingError, steady_clock
+from pe_agent.agent.exporting.exports import NotAdmittedError, StageMissingError, steady_clock
 from pe_agent.agent.store import Store
 from pe_agent.log.errors import LogCorrupt
 from streambroker_core.errors import StreambrokerError
@@ -316,7 +316,7 @@ def test_a_block_that_became_unreadable_does_not_keep_its_reader_from_acknowledg
     def damaged(*_: object) -> int:
         raise LogCorrupt(Path("segment"), offset=7, why="checksum")
 
-    monkeypatch.setattr("pe_agent.agent.deliveries.passing_rows", damaged)
+    monkeypatch.setattr("pe_agent.agent.exporting.deliveries.passing_rows", damaged)
     made.plan({made.stream: 1}, filter_="n > 1")
 
     status = made.export.status()["readers"]["reader"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.blocks import BlockReader, Read
+from pe_agent.agent.exporting.blocks import BlockReader, Read
 from streambroker_core.publishing import LEASE
 from support.exports import Bench, bench, rows
 

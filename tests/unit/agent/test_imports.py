@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.heads import RoutesUnknownError
-from pe_agent.agent.imports import UnknownPortError
-from pe_agent.agent.peers import Peers
-from pe_agent.agent.readers import ReaderInUseError
+from pe_agent.agent.importing.heads import RoutesUnknownError
+from pe_agent.agent.importing.imports import UnknownPortError
+from pe_agent.agent.importing.peers import Peers
+from pe_agent.agent.importing.readers import ReaderInUseError
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.ledger import ReadersExceededError
 from streambroker_core.offset import Offset, ranges
@@ -394,7 +394,7 @@ def test_a_run_waits_for_its_routes_and_then_for_their_agents(
         return {"s": 7}, False
 
     monkeypatch.setattr(Peers, "ask_heads", ask)
-    monkeypatch.setattr("pe_agent.agent.heads.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("pe_agent.agent.importing.heads.AGAIN_SECONDS", 0.01)
     found: list[dict[str, Any]] = []
     asked = threading.Thread(target=lambda: found.append(made.host.heads("in", 10.0)))
     asked.start()
@@ -426,7 +426,7 @@ def test_who_is_silent_below_the_limit_is_named(made: Bench) -> None:
 def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_agent.agent.readers.READERS", 3)
+    monkeypatch.setattr("pe_agent.agent.importing.readers.READERS", 3)
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     for number in range(5):
@@ -441,7 +441,7 @@ def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(
 def test_a_reader_beyond_the_limit_is_refused_while_all_others_live(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_agent.agent.readers.READERS", 3)
+    monkeypatch.setattr("pe_agent.agent.importing.readers.READERS", 3)
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     for number in range(3):

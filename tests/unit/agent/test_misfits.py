@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.masks import misfit
-from pe_agent.agent.streams import HostedStream
+from pe_agent.agent.exporting.masks import misfit
+from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.log import Committer
 
 DDL = "`line` bigint, `price` double"

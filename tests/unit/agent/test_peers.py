@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.importing.peers import Peers, _Watched
 from pe_agent.agent.news import News
-from pe_agent.agent.peers import Peers, _Watched
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey, PortKey

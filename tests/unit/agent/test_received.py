@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pe_agent.agent.received import Received
+from pe_agent.agent.importing.received import Received
 from streambroker_core.offset import Offset, Planned, Position
 
 FEED = "default/feed/0/trades"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.reports import AGAIN_SECONDS, LIMIT, Reporter, report_of
+from pe_agent.agent.broker.reports import AGAIN_SECONDS, LIMIT, Reporter, report_of
 from pe_agent.broker_client import BrokerRefusedError, BrokerUnavailableError
 from support.exports import Bench, bench, rows
 from support.waiting import until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.routes import RouteFileError, RouteTable
+from pe_agent.agent.broker.routes import RouteFileError, RouteTable
 from streambroker_core.model import PeKey
 from streambroker_core.wire.view import ExportPort, ImportPort, View, encode, seal
 

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent import grants
-from pe_agent.agent.blocks import BlockReader, Read
-from pe_agent.agent.exports import HostedExport
-from pe_agent.agent.grants import Grant
-from pe_agent.agent.publishing_side import StageMissingError
-from pe_agent.agent.stage_host import StageHost
+from pe_agent.agent.exporting.blocks import BlockReader, Read
+from pe_agent.agent.exporting.exports import HostedExport
+from pe_agent.agent.exporting.publishing import StageMissingError
+from pe_agent.agent.fellows import grants
+from pe_agent.agent.fellows.grants import Grant
+from pe_agent.agent.fellows.stages import StageHost
 from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.log import Committer

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent import grants
-from pe_agent.agent.blocks import BlockReader, NotPlannedError, Read
-from pe_agent.agent.grants import Grant, GrantError
-from pe_agent.agent.publishing_side import StageMissingError, StageTooLargeError
-from pe_agent.agent.stage_host import PartMissingError, StageHost
+from pe_agent.agent.exporting.blocks import BlockReader, NotPlannedError, Read
+from pe_agent.agent.exporting.publishing import StageMissingError, StageTooLargeError
+from pe_agent.agent.fellows import grants
+from pe_agent.agent.fellows.grants import Grant, GrantError
+from pe_agent.agent.fellows.stages import PartMissingError, StageHost
 from pe_agent.agent.store import Store
 from pe_agent.log import Committer
 from support.exports import DDL, SCHEMA, rows

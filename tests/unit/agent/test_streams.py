@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.manifests import Block, Manifest, ManifestVersionError, Stage
-from pe_agent.agent.streams import HostedStream, RowsDifferError
+from pe_agent.agent.exporting.manifests import Block, Manifest, ManifestVersionError, Stage
+from pe_agent.agent.exporting.streams import HostedStream, RowsDifferError
 from pe_agent.log import Address, Committer, Kind
 from support.exports import DDL, SCHEMA, rows
 

@@ -15,13 +15,13 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.agent import metrics
-from pe_agent.agent.blocks import Readable
-from pe_agent.agent.exports import HostedExport, Limits
-from pe_agent.agent.fellows import Fellows
-from pe_agent.agent.imports import ImportHost, UnknownPortError
+from pe_agent.agent.broker.routes import RouteTable
+from pe_agent.agent.exporting.blocks import Readable
+from pe_agent.agent.exporting.exports import HostedExport, Limits
+from pe_agent.agent.fellows.known import Fellows
+from pe_agent.agent.fellows.stages import StageHost
+from pe_agent.agent.importing.imports import ImportHost, UnknownPortError
 from pe_agent.agent.news import News
-from pe_agent.agent.routes import RouteTable
-from pe_agent.agent.stage_host import StageHost
 from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.log import Committer, Scrub

@@ -14,14 +14,14 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from pe_agent.agent_tls import AgentCertificate
-from pe_agent.tls import AGENT_NAME, TrustError, file_state
+from pe_agent.agent_tls import AgentCertificate, AgentTrust
+from pe_agent.tls import AGENT_NAME, TrustError
 
 LOOK_SECONDS = 1.0
 LONG_SECONDS = 5.0
@@ -32,12 +32,24 @@ log = logging.getLogger("pe_agent")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A certificate chain with its key, checked: they belong together and are an agent's."""
+    """A certificate chain with its key, checked: they belong together and are an agent's.
+
+    Attributes:
+        clients: the certificates of which a caller has to have one; None if it needs none.
+    """
 
     chain: bytes
     key: bytes
     fingerprint: str
     until: str
+    clients: bytes | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a Flight server is made with."""
+        certificates = {"tls_certificates": [(self.chain, self.key)]}
+        if self.clients is None:
+            return certificates
+        return {**certificates, "verify_client": True, "root_certificates": self.clients}
 
 
 class Listener:
@@ -45,8 +57,9 @@ class Listener:
 
     Args:
         host: address to listen at.
-        make: makes the server for a location and ``tls_certificates``.
+        make: makes the server for a location and what it shows.
         certificate: what to show; None for no TLS.
+        clients: whose certificates callers need; None if they need none.
 
     Raises:
         TrustError: the certificate cannot be used.
@@ -55,11 +68,13 @@ class Listener:
     def __init__(
         self,
         host: str,
-        make: Callable[[str, list[tuple[bytes, bytes]] | None], flight.FlightServerBase],
+        make: Callable[[str, Shown | None], flight.FlightServerBase],
         certificate: AgentCertificate | None,
+        clients: AgentTrust | None = None,
     ) -> None:
         self._host, self._make, self._certificate = host, make, certificate
-        self._seen: tuple[int, ...] = ()
+        self._clients = clients
+        self._seen: tuple[object, ...] = ()
         self._shown: Shown | None = None
         self._error: str | None = None
         self._server: flight.FlightServerBase | None = None
@@ -68,8 +83,8 @@ class Listener:
         self._follower = threading.Thread(target=self._follow, daemon=True, name="certificate")
         self.port = 0
         if certificate is not None:
-            self._seen = _state(certificate)
-            self._shown = read(certificate)
+            self._seen = self._state(certificate)
+            self._shown = self._read(certificate)
 
     @property
     def location(self) -> str:
@@ -94,7 +109,15 @@ class Listener:
             self._follower.start()
 
     def _serving(self, port: int, shown: Shown | None) -> flight.FlightServerBase:
-        return self._make(self._at(port), [(shown.chain, shown.key)] if shown else None)
+        return self._make(self._at(port), shown)
+
+    def _read(self, certificate: AgentCertificate) -> Shown:
+        clients = None if self._clients is None else self._clients.anchors()
+        return replace(read(certificate), clients=clients)
+
+    def _state(self, certificate: AgentCertificate) -> tuple[object, ...]:
+        """Return what differs once something else is to be shown, or asked for."""
+        return (*certificate.state(), self._clients and self._clients.anchors())
 
     def status(self) -> dict[str, Any] | None:
         """Return which certificate is shown and why not a later one, None without TLS."""
@@ -121,12 +144,12 @@ class Listener:
         certificate = self._certificate
         if certificate is None:
             return
-        state = _state(certificate)
+        state = self._state(certificate)
         if state == self._seen:
             return
         self._seen = state
         try:
-            found = read(certificate)
+            found = self._read(certificate)
             if self._shown == found:
                 self._error = None
                 return
@@ -221,10 +244,3 @@ def _peer(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
 def _first(pem: str) -> str:
     end = "-----END CERTIFICATE-----"
     return pem[pem.index("-----BEGIN CERTIFICATE-----") : pem.index(end) + len(end)]
-
-
-def _state(certificate: AgentCertificate) -> tuple[int, ...]:
-    try:
-        return (*file_state(certificate.chain), *file_state(certificate.key))
-    except OSError:
-        return ()

@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from pe_agent import agent_tls, client, tls, tokens
 from pe_agent.agent import metrics
-from pe_agent.agent.broker_link import BrokerLink
+from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.agent.hosts import Hosts
-from pe_agent.agent.listener import Listener
+from pe_agent.agent.listener import Listener, Shown
 from pe_agent.agent.metrics import MetricsServer
 from pe_agent.agent.progress import Progress
 from pe_agent.agent.service import AgentService
@@ -69,6 +69,7 @@ class Settings:
     trust: Trust
     agent_trust: AgentTrust
     certificate: AgentCertificate | None
+    clients_required: bool
 
 
 def settings(arguments: Sequence[str] | None = None) -> Settings:
@@ -95,16 +96,20 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         "--tls-cert",
         type=Path,
         help="certificate to show other agents and the job, PEM; default"
-        f" ${agent_tls.CERTIFICATE_VARIABLE}, or no TLS",
+        f" ${tls.CERTIFICATE_VARIABLE}, or no TLS",
     )
-    parser.add_argument(
-        "--tls-key", type=Path, help=f"its key, PEM; default ${agent_tls.KEY_VARIABLE}"
-    )
+    parser.add_argument("--tls-key", type=Path, help=f"its key, PEM; default ${tls.KEY_VARIABLE}")
     parser.add_argument(
         "--agent-ca",
         type=Path,
         help="certificates to trust of other agents, PEM; with it only agents with TLS are called,"
         f" unless ${agent_tls.PLAIN_VARIABLE} is `allow`; default ${tls.AGENT_CA_VARIABLE}",
+    )
+    parser.add_argument(
+        "--clients",
+        choices=("any", agent_tls.REQUIRED),
+        help="`required`: who calls has to show a certificate of the CA, too; default"
+        f" ${agent_tls.CLIENTS_VARIABLE}, or any",
     )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
@@ -124,6 +129,7 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
     got = parser.parse_args(arguments)
     if ":" in got.host:
         parser.error(f"--host {got.host}: give a name or an IPv4 address; IPv6 is not supported")
+    certificate = agent_tls.shown(got.tls_cert, got.tls_key)
     return Settings(
         home=got.home,
         broker=got.broker,
@@ -136,8 +142,9 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         # A file that is not there yet is no reason not to serve: the last routes hold.
         token=Token(path=got.token_file) if got.token_file else tokens.given(None, None),
         trust=Trust(got.broker_ca),
-        agent_trust=agent_tls.trusted(got.agent_ca),
-        certificate=agent_tls.shown(got.tls_cert, got.tls_key),
+        agent_trust=agent_tls.trusted(got.agent_ca, own=certificate),
+        certificate=certificate,
+        clients_required=agent_tls.clients_required(got.clients),
     )
 
 
@@ -149,14 +156,24 @@ class Agent:
         os.umask(0o077)
         chosen.home.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(chosen.home)
-        listener = Listener(chosen.host, self._serve, chosen.certificate)
-        if chosen.agent_trust.demands_tls() and chosen.certificate is None:
+        trust = chosen.agent_trust
+        required = chosen.clients_required
+        if required and (chosen.certificate is None or trust.anchors() is None):
+            raise TrustError(
+                f"the agent of {chosen.pe} is to ask its callers for certificates, which it can"
+                " only over TLS, and of a CA: give `agent_certificate=`, `agent_key=` and"
+                " `agent_ca=` as well."
+            )
+        listener = Listener(
+            chosen.host, self._serve, chosen.certificate, trust if required else None
+        )
+        if trust.demands_tls() and chosen.certificate is None:
             raise TrustError(
                 f"the agent of {chosen.pe} would have no certificate, and with a CA only agents"
                 " with TLS are called: give `agent_certificate=` and `agent_key=` as well."
             )
         # Before the hosts: they call the agents of the last routes at once.
-        client.trust_in_process(chosen.agent_trust)
+        client.trust_in_process(trust)
         pa.set_cpu_count(1)
         sys.setswitchinterval(0.0005)
         progress = Progress(chosen.home)
@@ -189,8 +206,8 @@ class Agent:
             self.hosts.store.set(name, found)
         return found
 
-    def _serve(self, location: str, certificates: list[tuple[bytes, bytes]] | None) -> AgentService:
-        return AgentService(location, self.hosts, self.token, certificates)
+    def _serve(self, location: str, shown: Shown | None) -> AgentService:
+        return AgentService(location, self.hosts, self.token, shown)
 
     def _listen(self, listener: Listener) -> None:
         chosen = self.settings

@@ -17,10 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from pe_agent.agent.blocks import BlockReader, NotPlannedError, Read
-from pe_agent.agent.grants import Grant
+from pe_agent.agent.exporting.blocks import BlockReader, NotPlannedError, Read
+from pe_agent.agent.fellows.grants import Grant
 from pe_agent.agent.hosts import Hosts
-from pe_agent.agent.peers import plan_body
+from pe_agent.agent.importing.peers import plan_body
+from pe_agent.agent.listener import Shown
 from pe_agent.flight_errors import to_flight
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Ask
@@ -51,9 +52,9 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         location: str,
         hosts: Hosts,
         token: str,
-        certificates: list[tuple[bytes, bytes]] | None = None,
+        shown: Shown | None = None,
     ) -> None:
-        super().__init__(location, tls_certificates=certificates)
+        super().__init__(location, **({} if shown is None else shown.settings()))
         self._hosts = hosts
         self._token = token
         self._reader = BlockReader()

@@ -26,6 +26,8 @@ KNOWN = frozenset(
         "agent",
         "agenttoken",
         "agentca",
+        "agentcertificate",
+        "agentkey",
         "agentplain",
         "maxbytesperbatch",
         "reconnect",
@@ -71,6 +73,8 @@ class Options:
         token: that agent's token.
         agent_ca: file of the certificates to trust of agents; None for that of the environment.
         agent_plain: ``allow`` for agents without TLS, too; None for what the environment says.
+        agent_certificate: file of the own certificate, for agents that ask for one, and
+            ``agent_key`` of its key; None for those of the environment.
         max_bytes: bytes of a micro-batch at most, or one epoch.
         reconnect: seconds for which a lost agent is tried again.
         poll_wait: seconds that ``latestOffset`` may wait for news.
@@ -92,10 +96,13 @@ class Options:
     stop_at_end: bool = False
     agent_ca: str | None = None
     agent_plain: str | None = None
+    agent_certificate: str | None = None
+    agent_key: str | None = None
 
     def trust(self) -> AgentTrust:
-        """Return whose agents are called."""
-        return agent_tls.trusted(self.agent_ca, self.agent_plain)
+        """Return whose agents are called, and what they are shown."""
+        own = agent_tls.shown(self.agent_certificate, self.agent_key)
+        return agent_tls.trusted(self.agent_ca, self.agent_plain, own)
 
     @staticmethod
     def read(options: Mapping[str, str], port_option: str) -> Options:
@@ -137,6 +144,8 @@ class Options:
             lossy=not _truth(given, "failondataloss", True),
             agent_ca=given.get("agentca"),
             agent_plain=given.get("agentplain"),
+            agent_certificate=given.get("agentcertificate"),
+            agent_key=given.get("agentkey"),
         )
 
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pe_agent.agent.manifests import Manifest
-from pe_agent.agent.masks import compiled
-from pe_agent.agent.streams import HostedStream
+from pe_agent.agent.exporting.manifests import Manifest
+from pe_agent.agent.exporting.masks import compiled
+from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.log import AddressGone
 from streambroker_core.errors import StreambrokerError
 

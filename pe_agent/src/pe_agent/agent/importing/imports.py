@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pe_agent.agent.gates import Queries
-from pe_agent.agent.heads import Heads
-from pe_agent.agent.import_state import UnknownPortError
+from pe_agent.agent.broker.routes import RouteTable
+from pe_agent.agent.importing.gates import Queries
+from pe_agent.agent.importing.heads import Heads
+from pe_agent.agent.importing.peers import PLAN_SECONDS, READER_LEASE
+from pe_agent.agent.importing.readers import OwnReader
+from pe_agent.agent.importing.slices import Slices
+from pe_agent.agent.importing.state import UnknownPortError
 from pe_agent.agent.news import News
-from pe_agent.agent.peers import PLAN_SECONDS, READER_LEASE
-from pe_agent.agent.readers import OwnReader
-from pe_agent.agent.routes import RouteTable
-from pe_agent.agent.slices import Slices
 from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError

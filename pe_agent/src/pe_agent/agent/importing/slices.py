@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pe_agent.agent.import_state import ImportState
-from pe_agent.agent.peers import PLAN_SECONDS, READER_LEASE
-from pe_agent.agent.readers import Missed, OwnReader
+from pe_agent.agent.importing.peers import PLAN_SECONDS, READER_LEASE
+from pe_agent.agent.importing.readers import Missed, OwnReader
+from pe_agent.agent.importing.state import ImportState
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.offset import Offset, Piece, cut, ranges, together

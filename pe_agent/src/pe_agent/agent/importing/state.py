@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pe_agent.agent.broker.routes import RouteTable
+from pe_agent.agent.importing.peers import Peers
+from pe_agent.agent.importing.readers import OwnReader, OwnReaders
 from pe_agent.agent.news import News
-from pe_agent.agent.peers import Peers
-from pe_agent.agent.readers import OwnReader, OwnReaders
-from pe_agent.agent.routes import RouteTable
 from pe_agent.agent.store import Store
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import Offset

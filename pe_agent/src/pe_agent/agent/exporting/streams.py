@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.manifests import Block, Manifest, Stage
-from pe_agent.agent.space import Space
+from pe_agent.agent.exporting.manifests import Block, Manifest, Stage
+from pe_agent.agent.exporting.space import Space
 from pe_agent.log import Address, Committer, Kind, LogError, StreamLog
 from streambroker_core.errors import StreambrokerError
 

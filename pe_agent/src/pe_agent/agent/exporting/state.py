@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pe_agent.agent.claims_state import encode_reader
-from pe_agent.agent.deliveries import Deliveries
+from pe_agent.agent.exporting.claims import encode_reader
+from pe_agent.agent.exporting.deliveries import Deliveries
+from pe_agent.agent.exporting.streams import HostedStream
+from pe_agent.agent.exporting.waits import Waits
 from pe_agent.agent.store import Store
-from pe_agent.agent.streams import HostedStream
-from pe_agent.agent.waits import Waits
 from pe_agent.log import Committer
 from streambroker_core.ledger import Cursor, Ledger
 from streambroker_core.publishing import Publisher

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pe_agent.agent.export_state import ExportState
-from pe_agent.agent.manifests import Away, Block
-from pe_agent.agent.streams import HostedStream
+from pe_agent.agent.exporting.manifests import Away, Block
+from pe_agent.agent.exporting.state import ExportState
+from pe_agent.agent.exporting.streams import HostedStream
 from streambroker_core.epochs import Stream
 
 log = logging.getLogger("pe_agent")

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pe_agent.agent.export_state import ExportState
-from pe_agent.agent.manifests import Away, Manifest
-from pe_agent.agent.masks import misfit
+from pe_agent.agent.exporting.manifests import Away, Manifest
+from pe_agent.agent.exporting.masks import misfit
+from pe_agent.agent.exporting.state import ExportState
 from streambroker_core.ledger import Answer, Ask
 
 log = logging.getLogger("pe_agent")

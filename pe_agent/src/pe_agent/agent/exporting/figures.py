@@ -6,8 +6,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pe_agent.agent.deliveries import Delivery
-    from pe_agent.agent.exports import HostedExport
+    from pe_agent.agent.exporting.deliveries import Delivery
+    from pe_agent.agent.exporting.exports import HostedExport
     from streambroker_core.ledger import Reader
 
 

@@ -12,18 +12,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.claims_state import decode_reader, restore_publisher
-from pe_agent.agent.export_state import SEGMENT_BYTES, steady_clock
-from pe_agent.agent.figures import export_figures
-from pe_agent.agent.publishing_side import (
+from pe_agent.agent.exporting.claims import decode_reader, restore_publisher
+from pe_agent.agent.exporting.figures import export_figures
+from pe_agent.agent.exporting.publishing import (
     NotAdmittedError,
     PublishingSide,
     StageMissingError,
     epoch_of,
 )
-from pe_agent.agent.reading_side import ReadingSide
-from pe_agent.agent.spread_side import SpreadSide
-from pe_agent.agent.streams import HostedStream
+from pe_agent.agent.exporting.reading import ReadingSide
+from pe_agent.agent.exporting.spreading import SpreadSide
+from pe_agent.agent.exporting.state import SEGMENT_BYTES, steady_clock
+from pe_agent.agent.exporting.streams import HostedStream
 from streambroker_core.ledger import Limits, Stream
 
 

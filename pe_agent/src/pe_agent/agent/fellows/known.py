@@ -16,15 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pe_agent.agent import grants
-from pe_agent.agent.grants import Grant
+from pe_agent.agent.fellows import grants
+from pe_agent.agent.fellows.grants import Grant
 from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
-    from pe_agent.agent.exports import HostedExport
+    from pe_agent.agent.exporting.exports import HostedExport
 
 log = logging.getLogger("pe_agent")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from pe_agent.agent.export_state import ExportState
+from pe_agent.agent.exporting.state import ExportState
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Holder
 

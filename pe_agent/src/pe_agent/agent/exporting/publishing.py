@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.claims_state import save_publisher
-from pe_agent.agent.manifests import Manifest, Stage
-from pe_agent.agent.spread_side import Sealed, SpreadSide, joined
-from pe_agent.agent.streams import HostedStream
-from pe_agent.agent.waiting_side import WaitingSide
+from pe_agent.agent.exporting.claims import save_publisher
+from pe_agent.agent.exporting.manifests import Manifest, Stage
+from pe_agent.agent.exporting.spreading import Sealed, SpreadSide, joined
+from pe_agent.agent.exporting.streams import HostedStream
+from pe_agent.agent.exporting.waiting import WaitingSide
 from pe_agent.log import LogError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Epoch

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any, NamedTuple
 
-from pe_agent.agent.import_state import ImportState
+from pe_agent.agent.importing.state import ImportState
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.view import ImportPort
 

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from pe_agent.agent.manifests import Block
-from pe_agent.agent.streams import HostedStream
+from pe_agent.agent.exporting.manifests import Block
+from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.filters import CompiledFilter, compile_filter
 from streambroker_core.errors import ExpressionError
 from streambroker_core.expression import parse

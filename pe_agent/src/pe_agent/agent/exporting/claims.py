@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pe_agent.agent.deliveries import Delivery
+from pe_agent.agent.exporting.deliveries import Delivery
 from streambroker_core.ledger import Cursor, Reader
 from streambroker_core.publishing import LEASE, Published, Publisher
 
 if TYPE_CHECKING:
+    from pe_agent.agent.exporting.streams import HostedStream
     from pe_agent.agent.store import Store
-    from pe_agent.agent.streams import HostedStream
 
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pe_agent.agent.peers import READER_LEASE
-from pe_agent.agent.received import Received
+from pe_agent.agent.importing.peers import READER_LEASE
+from pe_agent.agent.importing.received import Received
 from pe_agent.agent.store import Store
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import ReadersExceededError

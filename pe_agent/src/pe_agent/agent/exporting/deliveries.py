@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pe_agent.agent.manifests import Block
-from pe_agent.agent.masks import passing_rows
-from pe_agent.agent.streams import HostedStream
+from pe_agent.agent.exporting.manifests import Block
+from pe_agent.agent.exporting.masks import passing_rows
+from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.log import LogError
 from streambroker_core.ledger import Reader
 from streambroker_core.offset import Planned

@@ -18,15 +18,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent import grants
-from pe_agent.agent.blocks import BytesCache
-from pe_agent.agent.export_state import SEGMENT_BYTES
-from pe_agent.agent.grants import Grant, GrantError
-from pe_agent.agent.manifests import Manifest, Stage
-from pe_agent.agent.masks import passing_rows
-from pe_agent.agent.publishing_side import StageMissingError, StageTooLargeError, verified
+from pe_agent.agent.exporting.blocks import BytesCache
+from pe_agent.agent.exporting.manifests import Manifest, Stage
+from pe_agent.agent.exporting.masks import passing_rows
+from pe_agent.agent.exporting.publishing import StageMissingError, StageTooLargeError, verified
+from pe_agent.agent.exporting.state import SEGMENT_BYTES
+from pe_agent.agent.exporting.streams import HostedStream
+from pe_agent.agent.fellows import grants
+from pe_agent.agent.fellows.grants import Grant, GrantError
 from pe_agent.agent.store import Store
-from pe_agent.agent.streams import HostedStream
 from pe_agent.log import Committer, LogError, StreamLog
 from streambroker_core.errors import StreambrokerError
 

@@ -14,9 +14,9 @@ import time
 from time import time as wall_clock
 from typing import Any
 
+from pe_agent.agent.broker.reports import Reporter
+from pe_agent.agent.broker.signing import Signer
 from pe_agent.agent.hosts import Hosts
-from pe_agent.agent.reports import Reporter
-from pe_agent.agent.signing import Signer
 from pe_agent.broker_client import (
     BrokerClient,
     BrokerRefusedError,

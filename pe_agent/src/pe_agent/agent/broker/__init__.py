@@ -1,0 +1,1 @@
+"""What an agent has from the broker and tells it."""

@@ -1,0 +1,1 @@
+"""The exports of an agent: publishing, waiting, reading, and what their logs say."""
