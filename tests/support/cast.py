@@ -257,8 +257,18 @@ class Play:
     def _tend(self) -> None:
         """Start again who has ended."""
         self.cast.tend()
-        self.exporting.tend()
+        if self.exporting.lives or self._may_publish():
+            self.exporting.tend()
         self.importing.tend()
+
+    def _may_publish(self) -> bool:
+        """Whether the exporter may start."""
+        return True
+
+    def opened(self) -> bool:
+        """Whether the importer has opened the export, which keeps all epochs for it from then on."""
+        log = queries.Checkpoint(self.folder / "importing")
+        return bool((log.read("offsets", log.last("offsets")) or {}).get("last"))
 
     def _through(self) -> bool:
         self._turn()

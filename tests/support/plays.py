@@ -36,13 +36,8 @@ class Lagging(Play):
                 self.cut = Cut(self.cast.cuts, self.step, 1)
             resume.touch()
 
-    def _tend(self) -> None:
-        log = queries.Checkpoint(self.folder / "importing")
-        if self.exporting.lives or (log.read("offsets", log.last("offsets")) or {}).get("last"):
-            super()._tend()
-        else:
-            self.cast.tend()
-            self.importing.tend()
+    def _may_publish(self) -> bool:
+        return self.opened()
 
     def complete(self, epochs: list[int]) -> bool:
         """Whether some are missing, the others there once, and all that are missing told."""
@@ -60,7 +55,8 @@ class Lagging(Play):
 class Away(Play):
     """The importer, its driver and its agent, is killed, and comes back when it is waited for.
 
-    By then its lease has ended, so that it is away and not only slow.
+    By then its lease has ended, so that it is away and not only slow. Nothing is published before
+    it has opened the export: it can miss only what it was waited for.
 
     Args:
         cast: who plays.
@@ -73,6 +69,13 @@ class Away(Play):
         self.buffer: Mapping[str, str] = {**SMALL, "grace": grace}
         self.back = False
         super().__init__(cast, step, victim, batches=8, reading={"maxBytesPerBatch": "1"})
+        self.cut.disarm()
+
+    def _may_publish(self) -> bool:
+        if not self.opened():
+            return False
+        self.cut = Cut(self.cast.cuts, self.step)
+        return True
 
     def _kill(self, at: int) -> None:
         super()._kill(at)
