@@ -7,7 +7,7 @@ come and go, in the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from streambroker_core.claims import Claims, Cursor, Limits, Reader
@@ -16,6 +16,9 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import Planned
 
 READERS = 1_000
+
+Gone = tuple[int, int, int | None]
+"""Epochs ``[first, next)`` that are gone, and how many rows they had, None if nobody knows."""
 
 
 class DataLossError(StreambrokerError):
@@ -381,22 +384,33 @@ class Planning(Claims):
             return finished
 
     def missing(
-        self, ranges: Mapping[str, tuple[int, int]]
-    ) -> dict[str, list[tuple[int, int, int | None]]]:
-        """Return which of these epochs are gone, by stream: first, next, rows (None: not known)."""
-        result: dict[str, list[tuple[int, int, int | None]]] = {}
+        self,
+        ranges: Mapping[str, tuple[int, int]],
+        *,
+        broken: Mapping[str, Collection[int]] | None = None,
+        before: Mapping[str, Sequence[Gone]] | None = None,
+    ) -> dict[str, list[Gone]]:
+        """Return which of these epochs are gone, by stream, in order.
+
+        Args:
+            ranges: the epochs that are looked for, by stream.
+            broken: epochs that are retained and that nobody can have whole any more.
+            before: what was left out of these ranges before: it stays left out, with the same
+                rows, also where it can be had again.
+        """
+        result: dict[str, list[Gone]] = {}
         for name, (first, next_) in ranges.items():
             stream = self.streams.get(name)
-            if stream is None:
-                result[name] = [(first, next_, None)]
-                continue
-            number = first
-            while number < next_:
-                end = min(next_, stream.at_or_after(number))
-                if number < end:
-                    rows = stream.rows_between(number, end)
-                    result.setdefault(name, []).append((number, end, rows))
-                number = max(end, number + 1)
+            gone = [g for g in (before or {}).get(name, ()) if first <= g[0] and g[1] <= next_]
+            left_out = {n for known in gone for n in range(known[0], known[1])}
+            bad = frozenset((broken or {}).get(name, ()))
+            found = (n for n in range(first, next_) if n in bad or not _has(stream, n))
+            for start, end in _runs(n for n in found if n not in left_out):
+                known_rows = stream is not None and end <= stream.next
+                rows = stream.rows_between(start, end) if stream and known_rows else None
+                gone.append((start, end, rows))
+            if gone:
+                result[name] = sorted(gone, key=lambda g: g[0])
         return result
 
     def _check_given(self, ask: Ask, ranges: Mapping[str, tuple[int, int]]) -> None:
@@ -419,6 +433,21 @@ class Planning(Claims):
         cursor = known.cursors.get(stream) if known else None
         planned = cursor.planned if cursor else None
         return planned is not None and planned[0] <= epoch < planned[1]
+
+
+def _has(stream: Stream | None, number: int) -> bool:
+    return stream is not None and number in stream.epochs
+
+
+def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return ascending numbers as ranges ``[first, next)``."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number:
+            runs[-1] = (runs[-1][0], number + 1)
+        else:
+            runs.append((number, number + 1))
+    return runs
 
 
 def _again(epoch: Epoch, last: tuple[str, int] | None) -> bool:

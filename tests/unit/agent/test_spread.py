@@ -2,139 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exporting.blocks import BlockReader, Read
-from pe_agent.agent.exporting.exports import HostedExport
 from pe_agent.agent.exporting.publishing import StageMissingError
-from pe_agent.agent.fellows import grants
-from pe_agent.agent.fellows.grants import Grant
-from pe_agent.agent.fellows.stages import StageHost
-from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentUnreachableError
-from pe_agent.log import Committer
-from support.exports import DDL, SCHEMA, Bench, bench, rows
-
-HOME = "default/feed/0"
-ONE, TWO = "default/feed/1", "default/feed/2"
-
-
-class Job:
-    """A home and two fellows in this process, and what can go wrong between them."""
-
-    def __init__(self, directory: Path, home: Bench) -> None:
-        self.directory, self.home = directory, home
-        self.stores: dict[str, Store] = {}
-        self.hosts: dict[str, StageHost] = {}
-        self.committer = Committer(threads=1)
-        self.after_seal: Callable[[], None] = lambda: None
-        self.away: set[str] = set()
-        for pe in (ONE, TWO):
-            self.open(pe)
-        self.connect()
-
-    def open(self, pe: str) -> None:
-        at = self.directory / pe[-1]
-        at.mkdir(exist_ok=True)
-        self.stores[pe] = Store(at / "state.sqlite")
-        self.stores[pe].set("token", pe)
-        self.hosts[pe] = StageHost(pe, at / "kept", self.stores[pe], self.committer)
-
-    def connect(self) -> HostedExport:
-        self.home.export.fellows = self
-        return self.home.export
-
-    def close(self) -> None:
-        for pe, host in self.hosts.items():
-            host.close()
-            self.stores[pe].close()
-        self.committer.close()
-
-    def reopen_home(self) -> HostedExport:
-        self.home.reopen()
-        return self.connect()
-
-    def staging(self) -> list[dict[str, str]]:
-        return [{"pe": pe, "location": "", "token": ""} for pe in (ONE, TWO)]
-
-    def seal(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        for pe in bodies:
-            if pe in self.away:
-                raise AgentUnreachableError(f"{pe} does not answer")
-        told = {pe: self.hosts[pe].seal(body)["stages"] for pe, body in bodies.items()}
-        self.after_seal()
-        return told
-
-    def admit(self, batch: int) -> dict[str, Any]:
-        return self.home.export.admit(
-            query="q", run="r", batch=batch, ddl=DDL, renewed=None, schema=SCHEMA
-        )
-
-    def stage(self, at: str, batch: int, *batches: pa.RecordBatch) -> dict[str, Any]:
-        if at == HOME:
-            return self.home.stage(batch, *batches)
-        command = {"home": self.home.export.key, "stream": self.home.stream, "limit": 1 << 30}
-        command |= {"query": "q", "run": "r", "batch": batch, "ddl": DDL}
-        return self.hosts[at].stage(command, SCHEMA, batches)
-
-    def publish(self, batch: int, *at: str) -> dict[str, Any]:
-        """Publish two blocks of five rows at each of these agents, as one partition each."""
-        self.admit(batch)
-        stages = []
-        for partition, pe in enumerate(at):
-            first = 100 * batch + 10 * partition
-            stages.append(self.stage(pe, batch, rows(first, 5), rows(first + 5, 5)))
-        return self.home.commit(batch, *stages)
-
-    def release(self) -> None:
-        export = self.home.export
-        for pe, host in self.hosts.items():
-            for owed in export.owed(pe):
-                body = {"export": export.key, "stream": owed.stream, "epochs": [owed.epoch]}
-                counted = host.count({**body, "filter": owed.filter})
-                export.settle(owed, counted["rows"][owed.epoch])
-            known = host.release({"home": HOME, "exports": {}})["streams"].get(export.key, [])
-            levels = export.levels(pe, known)
-            host.release({"home": HOME, "exports": {export.key: levels}})
-
-    def read(self, epoch: int, filter_: str | None = None) -> dict[str, list[int]]:
-        """Return column ``n`` of a planned epoch, by the agent that has it."""
-        stream = self.home.stream
-        told = self.home.replan({stream: (epoch, epoch + 1)}, filter_=filter_)
-        agents = [HOME, *told.agents]
-        blocks = [(b[2] if len(b) > 2 else 0) for b in told.blocks[stream][epoch]]
-        given = Grant(
-            export=self.home.export.key,
-            reader="reader",
-            ranges={stream: (epoch, epoch + 1)},
-            filter=filter_,
-            columns=None,
-        )
-        result = {}
-        for number in sorted(set(blocks)):
-            pe = agents[number]
-            ticket = {"export": given.export, "stream": stream, "grant": grants.sign(pe, given)}
-            source = self.home.export if pe == HOME else self.hosts[pe].reading(ticket)
-            piece = (epoch, 0, blocks.count(number))
-            asked = Read(
-                reader="reader", stream=stream, pieces=(piece,), filter=filter_, columns=None
-            )
-            found = BlockReader().batches(source, asked)
-            result[pe] = [n for batch, _ in found for n in batch.column("n").to_pylist()]
-        return result
-
-    def epochs(self, pe: str) -> int:
-        streams = self.hosts[pe].status().get(self.home.export.key, {}).values()
-        return sum(s["epochs"] for s in streams)
-
-    def figures(self) -> list[int]:
-        told = self.home.export.status()["readers"]["reader"]
-        return [told[name] for name in ("delivered", "filtered", "counting")]
+from support.exports import bench, rows
+from support.spread import HOME, ONE, TWO, Job
 
 
 @pytest.fixture

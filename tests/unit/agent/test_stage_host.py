@@ -71,7 +71,7 @@ class Fellow:
         text = grants.sign(
             "secret", Grant(**{**given, "filter": filter_, "columns": None, **grant})
         )
-        ticket = {"export": EXPORT, "stream": "s", "grant": text}
+        ticket = {"export": EXPORT, "stream": "s", "grant": text, "pieces": [[epoch, 0, 1]]}
         opened = self.host.reading(ticket)
         count = len(self.host._kept["s"].stream.manifests[epoch].own) if grant == {} else 1
         asked = Read(

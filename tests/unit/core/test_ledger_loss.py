@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.ledger import DataLossError, Ledger
+from streambroker_core.ledger import DataLossError, Gone, Ledger
 from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 
@@ -106,3 +106,31 @@ def test_a_lossy_reader_that_is_ahead_of_an_older_copy_of_the_log_waits_for_its_
     assert made.held_bytes(0) == 0
     put(made, "A", 2)
     assert planned(made.plan(ask({"A": 3}, known=True, lossy=True), 0)) == {"A": (3, 4)}
+
+
+def test_what_cannot_be_read_is_gone_like_what_was_removed() -> None:
+    made = lost_some()
+    put(made, "A", 3)
+    assert made.missing({"A": (0, 8)}) == {"A": [(0, 4, 40)]}
+    broken = {"A": [4, 6], "B": [1]}
+    assert made.missing({"A": (3, 8)}, broken=broken) == {"A": [(3, 5, 20), (6, 7, 10)]}
+    assert made.missing({"A": (5, 6)}, broken=broken) == {}
+
+
+def test_what_was_left_out_before_stays_left_out_and_is_told_alike() -> None:
+    made = ledger()
+    put(made, "A", 6)
+    before: dict[str, list[Gone]] = {"A": [(1, 3, 7)], "B": [(0, 2, None)]}
+    assert made.missing({"A": (0, 6)}, before=before) == {"A": [(1, 3, 7)]}
+    more = made.missing({"A": (0, 6)}, broken={"A": {0, 2, 5}}, before=before)
+    assert more == {"A": [(0, 1, 10), (1, 3, 7), (5, 6, 10)]}
+    assert made.missing({"A": (3, 6)}, before=before) == {}
+    assert made.missing({"B": (0, 3)}, before=before) == {"B": [(0, 2, None), (2, 3, None)]}
+
+
+def test_epochs_behind_the_end_of_an_older_copy_of_the_log_are_gone() -> None:
+    made = ledger()
+    put(made, "A", 3)
+    assert made.missing({"A": (2, 5)}) == {"A": [(3, 5, None)]}
+    with pytest.raises(DataLossError):
+        made.replan(ask({"A": 2}), {"A": (2, 5)}, 0)

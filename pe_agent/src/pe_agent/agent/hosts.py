@@ -278,6 +278,7 @@ class Hosts:
             "stage.seal": self.stages.seal,
             "stage.release": self.stages.release,
             "stage.count": self.stages.count,
+            "stage.verify": self.stages.verify,
         }
 
     def _admit(self, body: dict[str, Any]) -> dict[str, Any]:

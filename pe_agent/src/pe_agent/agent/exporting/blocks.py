@@ -17,7 +17,7 @@ import pyarrow as pa
 from pe_agent.agent.exporting.manifests import Manifest
 from pe_agent.agent.exporting.masks import compiled
 from pe_agent.agent.exporting.streams import HostedStream
-from pe_agent.log import AddressGone
+from pe_agent.log import AddressGone, LogCorrupt, LogError
 from streambroker_core.errors import StreambrokerError
 
 CACHE_BYTES = 64 << 20
@@ -99,6 +99,9 @@ class Readable(Protocol):
     def count_sent(self, reader: str, rows: int, size: int) -> None:
         """Note what goes over the wire."""
 
+    def unreadable(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
+        """Return what a reader is told of a block that is damaged, or not where it should be."""
+
 
 class BlockReader:
     """Serves slices. One per agent."""
@@ -140,10 +143,12 @@ class BlockReader:
         while True:
             try:
                 return self._block(export, read, manifest, index), manifest
-            except AddressGone:
+            except AddressGone as error:
                 before, manifest = manifest, _planned(export, read, manifest.epoch)
                 if manifest == before:
-                    raise
+                    raise export.unreadable(read.stream, manifest.epoch, error) from error
+            except LogCorrupt as error:
+                raise export.unreadable(read.stream, manifest.epoch, error) from error
 
     def _block(
         self, export: Readable, read: Read, manifest: Manifest, index: int

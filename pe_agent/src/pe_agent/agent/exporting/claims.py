@@ -73,6 +73,7 @@ def decode_reader(
     delivery = Delivery(**state["delivery"])
     pending = _of(streams, delivery.pending)
     delivery.pending = {s: tuple(n) for s, n in pending.items()}
+    delivery.missed = {s: [(g[0], g[1], g[2]) for g in of] for s, of in delivery.missed.items()}
     delivery.counted = _of(streams, delivery.counted)
     return reader, delivery
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from pe_agent.agent.exporting.manifests import Block
 from pe_agent.agent.exporting.masks import passing_rows
 from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.log import LogError
-from streambroker_core.ledger import Reader
+from streambroker_core.ledger import Gone, Reader
 from streambroker_core.offset import Planned
 
 log = logging.getLogger("pe_agent")
@@ -25,6 +25,8 @@ class Delivery:
         pending: what the plan under way leaves out, by stream: the epoch it begins with, then
             epochs and rows dropped, those that were read before from a lost log, and those that
             are lost.
+        missed: what the plan under way was cut without because it is gone, by stream; a replay is
+            cut without the same.
         counted: first epoch of each stream that is not counted yet, so that a replay from an
             older checkpoint counts once.
         sent_rows: rows that were sent, those of repeated reads again; ``sent_bytes`` likewise.
@@ -50,6 +52,7 @@ class Delivery:
     filter: str | None = None
     columns: list[str] | None = None
     pending: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    missed: dict[str, list[Gone]] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
     owed: list[list[Any]] = field(default_factory=list)
 
@@ -71,12 +74,30 @@ class Delivery:
             self.lost_epochs += lost[0]
             self.lost_rows += lost[1]
 
+    def miss(self, stream: str) -> frozenset[int]:
+        """Count what a plan was cut without, now that it is finished; return those epochs."""
+        missed = self.missed.pop(stream, [])
+        for first, next_, rows in missed:
+            if next_ > self.counted.get(stream, 0):
+                self.lost_epochs += next_ - first
+                self.lost_rows += rows or 0
+        return frozenset(n for first, next_, _ in missed for n in range(first, next_))
+
 
 class Deliveries:
     """The deliveries of one export; its lock is the export's."""
 
-    def __init__(self, streams: Mapping[str, HostedStream]) -> None:
+    def __init__(
+        self, streams: Mapping[str, HostedStream], rows: Callable[[str, int], int]
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            streams: the streams of the export, by id.
+            rows: returns how many rows an epoch of a stream had that may be gone.
+        """
         self._streams = streams
+        self._rows = rows
         self._of: dict[str, Delivery] = {}
         self._passed: dict[str, dict[str, dict[int, dict[int, int]]]] = {}
 
@@ -125,7 +146,7 @@ class Deliveries:
         return sum(len(epochs) for of in self._passed.values() for epochs in of.values())
 
     def finish(self, reader: Reader, positions: Mapping[str, int]) -> None:
-        """Turn the planned epochs that ``positions`` finish into delivered and filtered rows."""
+        """Turn the planned epochs that ``positions`` finish into delivered, filtered, lost rows."""
         delivery = self.of(reader.id)
         for name, cursor in reader.cursors.items():
             done = positions.get(name, 0)
@@ -134,11 +155,15 @@ class Deliveries:
             if cursor.planned is None or done < cursor.planned[1]:
                 continue
             first, next_ = cursor.planned
-            if name in self._streams:
-                for epoch in range(max(first, delivery.counted.get(name, 0)), next_):
-                    self._count(reader.id, delivery, self._streams[name], epoch)
+            lost = delivery.miss(name)
+            for epoch in range(max(first, delivery.counted.get(name, 0)), next_):
+                if epoch not in lost:
+                    self._count(reader.id, delivery, name, epoch)
             delivery.counted[name] = max(delivery.counted.get(name, 0), next_)
             self._forget_passed(reader.id, name, delivery.counted[name])
+        for name in [n for n in delivery.missed if n not in reader.cursors]:
+            if positions.get(name, 0) >= delivery.missed[name][-1][1]:
+                delivery.miss(name)
 
     def _forget_passed(self, reader: str, stream: str, counted: int) -> None:
         """Forget what is counted, and what was read and then lost."""
@@ -146,10 +171,16 @@ class Deliveries:
         for epoch in [e for e in noted if e < counted]:
             del noted[epoch]
 
-    def _count(self, reader: str, delivery: Delivery, stream: HostedStream, epoch: int) -> None:
-        """Count one epoch; blocks whose count a restart made us forget are evaluated again."""
-        manifest = stream.manifests.get(epoch)
-        if manifest is None:
+    def _count(self, reader: str, delivery: Delivery, name: str, epoch: int) -> None:
+        """Count one epoch; blocks whose count a restart made us forget are evaluated again.
+
+        One that was read, and removed because the reader was away before it said so, is counted
+        as delivered.
+        """
+        stream = self._streams.get(name)
+        manifest = None if stream is None else stream.manifests.get(epoch)
+        if stream is None or manifest is None:
+            delivery.delivered += self._rows(name, epoch)
             return
         if delivery.filter is None:
             delivery.delivered += manifest.rows

@@ -220,3 +220,14 @@ class Manifest:
     def segments(self) -> set[int]:
         """Return the numbers of the segments its blocks lie in."""
         return {b.address.segment for b in self.own}
+
+
+def part_told(part: Manifest) -> dict[str, Any]:
+    """Return what tells a fellow's part of an epoch from another one, as the fellow has it."""
+    return {"run": part.run, "batch": part.batch, "rows": [b.rows for b in part.own]}
+
+
+def part_wanted(manifest: Manifest, pe: str) -> dict[str, Any]:
+    """Return the same, as the home has it of the part that a fellow was left with."""
+    rows = [b.rows for b in manifest.held_by(pe)]
+    return {"run": manifest.run, "batch": manifest.batch, "rows": rows}

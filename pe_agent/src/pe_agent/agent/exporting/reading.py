@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 
 from pe_agent.agent.exporting.manifests import Away, Manifest
 from pe_agent.agent.exporting.masks import misfit
-from pe_agent.agent.exporting.state import ExportState
-from streambroker_core.ledger import Answer, Ask
+from pe_agent.agent.exporting.spreading import SpreadSide
+from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.log import LogError
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger import Answer, Ask, Gone
 
 log = logging.getLogger("pe_agent")
 
@@ -21,17 +24,18 @@ class Replanned:
     Attributes:
         blocks: rows and bytes of its blocks, and for those at a fellow its number in ``agents``:
             ``{stream: {epoch: [[rows, bytes], [rows, bytes, agent], …]}}``.
-        gone: what is left out because it is gone: ``{stream: [(first, next, rows), …]}``, rows
-            None where they are not known. Only a lossy reader has any.
+        gone: what is left out because it is gone, here or at a fellow:
+            ``{stream: [(first, next, rows), …]}``, rows None where they are not known. Only a
+            lossy reader has any.
         agents: PEs of the fellows that hold some of it, counted from 1.
     """
 
     blocks: dict[str, dict[int, list[list[int]]]]
-    gone: dict[str, list[tuple[int, int, int | None]]]
+    gone: dict[str, list[Gone]]
     agents: tuple[str, ...] = ()
 
 
-class ReadingSide(ExportState):
+class ReadingSide(SpreadSide):
     """What readers ask of an export. All public calls are safe from any thread."""
 
     def plan(
@@ -87,7 +91,12 @@ class ReadingSide(ExportState):
     ) -> Replanned:
         """Register a checkpointed plan again.
 
+        Of a lossy reader's plan the epochs are left out that cannot be read whole any more; so
+        they are when it is registered once more, and counted as lost when it is finished.
+
         Raises:
+            AgentUnreachableError: a fellow does not say whether it has its parts, and the reader
+                is lossy: what cannot be reached is not lost.
             DataLossError: epochs of it are gone, and the reader is not lossy.
             NotRoutedError: its route is cut, and it was not given all of them.
         """
@@ -98,20 +107,52 @@ class ReadingSide(ExportState):
             self.deliveries.begin(ask.reader, filter_, columns)
             self._note_planned(ask.reader, before)
             self._save_reader(ask.reader)
-            gone = self.ledger.missing(ranges)
+        broken = self._broken(ranges) if ask.lossy else {}
+        with self._lock:
+            gone = self._left_out(ask, ranges, broken)
             agents: list[str] = []
-            blocks = {name: self._blocks(name, *ranges[name], agents) for name in ranges}
+            blocks = {s: self._blocks(s, *ranges[s], gone.get(s, ()), agents) for s in ranges}
         for name, parts in gone.items():
             log.warning("reader %s goes on without epochs %s of %s", ask.reader, parts, name)
         return Replanned(blocks=blocks, gone=gone, agents=tuple(agents))
 
+    def _left_out(
+        self,
+        ask: Ask,
+        ranges: Mapping[str, tuple[int, int]],
+        broken: Mapping[str, Collection[int]],
+    ) -> dict[str, list[Gone]]:
+        """Return what a plan is cut without; noted before anybody is told.
+
+        Raises:
+            AgentUnreachableError: the reader has another plan by now; nobody waits for this one.
+        """
+        planned = self._planned(ask.reader)
+        if any(planned.get(s) != ranges[s] for s in ranges if s in self.ledger.streams):
+            raise AgentUnreachableError(f"reader {ask.reader} has another plan by now.")
+        delivery = self.deliveries.of(ask.reader)
+        gone: dict[str, list[Gone]] = {}
+        if ask.lossy:
+            gone = self.ledger.missing(ranges, broken=broken, before=delivery.missed)
+        if gone != delivery.missed:
+            delivery.missed = gone
+            self._save_reader(ask.reader)
+        return gone
+
     def _blocks(
-        self, stream: str, first: int, next_: int, agents: list[str]
+        self,
+        stream: str,
+        first: int,
+        next_: int,
+        gone: Collection[Gone],
+        agents: list[str],
     ) -> dict[int, list[list[int]]]:
         """Return the blocks of epochs that are there; fellows among them are added to agents."""
         hosted = self.streams.get(stream)
         found = {} if hosted is None else hosted.manifests
-        return {n: _told(found[n], agents) for n in range(first, next_) if n in found}
+        left_out = {n for start, end, _ in gone for n in range(start, end)}
+        there = (n for n in range(first, next_) if n in found and n not in left_out)
+        return {n: _told(found[n], agents) for n in there}
 
     def planned_under(self, reader: str, filter_: str | None) -> bool:
         """Whether the last plan of a reader had this filter."""
@@ -161,6 +202,10 @@ class ReadingSide(ExportState):
             delivery = self.deliveries.of(reader)
             delivery.sent_rows += rows
             delivery.sent_bytes += size
+
+    def unreadable(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
+        """Return what a reader is told of a damaged block: what the log says."""
+        return error
 
     def _planned(self, id_: str) -> dict[str, tuple[int, int]]:
         """Return what a reader has pinned, by stream."""

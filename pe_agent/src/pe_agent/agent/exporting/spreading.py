@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pe_agent.agent.exporting.manifests import Away, Block
+from pe_agent.agent.exporting.manifests import Away, Block, part_wanted
 from pe_agent.agent.exporting.state import ExportState
 from pe_agent.agent.exporting.streams import HostedStream
 from streambroker_core.epochs import Stream
@@ -54,6 +54,13 @@ class Sealing(Protocol):
         Raises:
             AgentUnreachableError: one does not answer; the caller tries again.
             AgentRefusedError: one says no.
+        """
+
+    def broken(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, str]]]:
+        """Ask each of these fellows which parts it cannot give; return why, by stream and epoch.
+
+        Raises:
+            AgentUnreachableError: one does not answer, or does not know yet.
         """
 
 
@@ -119,6 +126,38 @@ class SpreadSide(ExportState):
         self._turn = max(before + 1, time.time_ns())
         self._store.set(name, str(self._turn))
         return self._turn
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def _broken(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, set[int]]:
+        """Return the epochs of which a fellow says that it cannot give its part, by stream.
+
+        Raises:
+            AgentUnreachableError: a fellow that has parts of them does not say.
+        """
+        with self._lock:
+            bodies = self._parts_in(ranges)
+        if not bodies or self.fellows is None:
+            return {}
+        result: dict[str, set[int]] = {}
+        for pe, streams in self.fellows.broken(bodies).items():
+            for stream, epochs in streams.items():
+                for epoch, why in epochs.items():
+                    log.warning("agent %s lacks epoch %s of stream %s: %s", pe, epoch, stream, why)
+                    result.setdefault(stream, set()).add(int(epoch))
+        return result
+
+    def _parts_in(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, Any]]:
+        """Return what fellows have of epochs, as they are asked about it, by fellow."""
+        bodies: dict[str, dict[str, Any]] = {}
+        for stream, (first, next_) in ranges.items():
+            manifests = self.streams[stream].manifests if stream in self.streams else {}
+            for manifest in (manifests[n] for n in range(first, next_) if n in manifests):
+                for pe in manifest.agents:
+                    body = bodies.setdefault(pe, {"export": self.key, "streams": {}})
+                    parts = body["streams"].setdefault(stream, {})
+                    parts[str(manifest.epoch)] = part_wanted(manifest, pe)
+        return bodies
 
     # -- counting ----------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ class ExportState:
         self.streams: dict[str, HostedStream] = {}
         self.ledger = Ledger()
         self.publisher = Publisher(key)
-        self.deliveries = Deliveries(self.streams)
+        self.deliveries = Deliveries(self.streams, self._rows_of)
         self.waits = Waits()
         self.published_rows = 0
         self._directory = directory
@@ -69,6 +69,11 @@ class ExportState:
         self._noting = threading.Lock()
         """Held while levels for fellows are noted: an older one must not replace a newer one."""
         self.ledger.restore_cut(json.loads(store.get(f"cut/{key}") or "[]"))
+
+    def _rows_of(self, stream: str, epoch: int) -> int:
+        """Return the rows of an epoch, be it there or removed."""
+        known = self.ledger.streams.get(stream)
+        return 0 if known is None else known.rows_between(epoch, epoch + 1)
 
     def heads(self) -> dict[str, int]:
         """Return the number the next epoch of each stream gets."""

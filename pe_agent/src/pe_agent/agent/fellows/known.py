@@ -32,6 +32,8 @@ ROUND_SECONDS = 1.0
 SEAL_SECONDS = 5.0
 CALL_SECONDS = 2.0
 COUNT_SECONDS = 30.0
+VERIFY_SECONDS = 1.0
+"""An importer waits for the answer, and asks again for as long as it tries to read."""
 
 
 @dataclass(slots=True)
@@ -141,6 +143,24 @@ class Fellows:
 
         with ThreadPoolExecutor(len(bodies), thread_name_prefix="seal") as threads:
             return dict(zip(bodies, threads.map(seal, bodies), strict=True))
+
+    def broken(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, str]]]:
+        """Ask each of these fellows, at once, which parts it cannot give, and why.
+
+        Raises:
+            AgentUnreachableError: one does not answer, or has not read all of them yet; what it
+                holds is not lost for that.
+        """
+
+        def ask(pe: str) -> dict[str, dict[str, str]]:
+            told = self._found(pe).call("stage.verify", timeout=VERIFY_SECONDS, **bodies[pe])
+            if not told["done"]:
+                raise AgentUnreachableError(f"agent {pe} has not verified all of its parts yet.")
+            found: dict[str, dict[str, str]] = told["broken"]
+            return found
+
+        with ThreadPoolExecutor(len(bodies), thread_name_prefix="verify") as threads:
+            return dict(zip(bodies, threads.map(ask, bodies), strict=True))
 
     def tickets(self, pes: Sequence[str], grant: Grant) -> list[dict[str, str]]:
         """Return, for each of these fellows, what a reader needs to read there.

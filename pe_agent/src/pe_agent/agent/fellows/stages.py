@@ -26,6 +26,7 @@ from pe_agent.agent.exporting.state import SEGMENT_BYTES
 from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.agent.fellows import grants
 from pe_agent.agent.fellows.grants import Grant, GrantError
+from pe_agent.agent.fellows.parts import Parts
 from pe_agent.agent.store import Store
 from pe_agent.log import Committer, LogError, StreamLog
 from streambroker_core.errors import StreambrokerError
@@ -36,10 +37,20 @@ COUNTS = 200_000
 """Of how many blocks and filters the rows that passed are remembered; others are counted anew."""
 
 
+NOT_THERE = "it was read to its end and removed, or the agent's data directory was replaced"
+
+
 class PartMissingError(StreambrokerError):
-    """A fellow does not have its part of an epoch; nothing was skipped."""
+    """A fellow cannot give its part of an epoch; nothing was skipped."""
 
     code = "DataLoss"
+
+    def __init__(self, pe: str, epochs: str, why: str) -> None:
+        super().__init__(
+            f"agent {pe} does not have its part of {epochs}: {why}. Nothing was skipped; the query"
+            " stops here. Restore that agent's data directory, or start the importer with a new"
+            " checkpoint, or without them: fail_on_data_loss=False."
+        )
 
 
 @dataclass(slots=True)
@@ -74,6 +85,7 @@ class StageHost:
         self._kept: dict[str, _Kept] = {}
         self._counts = BytesCache(COUNTS)
         self._sent = _Sent()
+        self._parts = Parts()
         for id_, export, query, ddl, arrow in store.query(
             "SELECT stream, export, query, ddl, arrow FROM kept_streams"
         ):
@@ -265,14 +277,23 @@ class StageHost:
             GrantError: it is not the home's, or not for this.
             PartMissingError: the stream is not here.
         """
-        grant = grants.verify(self._store.get("token") or "", request.get("grant"))
         stream = str(request["stream"])
+        wanted = f"epochs {epochs_of(request)} of stream {stream} of {request['export']}"
+        try:
+            grant = grants.verify(self._store.get("token") or "", request.get("grant"))
+        except GrantError as error:
+            raise GrantError(f"agent {self._pe} does not give {wanted}: {error}") from None
         if grant.export != request["export"] or stream not in grant.ranges:
-            raise GrantError(f"the grant is for {grant.export}, not for stream {stream}")
+            raise GrantError(f"the grant is for {grant.export}, not for {wanted}")
         kept = self._found(grant.export, stream)
         if kept is None:
-            raise PartMissingError(_missing(self._pe, stream, "all epochs"))
-        return GrantedRead(self._pe, kept.stream, grant, self._counts, self._sent)
+            raise PartMissingError(self._pe, wanted, NOT_THERE)
+        return GrantedRead(self._pe, kept.stream, grant, self._counts, self._sent, self._parts)
+
+    def verify(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return which parts cannot be given; see :meth:`Parts.verify`."""
+        kept = {id_: self._found(str(body["export"]), id_) for id_ in body["streams"]}
+        return self._parts.verify({s: k.stream if k else None for s, k in kept.items()}, body)
 
     def count(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return how many rows of parts pass a filter: ``{"rows": {epoch: rows}}``.
@@ -325,9 +346,16 @@ class GrantedRead:
     """One stream at a fellow, as a grant opens it; read by the agent's block reader."""
 
     def __init__(
-        self, pe: str, stream: HostedStream, grant: Grant, counts: BytesCache, sent: _Sent
+        self,
+        pe: str,
+        stream: HostedStream,
+        grant: Grant,
+        counts: BytesCache,
+        sent: _Sent,
+        parts: Parts,
     ) -> None:
         self._pe, self._grant, self._counts, self._sent = pe, grant, counts, sent
+        self._parts = parts
         self.streams: Mapping[str, HostedStream] = {stream.id: stream}
 
     def may_read(
@@ -349,8 +377,16 @@ class GrantedRead:
             return None
         part = self.streams[stream].manifests.get(epoch)
         if part is None:
-            raise PartMissingError(_missing(self._pe, stream, f"epoch {epoch}"))
+            raise PartMissingError(self._pe, self._named(stream, epoch), NOT_THERE)
         return part
+
+    def unreadable(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
+        """Return what a reader is told of a damaged block: whose it is, and that it is loss."""
+        self._parts.doubt(stream, epoch)
+        return PartMissingError(self._pe, self._named(stream, epoch), str(error))
+
+    def _named(self, stream: str, epoch: int) -> str:
+        return f"epoch {epoch} of stream {stream} of {self._grant.export}"
 
     def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
         """Remember how many rows of a block passed, for when the home asks."""
@@ -380,12 +416,10 @@ class _Sent:
             return {export: self._sums.pop(export) for export in of_home}
 
 
-def _missing(pe: str, stream: str, what: str) -> str:
-    return (
-        f"agent {pe} does not have its part of {what} of stream {stream}: it was read to its end"
-        " and removed, or the agent's data directory was replaced. Nothing was skipped; the query"
-        " stops here. Restore that data directory, or start the importer with a new checkpoint."
-    )
+def epochs_of(request: Mapping[str, Any]) -> str:
+    """Return which epochs a ticket is for, in words."""
+    numbers = [int(p[0]) for p in request.get("pieces", ())] or [0]
+    return f"{min(numbers)} to {max(numbers)}"
 
 
 def _release(stream: HostedStream, level: Mapping[str, Any]) -> None:

@@ -11,10 +11,12 @@ from pe_agent.agent.importing.readers import Missed, OwnReader
 from pe_agent.agent.importing.state import ImportState
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.ledger import Gone
 from streambroker_core.offset import Offset, Piece, cut, ranges, together
 
-Gone = tuple[int, int, int | None]
-"""Epochs ``[first, next)`` that are gone, and how many rows they had, None if nobody knows."""
+
+class FellowSilentError(AgentUnreachableError):
+    """The exporter answers, and an agent that has some of the rows does not: that is no loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Slices(ImportState):
             batch = _Batch(start, end, {s: wanted[s] for s in streams}, lossy)
             try:
                 cut_, missing = self._slices_of(claimed, export, batch)
+            except FellowSilentError:
+                raise
             except AgentUnreachableError:
                 if not (give_up and self._is_cut(claimed, export)):
                     raise
@@ -200,6 +204,8 @@ def _replan(location: str, **body: Any) -> dict[str, Any]:
     except AgentRefusedError as error:
         if error.code in ("DataLoss", "Revoked"):
             raise
+        if error.code == AgentUnreachableError.code:
+            raise FellowSilentError(str(error)) from error
         raise AgentUnreachableError(f"{error.code}: {error}") from error
 
 

@@ -1,0 +1,102 @@
+"""Whether a fellow can give its parts: what it reads for that, and what it remembers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pe_agent.agent.exporting.manifests import part_told
+from pe_agent.agent.exporting.streams import HostedStream
+from pe_agent.agent.fellows.parts import AT_ONCE_SECONDS, Parts
+from pe_agent.log import AddressGone
+from support.exports import Bench, bench, rows
+
+
+class Reads:
+    """Blocks that are read, each of which takes some seconds of its clock."""
+
+    def __init__(self, stream: HostedStream) -> None:
+        self.now, self.seconds, self.done = 0.0, 0.0, 0
+        self._read = stream.log.read
+        stream.log.read = self  # type: ignore[method-assign]
+
+    def __call__(self, address: Any) -> Any:
+        self.now, self.done = self.now + self.seconds, self.done + 1
+        return self._read(address)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    with bench(tmp_path, segment_bytes=4096) as one:
+        yield one
+
+
+def wanted(stream: HostedStream) -> dict[str, Any]:
+    told = {str(n): part_told(part) for n, part in stream.manifests.items()}
+    return {"streams": {stream.id: told}}
+
+
+def test_a_part_is_read_once_and_again_when_it_was_moved_or_is_in_doubt(made: Bench) -> None:
+    for batch in range(6):
+        made.publish(batch, rows(batch, 1, size=900), rows(batch, 1, size=900))
+    stream = made.export.streams[made.stream]
+    reads, parts = Reads(stream), Parts()
+    for _ in range(2):
+        told = parts.verify({stream.id: stream}, wanted(stream))
+        assert (told, reads.done) == ({"broken": {}, "done": True}, 12)
+    parts.doubt(stream.id, 2)
+    parts.verify({stream.id: stream}, wanted(stream))
+    assert reads.done == 14
+    before = dict(stream.manifests)
+    stream.remove([1, 3, 4])
+    moved = [n for n, part in stream.manifests.items() if part is not before[n]]
+    assert 0 < len(moved) < 3
+    reads.done = 0
+    parts.verify({stream.id: stream}, wanted(stream))
+    assert reads.done == 2 * len(moved)
+
+
+def test_what_takes_long_goes_on_with_the_next_call(made: Bench) -> None:
+    for batch in range(4):
+        made.publish(batch, rows(batch, 1))
+    stream = made.export.streams[made.stream]
+    reads = Reads(stream)
+    reads.seconds = 0.6 * AT_ONCE_SECONDS
+    parts = Parts(lambda: reads.now)
+    told = [parts.verify({stream.id: stream}, wanted(stream))["done"] for _ in range(3)]
+    assert (told, reads.done) == ([False, True, True], 4)
+
+
+def test_a_part_that_moves_while_it_is_read_is_read_where_it_is_then(made: Bench) -> None:
+    for batch in range(8):
+        made.publish(batch, rows(batch, 1, size=700))
+    stream = made.export.streams[made.stream]
+    read, met = stream.log.read, list[bool]()
+
+    def moving(address: Any) -> Any:
+        stream.log.read = read  # type: ignore[method-assign]
+        stream.remove([1, 2, 4, 5, 6])
+        with contextlib.suppress(AddressGone):
+            read(address)
+            met.append(False)
+        return read(address)
+
+    asked = {"streams": {stream.id: {"0": part_told(stream.manifests[0])}}}
+    stream.log.read = moving  # type: ignore[method-assign]
+    assert Parts().verify({stream.id: stream}, asked) == {"broken": {}, "done": True}
+    assert met == [], "the part was moved, and its segment removed"
+
+
+def test_what_is_not_there_is_told_by_stream_and_epoch(made: Bench) -> None:
+    made.publish(0, rows(0, 1))
+    stream = made.export.streams[made.stream]
+    good = part_told(stream.manifests[0])
+    asked = {"streams": {stream.id: {"0": {**good, "rows": [2]}, "7": good}, "none": {"0": good}}}
+    told = Parts().verify({stream.id: stream, "none": None}, asked)
+    found = {s: sorted(epochs) for s, epochs in told["broken"].items()}
+    assert found == {stream.id: ["0", "7"], "none": ["0"]}
+    assert "not what was published" in told["broken"][stream.id]["0"]
