@@ -5,6 +5,7 @@ Only Spark itself is missing: tasks are called one after the other, as its Pytho
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,15 @@ class Job:
             return all(f["away"] is None and (f["seen"] or FAR) < since for f in fellows)
 
         until(heard, FAR, "all fellows present")
+
+    def lose(self, fellow: AgentProcess) -> None:
+        """Let a fellow begin again with an empty data directory, as on a new volume."""
+        fellow.kill()
+        shutil.rmtree(fellow.home)
+        fellow.prepare()
+        fellow.start()
+        self.tell()
+        self.renew()
 
     def renew(self) -> None:
         """Say that the driver lives, so that no agent ends by itself."""

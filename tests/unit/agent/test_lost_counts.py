@@ -49,7 +49,6 @@ def test_what_was_read_and_removed_before_the_reader_said_so_is_delivered(tmp_pa
         made.now += 100
         made.export.tick()
         assert sorted(made.export.streams[made.stream].manifests) == [3]
-        made.reopen()
         made.plan({made.stream: 4}, filter_="n >= 0")
         told = made.export.status()["readers"]["reader"]
         assert (told["delivered"], told["filtered"], told["lost"]) == (11 + 12 + 13, 0, [0, 0])

@@ -58,6 +58,9 @@ def test_a_part_is_read_once_and_again_when_it_was_moved_or_is_in_doubt(made: Be
     reads.done = 0
     parts.verify({stream.id: stream}, wanted(stream))
     assert reads.done == 2 * len(moved)
+    assert {s: sorted(good) for s, good in parts._good.items()} == {stream.id: [0, 2, 5]}
+    parts.verify({stream.id: None}, wanted(stream))
+    assert parts._good == {}, "what is removed is forgotten"
 
 
 def test_what_takes_long_goes_on_with_the_next_call(made: Bench) -> None:

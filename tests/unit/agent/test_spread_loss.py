@@ -104,6 +104,15 @@ def test_another_batch_is_not_cut_without_what_an_earlier_one_missed(job: Job) -
     assert finished(job, 5) == [20, 0, 50]
 
 
+def test_an_older_checkpoint_counts_once_what_it_misses_again(job: Job) -> None:
+    job.lose(ONE)
+    told(job, 0, 5)
+    assert finished(job, 5) == [20, 0, 50]
+    job.home.plan({job.home.stream: 0}, lossy=True)
+    assert told(job, 0, 5) == ([0, 2], [(1, 2, 20), (3, 5, 30)])
+    assert finished(job, 5) == [20, 0, 50]
+
+
 def test_a_silent_fellow_has_lost_nothing(job: Job) -> None:
     job.away = {ONE}
     with pytest.raises(AgentUnreachableError):
