@@ -14,13 +14,15 @@ import idle_readers
 import rows
 from measure import Figures, Settings
 from peer_calls import routes
-from processes import ANSWER, Agent, Broker, Child, Family
+from processes import ANSWER, Agent, Broker, Child, Family, until
 
 PURPOSE = "idle: processor time and calls of a latestOffset without news, memory with 1,000 readers"
 QUERIES = (10, 100)
 AGENTS = 1_000
 PROCESSES = 4
 CALLING = "latestOffset"
+GRACE = 1.0
+"""Seconds; an export has places for 1,000 readers, so those before have to be gone."""
 
 
 class Waiting:
@@ -80,7 +82,7 @@ class Bench(Family):
             self.broker = self.with_(Broker(settings.place))
             self.feed = self.with_(Agent(settings.place, "feed", self.broker.url))
             self.taker = self.with_(Agent(settings.place, "taker", self.broker.url))
-            self.feed.export("out")
+            self.feed.export("out", buffer={"grace": f"{GRACE:.0f}s"})
             self.feed.publish("out", 0, [rows.batches(rows.BATCH_ROWS)])
             self.ports = [f"in-{n}" for n in range(max(self.agents, *QUERIES))]
             for port in self.ports:
@@ -122,8 +124,19 @@ class Bench(Family):
         self.figures.add(f"{name}: calls of each", each, "1/s")
         self.figures.add(f"{name}: latestOffset of each", asked / count / self.seconds, "1/s")
 
+    def _alone(self) -> None:
+        """Wait until no reader holds anything."""
+
+        def left() -> bool:
+            export = self.feed.client.call("status")["exports"][f"{self.feed.pe}/out"]
+            return not any(reader["alive"] for reader in export["readers"].values())
+
+        until(left, "export without readers")
+        time.sleep(GRACE)
+
     def importers(self) -> None:
         """Add what so many importing agents take of the exporter's."""
+        self._alone()
         ports = self.ports[: self.agents]
         imports = routes(self.taker.view(), self.taker.pe, ports)
         plans = watching(self.feed, imports)

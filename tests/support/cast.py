@@ -266,7 +266,7 @@ class Play:
         return True
 
     def opened(self) -> bool:
-        """Whether the importer has opened the export, which keeps all epochs for it from then on."""
+        """Whether the importer has opened the export; from then on it keeps all epochs for it."""
         log = queries.Checkpoint(self.folder / "importing")
         return bool((log.read("offsets", log.last("offsets")) or {}).get("last"))
 

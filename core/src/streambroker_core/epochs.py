@@ -7,6 +7,7 @@ counted from its position alone. What a question costs does not grow with what i
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 TOMBSTONES = 100_000
@@ -15,7 +16,14 @@ _SLACK = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """One published micro-batch. ``bytes`` is its size in the log, ``published`` its time."""
+    """One published micro-batch.
+
+    Attributes:
+        bytes: its size in the log.
+        published: when.
+        gap: how many batches of its query were published right before it and are in no log: the
+            log is an older copy. Such an epoch is the first of its stream.
+    """
 
     number: int
     rows: int
@@ -23,6 +31,18 @@ class Epoch:
     published: float
     query: str
     batch: int
+    gap: int = 0
+
+
+def holes(ranges: Iterable[tuple[int, int]], first: int, next_: int) -> Iterator[tuple[int, int]]:
+    """Give what ``ranges``, ascending, leave out of ``[first, next_)``, as ranges."""
+    at = first
+    for low, high in ranges:
+        if at < min(low, next_):
+            yield at, min(low, next_)
+        at = max(at, high)
+    if at < next_:
+        yield at, next_
 
 
 class Sums:
@@ -116,6 +136,14 @@ class Stream:
             return number
         at = bisect_left(self.alone, number)
         return self.alone[at] if at < len(self.alone) else self.whole
+
+    def present(self, first: int, next_: int) -> Iterator[tuple[int, int]]:
+        """Give the retained epochs of ``[first, next_)`` as ranges, ascending."""
+        for number in self.alone[bisect_left(self.alone, first) : bisect_left(self.alone, next_)]:
+            yield number, number + 1
+        low, high = max(first, self.whole), min(next_, self.next)
+        if low < high:
+            yield low, high
 
     def whole_from(self) -> int:
         """Return the number from which on no epoch is missing."""

@@ -88,6 +88,10 @@ class Ledger(Planning):
         self._routes = dict(routes)
         self._forget_fronts()
 
+    def has_route(self, import_: str) -> bool:
+        """Whether an import is in the exporter's own route table, and not revoked."""
+        return import_ in self._routes
+
     @property
     def cut(self) -> list[str]:
         """The imports that had a route and have none, those that lost it last at the end."""

@@ -7,13 +7,13 @@ come and go, in the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from streambroker_core.claims import Claims, Cursor, Limits, Reader
-from streambroker_core.epochs import Epoch, Stream
+from streambroker_core.epochs import Epoch, Stream, holes
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.offset import Planned
+from streambroker_core.offset import Planned, together
 
 READERS = 1_000
 
@@ -152,36 +152,50 @@ class Planning(Claims):
         gone = tuple(sorted(s for s in ask.own if s not in {*self.streams, *self.forgotten}))
         if not reader.routed:
             return Answer(planned=(), finished=finished, routed=False, gone=gone)
-        planned: list[Planned] = []
-        budget, total = ask.budget, 0
         lost = self._lost_between(reader, ask, gone)
         if lost is None:
+            reader.opened = True
             return Answer(planned=(), finished=finished, gone=gone)
         self._open(reader, ask)
-        for stream in list(self.streams.values()):
-            if not self._reads(reader, stream):
-                continue
-            cursor = reader.cursors.setdefault(stream.id, Cursor(next=0))
-            if stream.id not in ask.positions:
-                cursor.next = cursor.first
-            elif stream.sealed and cursor.next >= stream.next:
-                continue
-            plan, size = self._plan_stream(reader, stream, ask, budget, one=ask.one and total == 0)
-            if lost and not planned:
-                plan = replace(plan, lost=(lost, None))
-            planned.append(plan)
-            budget, total = budget - size, total + size
-            if plan.next < stream.next:
-                break
+        planned, size = self._plan_streams(reader, ask, lost)
         self._pin(reader, planned)
         self._turn_back(reader)
         return Answer(
             planned=tuple(planned),
             finished=finished,
-            bytes=total,
+            bytes=size,
             last=self._last(planned),
             gone=gone,
         )
+
+    def _plan_streams(self, reader: Reader, ask: Ask, lost: int) -> tuple[list[Planned], int]:
+        """Return a plan of each stream in which there is something, and the bytes of all.
+
+        Raises:
+            DataLossError: what comes next is gone.
+        """
+        planned: list[Planned] = []
+        budget, total = ask.budget, 0
+        for stream in [s for s in self.streams.values() if self._reads(reader, s)]:
+            cursor = reader.cursors.setdefault(stream.id, Cursor(next=0))
+            if stream.id not in ask.positions:
+                cursor.next = cursor.first
+            elif stream.sealed and cursor.next >= stream.next:
+                continue
+            skipped = self._skipped(reader, stream, ask)
+            if skipped and any(p.from_ < p.next for p in planned):
+                break
+            if skipped and not ask.lossy:
+                raise self._skipped_error(stream, skipped)
+            plan, size = self._plan_stream(reader, stream, ask, budget, one=ask.one and total == 0)
+            missed = skipped or (0 if planned else lost)
+            if missed:
+                plan = replace(plan, lost=together([plan.lost, (missed, None)]))
+            planned.append(plan)
+            budget, total = budget - size, total + size
+            if plan.next < stream.next:
+                break
+        return planned, total
 
     def _lost_between(self, reader: Reader, ask: Ask, gone: tuple[str, ...]) -> int | None:
         """Return how many epochs are missing at least between a lost log and what there is.
@@ -208,6 +222,30 @@ class Planning(Claims):
             None,
             f"the exporter has lost its log; it goes on with batch {first.batch} of query"
             f" {first.query}, the last one read was {ask.last}",
+        )
+
+    def _skipped(self, reader: Reader, stream: Stream, ask: Ask) -> int:
+        """Return how many batches are in no log between what a reader has read and a stream."""
+        wanted = max(reader.cursors[stream.id].next, reader.resume.get(stream.id, 0))
+        epoch = stream.epochs.get(wanted)
+        if epoch is None or not epoch.gap or reader.drops or stream.id in reader.agreed:
+            return 0
+        gap = epoch.gap
+        if ask.last is not None and ask.last[0] == epoch.query:
+            gap = min(gap, epoch.batch - ask.last[1] - 1)
+        return max(gap, 0)
+
+    def _skipped_error(self, stream: Stream, skipped: int) -> DataLossError:
+        names = list(self.streams)
+        before = self.streams[names[max(0, names.index(stream.id) - 1)]]
+        epoch = next(iter(stream.epochs.values()))
+        return DataLossError(
+            before.id,
+            before.next,
+            None,
+            f"batches {epoch.batch - skipped} to {epoch.batch - 1} of query {epoch.query} were"
+            f" published and are in no log; it goes on with batch {epoch.batch} (was an older copy"
+            " of the exporter's data directory restored?)",
         )
 
     def _reader(self, ask: Ask, now: float) -> Reader:
@@ -402,10 +440,11 @@ class Planning(Claims):
         for name, (first, next_) in ranges.items():
             stream = self.streams.get(name)
             gone = [g for g in (before or {}).get(name, ()) if first <= g[0] and g[1] <= next_]
-            left_out = {n for known in gone for n in range(known[0], known[1])}
-            bad = frozenset((broken or {}).get(name, ()))
-            found = (n for n in range(first, next_) if n in bad or not _has(stream, n))
-            for start, end in _runs(n for n in found if n not in left_out):
+            bad = [(n, n + 1) for n in sorted((broken or {}).get(name, ()))]
+            there = stream.present(first, next_) if stream else ()
+            whole = (good for low, high in there for good in holes(bad, low, high))
+            covered = sorted([*whole, *((g[0], g[1]) for g in gone)])
+            for start, end in holes(covered, first, next_):
                 known_rows = stream is not None and end <= stream.next
                 rows = stream.rows_between(start, end) if stream and known_rows else None
                 gone.append((start, end, rows))
@@ -433,21 +472,6 @@ class Planning(Claims):
         cursor = known.cursors.get(stream) if known else None
         planned = cursor.planned if cursor else None
         return planned is not None and planned[0] <= epoch < planned[1]
-
-
-def _has(stream: Stream | None, number: int) -> bool:
-    return stream is not None and number in stream.epochs
-
-
-def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return ascending numbers as ranges ``[first, next)``."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number:
-            runs[-1] = (runs[-1][0], number + 1)
-        else:
-            runs.append((number, number + 1))
-    return runs
 
 
 def _again(epoch: Epoch, last: tuple[str, int] | None) -> bool:

@@ -88,6 +88,7 @@ class Publisher:
         aborted: run and batch that were aborted last; what they staged is of no use.
         gaps: how many batch ids were left out between two that were published; a query whose
             checkpoint is whole leaves none out.
+        skipped: those of them that were left out since the last epoch.
         ended: the stream and number that the next epoch would have had when the publisher said that
             there will be none; None if it did not. An epoch published after all takes it back.
         renewals: how often the lease was renewed; lets a waiting query see that it is alive.
@@ -104,6 +105,7 @@ class Publisher:
     earlier: dict[str, Published] = field(default_factory=dict)
     aborted: tuple[str, int] | None = None
     gaps: int = 0
+    skipped: int = 0
     ended: tuple[str, int] | None = None
 
     @property
@@ -114,6 +116,13 @@ class Publisher:
     def is_published(self, batch: int) -> bool:
         """Whether a batch of this query is published, or one after it."""
         return self.last is not None and batch <= self.last.batch
+
+    def gap_before(self, batch: int) -> int:
+        """Return how many batches were left out between the last epoch and one of this batch.
+
+        Spark leaves none out, so those were published to a log of which this is an older copy.
+        """
+        return self.skipped + (0 if self.last is None else max(0, batch - self.last.batch - 1))
 
     def useless(self, run: str, batch: int) -> bool:
         """Whether what a run staged for a batch will never be published."""
@@ -179,7 +188,7 @@ class Publisher:
             self.earlier[self.query] = self.last
             while len(self.earlier) > EARLIER:
                 del self.earlier[next(iter(self.earlier))]
-        self.query, self.schema, self.runs = query, schema, {run: 1}
+        self.query, self.schema, self.runs, self.skipped = query, schema, {run: 1}, 0
         self.last = self.earlier.pop(query, None)
         self.history = {} if self.last is None else {self.last.batch: self.last}
         self._renew(now)
@@ -253,6 +262,7 @@ class Publisher:
         """
         if self.query is not None and query != self.query:
             if not rows:
+                self._note_empty(query, batch)
                 return False  # nothing to publish: no reason to take the export from anybody
             raise PublisherInUseError(self.export, self.query)
         if self.query is None:
@@ -269,14 +279,22 @@ class Publisher:
             )
         return False
 
+    def _note_empty(self, query: str, batch: int) -> None:
+        """Note a batch without rows of a query that published before, and may again."""
+        known = self.earlier.get(query)
+        if known is not None and batch > known.batch:
+            self.earlier[query] = Published(batch=batch, rows=0, schema=known.schema)
+
     def published(self, *, batch: int, rows: int, schema: str | None) -> int:
         """Record that the batch is durable (also one without rows, which makes no epoch).
 
         Returns:
             How many batch ids were left out before it.
         """
-        gap = 0 if self.last is None else batch - self.last.batch - 1
+        before = self.gap_before(batch)
+        gap = before - self.skipped
         self.gaps += gap
+        self.skipped = 0 if rows else before
         self.restore(batch=batch, rows=rows, schema=schema)
         return gap
 

@@ -148,9 +148,9 @@ def test_a_read_under_way_goes_on_where_its_epoch_was_moved_to(made: Bench) -> N
     seen = [next(reading)[0].column("n").to_pylist()]
     before = made.export.streams[made.stream].manifests[0]
     made.publish(4, rows(40, 1))
-    for batch in (5, 6, 7):
-        made.admit(batch, run=f"r{batch}")
-        made.stage(batch, wide(0), run=f"r{batch}")
+    for run in ("r5", "r6", "r7"):
+        made.admit(5, run=run)
+        made.stage(5, wide(0), run=run)
     assert made.export.streams[made.stream].manifests[0] != before
     seen += [batch.column("n").to_pylist() for batch, _ in reading]
     assert seen == [[10 * e + i] for e in range(4) for i in range(2)]

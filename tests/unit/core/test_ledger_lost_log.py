@@ -88,3 +88,13 @@ def test_a_new_reader_of_an_import_that_was_cut_gets_nothing_until_it_is_back() 
     assert not made.plan(ask(), 0).routed
     made.set_routes({IMPORT: "wait"})
     assert made.plan(ask(), 0).routed
+
+
+def test_a_wait_reader_of_a_lost_log_holds_what_comes_after_it() -> None:
+    made = ledger(max_bytes=200)
+    made.open("B")
+    assert made.plan(returning(4), 0).planned == ()
+    for batch in range(5, 9):
+        put(made, "B", batch=batch)
+    assert [holder.reader for holder in made.blocked_by(0)] == ["r"]
+    assert planned(made.plan(returning(4), 0)) == {"B": (0, 4)}

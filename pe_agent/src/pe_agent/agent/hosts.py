@@ -227,9 +227,7 @@ class Hosts:
         now: float | None = time.time()
         told = None if token is None else capability.end_told(str(token))
         if told is not None and (self.broker_heard or 0.0) < told:
-            port = self.routes.exported(export.key.rpartition("/")[2])
-            routed = port is not None and any(str(r.import_) == import_ for r in port.routes)
-            now = None if routed else now
+            now = None if export.ledger.has_route(import_) else now
         return capability.verify(self.key, token, reader_import=import_, export=export.key, now=now)
 
     def check_filter(self, export: HostedExport, filter_: str | None) -> None:

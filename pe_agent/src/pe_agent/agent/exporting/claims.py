@@ -102,6 +102,7 @@ def save_publisher(
         "free": free,
         "aborted": publisher.aborted,
         "gaps": publisher.gaps,
+        "skipped": publisher.skipped,
         "ended": publisher.ended,
     }
     row = (publisher.export, json.dumps(state))
@@ -127,6 +128,7 @@ def restore_publisher(
         publisher.earlier = {q: Published(**last) for q, last in state["earlier"].items()}
         publisher.until = now if state["free"] else now + LEASE
         publisher.gaps = state.get("gaps", 0)
+        publisher.skipped = state.get("skipped", 0)
         if state.get("ended"):
             publisher.ended = (state["ended"][0], state["ended"][1])
         if state.get("aborted"):

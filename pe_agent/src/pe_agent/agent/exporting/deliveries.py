@@ -11,6 +11,7 @@ from pe_agent.agent.exporting.manifests import Block
 from pe_agent.agent.exporting.masks import passing_rows
 from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.log import LogError
+from streambroker_core.epochs import holes
 from streambroker_core.ledger import Gone, Reader
 from streambroker_core.offset import Planned
 
@@ -74,14 +75,14 @@ class Delivery:
             self.lost_epochs += lost[0]
             self.lost_rows += lost[1]
 
-    def miss(self, stream: str) -> frozenset[int]:
+    def miss(self, stream: str) -> list[tuple[int, int]]:
         """Count what a plan was cut without, now that it is finished; return those epochs."""
         missed = self.missed.pop(stream, [])
         for first, next_, rows in missed:
             if next_ > self.counted.get(stream, 0):
                 self.lost_epochs += next_ - first
                 self.lost_rows += rows or 0
-        return frozenset(n for first, next_, _ in missed for n in range(first, next_))
+        return [(first, next_) for first, next_, _ in missed]
 
 
 class Deliveries:
@@ -156,8 +157,9 @@ class Deliveries:
                 continue
             first, next_ = cursor.planned
             lost = delivery.miss(name)
-            for epoch in range(max(first, delivery.counted.get(name, 0)), next_):
-                if epoch not in lost:
+            begin = max(first, delivery.counted.get(name, 0))
+            for low, high in holes(lost, begin, next_):
+                for epoch in range(low, high):
                     self._count(reader.id, delivery, name, epoch)
             delivery.counted[name] = max(delivery.counted.get(name, 0), next_)
             self._forget_passed(reader.id, name, delivery.counted[name])

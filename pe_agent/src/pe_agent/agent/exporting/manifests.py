@@ -134,6 +134,7 @@ class Manifest:
         rows_before: the rows of the stream's earlier epochs.
         blocks: in the order of the partitions that wrote them.
         agents: the PEs of the fellows that hold some of the blocks.
+        gap: how many batches are missing before it; see the ledger's epoch.
     """
 
     epoch: int
@@ -147,10 +148,12 @@ class Manifest:
     rows_before: int
     blocks: tuple[Block | Away, ...]
     agents: tuple[str, ...] = ()
+    gap: int = 0
 
     def encode(self) -> Meta:
         """Return its form in the log."""
         fellows = {"agents": list(self.agents)} if self.agents else {}
+        gap = {"gap": self.gap} if self.gap else {}
         return json.dumps(
             {
                 "v": VERSION if self.agents else 1,
@@ -166,6 +169,7 @@ class Manifest:
                 "control": [],
                 "blocks": [b.encode() for b in self.blocks],
                 **fellows,
+                **gap,
             }
         ).encode()
 
@@ -196,6 +200,7 @@ class Manifest:
                 Away.decode(b) if len(b) == 3 else Block.decode(b) for b in data["blocks"]
             ),
             agents=tuple(data.get("agents", ())),
+            gap=data.get("gap", 0),
         )
 
     @property

@@ -122,7 +122,7 @@ class PublishingSide(WaitingSide, SpreadSide):
             return {
                 "admitted": True,
                 "home": self.key,
-                "stream": self._current(query, ddl, schema).id,
+                "stream": self._current(query, batch, ddl, schema).id,
                 "limit": self._batch_limit(),
                 "fellows": fellows,
             }
@@ -192,14 +192,20 @@ class PublishingSide(WaitingSide, SpreadSide):
             self.publisher.renew(query, self._clock())
             if self.publisher.is_published(batch):
                 return None
-            current = self._current(query, ddl, schema)
+            current = self._current(query, batch, ddl, schema)
             return current, current.begin(query=query, run=run, batch=batch)
 
-    def _current(self, query: str, ddl: str, schema: pa.Schema) -> HostedStream:
-        """Return the stream that a query writes to; its first, or another schema, opens one."""
+    def _current(self, query: str, batch: int, ddl: str, schema: pa.Schema) -> HostedStream:
+        """Return the stream that a batch is written to.
+
+        A query's first batch opens one, and so does another schema; and a batch before which
+        others are missing, or their readers would take it for one of those.
+        """
         current = next(reversed(self.streams.values()), None)
         if current is None or (current.query, current.ddl) != (query, ddl):
-            current = self._open_stream(query, ddl, schema)
+            return self._open_stream(query, ddl, schema)
+        if self.publisher.gap_before(batch) and self.ledger.streams[current.id].next:
+            return self._open_stream(query, ddl, schema)
         return current
 
     def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> HostedStream:
@@ -271,6 +277,8 @@ class PublishingSide(WaitingSide, SpreadSide):
                 self._sweep_stages()
                 if self._admitted == (run, batch):
                     self._admitted = None
+                if query != self.publisher.query:
+                    save_publisher(self.publisher, self._store, durable=True)
                 return {"published": False, "epoch": None, "stream": None}
             answer: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
             if rows:
@@ -295,7 +303,8 @@ class PublishingSide(WaitingSide, SpreadSide):
                     manifest.rows_before + rows,
                     stream.id,
                 )
-            save_publisher(self.publisher, self._store)
+            # An epoch is in the log; of a batch without rows this is the only trace.
+            save_publisher(self.publisher, self._store, durable=not rows)
             self._admitted, self._again = None, frozenset()
             self._sweep_stages()
             self._sweep()
@@ -341,6 +350,7 @@ class PublishingSide(WaitingSide, SpreadSide):
             rows_before=known.rows_before[known.next],
             blocks=blocks,
             agents=agents,
+            gap=self.publisher.gap_before(batch),
         )
         return manifest, stream
 
@@ -440,4 +450,5 @@ def epoch_of(manifest: Manifest, size: int) -> Epoch:
         published=manifest.published,
         query=manifest.query,
         batch=manifest.batch,
+        gap=manifest.gap,
     )

@@ -11,6 +11,7 @@ from pe_agent.agent.exporting.masks import misfit
 from pe_agent.agent.exporting.spreading import SpreadSide
 from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.log import LogError
+from streambroker_core.epochs import holes
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Answer, Ask, Gone
 
@@ -150,9 +151,12 @@ class ReadingSide(SpreadSide):
         """Return the blocks of epochs that are there; fellows among them are added to agents."""
         hosted = self.streams.get(stream)
         found = {} if hosted is None else hosted.manifests
-        left_out = {n for start, end, _ in gone for n in range(start, end)}
-        there = (n for n in range(first, next_) if n in found and n not in left_out)
-        return {n: _told(found[n], agents) for n in there}
+        return {
+            n: _told(found[n], agents)
+            for low, high in holes(((g[0], g[1]) for g in gone), first, next_)
+            for n in self._present(stream, low, high)
+            if n in found
+        }
 
     def planned_under(self, reader: str, filter_: str | None) -> bool:
         """Whether the last plan of a reader had this filter."""

@@ -152,7 +152,8 @@ class SpreadSide(ExportState):
         bodies: dict[str, dict[str, Any]] = {}
         for stream, (first, next_) in ranges.items():
             manifests = self.streams[stream].manifests if stream in self.streams else {}
-            for manifest in (manifests[n] for n in range(first, next_) if n in manifests):
+            there = self._present(stream, first, next_)
+            for manifest in (manifests[n] for n in there if n in manifests):
                 for pe in manifest.agents:
                     body = bodies.setdefault(pe, {"export": self.key, "streams": {}})
                     parts = body["streams"].setdefault(stream, {})

@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pe_agent.agent.exporting.claims import encode_reader
@@ -74,6 +74,12 @@ class ExportState:
         """Return the rows of an epoch, be it there or removed."""
         known = self.ledger.streams.get(stream)
         return 0 if known is None else known.rows_between(epoch, epoch + 1)
+
+    def _present(self, stream: str, first: int, next_: int) -> Iterator[int]:
+        """Give the retained epochs of ``[first, next_)``, which anybody may have asked for."""
+        known = self.ledger.streams.get(stream)
+        for low, high in () if known is None else known.present(first, next_):
+            yield from range(low, high)
 
     def heads(self) -> dict[str, int]:
         """Return the number the next epoch of each stream gets."""
