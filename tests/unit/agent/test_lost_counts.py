@@ -52,3 +52,21 @@ def test_what_was_read_and_removed_before_the_reader_said_so_is_delivered(tmp_pa
         made.plan({made.stream: 4}, filter_="n >= 0")
         told = made.export.status()["readers"]["reader"]
         assert (told["delivered"], told["filtered"], told["lost"]) == (11 + 12 + 13, 0, [0, 0])
+
+
+def test_what_was_delivered_before_a_checkpoint_was_restored_is_not_dropped(tmp_path: Path) -> None:
+    with bench(tmp_path) as made:
+        made.route("drop")
+        for batch in range(4):
+            made.publish(batch, rows(10 * batch, 4 + batch))
+        made.plan()
+        made.plan({made.stream: 4})
+        made.limit(max_bytes=1, grace=10)
+        for batch in (4, 5):
+            made.publish(batch, rows(10 * batch, 4 + batch))
+        for _ in range(2):
+            made.plan({made.stream: 0})
+            made.plan({made.stream: 6})
+            told = made.export.status()["readers"]["reader"]
+            assert (told["delivered"], told["dropped"]) == (4 + 5 + 6 + 7 + 9, [1, 8])
+            assert sum((told["delivered"], told["dropped"][1])) == made.export.published_rows

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +112,33 @@ def test_a_part_is_kept_until_it_is_counted(job: Job) -> None:
     job.release()
     assert job.figures() == [3, 7, 0]
     assert job.epochs(ONE) == 1
+
+
+def test_a_part_that_is_acknowledged_meanwhile_is_kept_until_it_is_counted(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.home.limit(max_bytes=1)
+    job.publish(0, ONE)
+    job.home.plan(filter_="n < 3")
+    export, stream, owed = job.home.export, job.home.stream, job.home.export.owed
+
+    def acknowledged() -> None:
+        job.home.plan({stream: 1}, filter_="n < 3")
+        job.publish(1, HOME)
+
+    def first_owed(agent: str) -> Any:
+        found = owed(agent)
+        monkeypatch.setattr(export, "owed", owed)
+        meanwhile.start()
+        meanwhile.join(0.3)  # it ends here only where nothing holds it back
+        return found
+
+    meanwhile = threading.Thread(target=acknowledged)
+    monkeypatch.setattr(export, "owed", first_owed)
+    level = export.levels(ONE, [stream])[stream]
+    meanwhile.join()
+    assert [o.epoch for o in export.owed(ONE)] == [0]
+    assert any(first <= 0 < next_ for first, next_ in level["kept"])
 
 
 def test_what_a_fellow_cannot_count_any_more_is_counted_as_delivered(job: Job) -> None:

@@ -89,13 +89,13 @@ class Deliveries:
     """The deliveries of one export; its lock is the export's."""
 
     def __init__(
-        self, streams: Mapping[str, HostedStream], rows: Callable[[str, int], int]
+        self, streams: Mapping[str, HostedStream], rows: Callable[[str, int, int], int]
     ) -> None:
         """Begin without any.
 
         Args:
             streams: the streams of the export, by id.
-            rows: returns how many rows an epoch of a stream had that may be gone.
+            rows: returns how many rows epochs ``[first, next)`` of a stream had that may be gone.
         """
         self._streams = streams
         self._rows = rows
@@ -131,10 +131,26 @@ class Deliveries:
         if planned is None:
             return
         delivery.pending = {
-            p.stream: (p.from_, *p.dropped, *p.duplicates, p.lost[0], p.lost[1] or 0)
+            p.stream: self._uncounted(p, delivery.counted.get(p.stream, 0))
             for p in planned
             if p.dropped[0] or p.duplicates[0] or p.lost[0]
         }
+
+    def _uncounted(self, plan: Planned, counted: int) -> tuple[int, ...]:
+        """Return what a plan leaves out; of a reader that was further before, what is new of it."""
+        left_out: list[int] = []
+        first = plan.from_ - plan.dropped[0] - plan.lost[0] - plan.duplicates[0]
+        for epochs, rows in (plan.dropped, plan.lost, plan.duplicates):
+            next_ = first + epochs
+            if counted <= first:
+                left_out += (epochs, rows or 0)
+            elif counted < next_:
+                left_out += (next_ - counted, self._rows(plan.stream, counted, next_))
+            else:
+                left_out += (0, 0)
+            first = next_
+        dropped, lost, again = left_out[:2], left_out[2:4], left_out[4:]
+        return (plan.from_, *dropped, *again, *lost)
 
     def passed(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
         """Note how many rows of a block passed the filter; a repeated read changes nothing."""
@@ -182,7 +198,7 @@ class Deliveries:
         stream = self._streams.get(name)
         manifest = None if stream is None else stream.manifests.get(epoch)
         if stream is None or manifest is None:
-            delivery.delivered += self._rows(name, epoch)
+            delivery.delivered += self._rows(name, epoch, epoch + 1)
             return
         if delivery.filter is None:
             delivery.delivered += manifest.rows

@@ -195,9 +195,9 @@ class SpreadSide(ExportState):
         What it will remove is noted durably before: this agent's log may still have manifests
         of such epochs when it is opened again.
         """
-        owed = {(o.stream, o.epoch) for o in self.owed(agent)}
         with self._noting:
             with self._lock:
+                owed = {(o.stream, o.epoch) for o in self.owed(agent)}
                 had = {id_: self._had(id_) for id_ in streams}
                 publisher = self.publisher
                 common = {

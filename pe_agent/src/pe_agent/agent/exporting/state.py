@@ -54,7 +54,7 @@ class ExportState:
         self.streams: dict[str, HostedStream] = {}
         self.ledger = Ledger()
         self.publisher = Publisher(key)
-        self.deliveries = Deliveries(self.streams, self._rows_of)
+        self.deliveries = Deliveries(self.streams, self._rows_between)
         self.waits = Waits()
         self.published_rows = 0
         self._directory = directory
@@ -70,10 +70,10 @@ class ExportState:
         """Held while levels for fellows are noted: an older one must not replace a newer one."""
         self.ledger.restore_cut(json.loads(store.get(f"cut/{key}") or "[]"))
 
-    def _rows_of(self, stream: str, epoch: int) -> int:
-        """Return the rows of an epoch, be it there or removed."""
+    def _rows_between(self, stream: str, first: int, next_: int) -> int:
+        """Return the rows of epochs ``[first, next_)``, be they there or removed."""
         known = self.ledger.streams.get(stream)
-        return 0 if known is None else known.rows_between(epoch, epoch + 1)
+        return 0 if known is None else known.rows_between(first, next_)
 
     def _present(self, stream: str, first: int, next_: int) -> Iterator[int]:
         """Give the retained epochs of ``[first, next_)``, which anybody may have asked for."""
