@@ -5,6 +5,7 @@ Only Spark itself is missing: tasks are called one after the other, as its Pytho
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,22 @@ def cut(self, bodies):
 Fellows.seal = cut
 sys.exit(process.main())
 """
+
+
+@contextlib.contextmanager
+def in_task(query: str, run: str, batch: int, partition: int) -> Iterator[None]:
+    """Do something as a task of a query does it."""
+    context = TaskContext._getOrCreate()
+    context._partitionId = partition
+    context._localProperties = {
+        "streaming.sql.batchId": str(batch),
+        "sql.streaming.queryId": query,
+        "spark.jobGroup.id": run,
+    }
+    try:
+        yield
+    finally:
+        TaskContext._setTaskContext(None)
 
 
 def wide(first: int, count: int, size: int = 10) -> pa.RecordBatch:
@@ -120,17 +137,8 @@ class Writing:
 
     def task(self, batch: int, partition: int, rows: Iterator[pa.RecordBatch]) -> Staged:
         """Run one task of a batch."""
-        context = TaskContext._getOrCreate()
-        context._partitionId = partition
-        context._localProperties = {
-            "streaming.sql.batchId": str(batch),
-            "sql.streaming.queryId": f"query of {self.port}",
-            "spark.jobGroup.id": self.run,
-        }
-        try:
+        with in_task(f"query of {self.port}", self.run, batch, partition):
             staged = self.writer().write(rows)
-        finally:
-            TaskContext._setTaskContext(None)
         assert isinstance(staged, Staged)
         return staged
 

@@ -16,7 +16,8 @@ import pytest
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from support.agents import SCHEMA, error_code, free_port
-from support.fellowships import CUT_AFTER_SEAL, FAR, Job, Tasks, Writing, job, wide
+from support.fellowships import CUT_AFTER_SEAL, FAR, Job, Tasks, Writing, in_task, job, wide
+from support.sources import Run
 from support.waiting import until
 
 PORTS = (
@@ -34,7 +35,10 @@ PORTS = (
     "waits",
     "lost",
     "frozen",
+    "itself",
+    "long",
 )
+LEASE_SECONDS = 6.0
 BLOCKS, WIDE = 24, 1 << 20
 """More than what the network holds on its way."""
 
@@ -43,7 +47,9 @@ BLOCKS, WIDE = 24, 1 << 20
 def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     directory = tmp_path_factory.mktemp("many")
     filtered = {"filter": "n % 5 == 0"}
-    yield from job(directory, PORTS, filtered=filtered, released={"max_bytes": 2_000})
+    yield from job(
+        directory, PORTS, filtered=filtered, released={"max_bytes": 2_000}, itself={"max_bytes": 1}
+    )
 
 
 @pytest.fixture
@@ -306,6 +312,40 @@ def test_what_a_fellow_has_lost_stops_its_readers_and_new_epochs_are_read(feed: 
     writing.commit(1, [writing.task(1, 1, iter([wide(0, 5)]))])
     last = tasks.reading.end(end)
     assert tasks.all(end, last) == all_rows(5)
+
+
+def test_an_export_that_waits_for_who_reads_at_fellows_alone_knows_its_query(feed: Job) -> None:
+    tasks, ticket = large(feed, "itself")
+    with in_task("query of itself", "run-1", 0, 0):
+        tasks.read(ticket)
+    writing = Writing(feed, "itself", reconnect=3.0)
+
+    def refused() -> bool:
+        return error_code(writing.task, 1, 0, iter([wide(0, 1)])) == "SelfWait"
+
+    until(refused, FAR, "the publishing query is refused: it would wait for itself")
+
+
+def test_who_reads_at_a_fellow_for_long_and_asks_nobody_is_alive_and_reads_on(feed: Job) -> None:
+    large(feed, "long")
+    run = Run(feed.pair.importer, "long")
+    end = until(lambda: found if (found := run.plan())["streams"] else None, FAR, "a plan")
+    parts = run.source.partitions(run.at, end)
+    (slow,) = [p for p in parts if p.value.get("agent")]
+    rows = run.source.read(slow)
+    next(rows)
+    feed.home.restart()
+    feed.pair.importer.restart()
+    time.sleep(LEASE_SECONDS)
+
+    def alive() -> bool:
+        at_home = feed.home.reader_status(end["reader"], "long")
+        own = feed.pair.importer.status()["imports"]["readers"].get(end["reader"], {})
+        return bool(at_home["alive"] and at_home["planned"] and own.get("alive"))
+
+    until(alive, LEASE_SECONDS, "the reader counts as alive and its epochs as planned")
+    assert len(list(rows)) == BLOCKS - 1
+    run.stop()
 
 
 def test_a_fellow_that_stands_still_gets_no_stages(feed: Job) -> None:

@@ -66,7 +66,9 @@ class Fellow:
         level |= {"runs": [], "aborted": None, **more}
         return self.host.release({"home": "default/feed/0", "exports": {EXPORT: {"s": level}}})
 
-    def read(self, epoch: int, *, filter_: str | None = None, **grant: Any) -> list[int]:
+    def read(
+        self, epoch: int, *, filter_: str | None = None, query: str | None = None, **grant: Any
+    ) -> list[int]:
         given = {"export": EXPORT, "reader": "reader", "ranges": {"s": (epoch, epoch + 1)}}
         text = grants.sign(
             "secret", Grant(**{**given, "filter": filter_, "columns": None, **grant})
@@ -80,6 +82,7 @@ class Fellow:
             pieces=((epoch, 0, count),),
             filter=filter_,
             columns=None,
+            query=query,
         )
         found = BlockReader().batches(opened, asked)
         return [n for batch, _ in found for n in batch.column("n").to_pylist()]
@@ -243,9 +246,9 @@ def test_rows_that_pass_are_counted_whether_they_were_read_or_not(fellow: Fellow
 
 def test_what_was_sent_is_told_to_the_home_once(fellow: Fellow) -> None:
     fellow.seal(0, fellow.stage(0, rows(0, 5), rows(5, 5)))
-    fellow.read(0)
+    fellow.read(0, query="q1")
     fellow.read(0, filter_="n > 6")
-    ((reader, (count, size)),) = fellow.release(1, [0, 1])["sent"][EXPORT].items()
-    assert (reader, count) == ("reader", 13)
+    ((reader, (count, size, query)),) = fellow.release(1, [0, 1])["sent"][EXPORT].items()
+    assert (reader, count, query) == ("reader", 13, "q1")
     assert size > 13 * 8
     assert fellow.release(1, [0, 1])["sent"] == {}

@@ -198,11 +198,13 @@ class ReadingSide(SpreadSide):
         with self._lock:
             self.deliveries.passed(reader, stream, epoch, block, rows)
 
-    def count_sent(self, reader: str, rows: int, size: int) -> None:
-        """Note what goes over the wire, also if it did before."""
+    def count_sent(self, reader: str, rows: int, size: int, query: str | None = None) -> None:
+        """Note what goes over the wire, also if it did before, and which query reads."""
         with self._lock:
             if reader not in self.ledger.readers:
                 return
+            if query is not None:
+                self.ledger.readers[reader].query = query
             delivery = self.deliveries.of(reader)
             delivery.sent_rows += rows
             delivery.sent_bytes += size

@@ -223,8 +223,8 @@ class Fellows:
         told = fellow.call("stage.release", timeout=CALL_SECONDS, **body)
         fellow.streams = told["streams"]
         for key, readers in told["sent"].items():
-            for reader, (rows, size) in readers.items() if key in exports else ():
-                exports[key].count_sent(reader, rows, size)
+            for reader, (rows, size, query) in readers.items() if key in exports else ():
+                exports[key].count_sent(reader, rows, size, query)
         if not fellow.active and not fellow.streams:
             with self._lock:
                 self._known.pop(pe, None)

@@ -243,8 +243,8 @@ class StageHost:
                 ``aborted`` (run and batch). What is not named stays.
 
         Returns:
-            ``streams`` by export, which this agent keeps for that home, and ``sent``: rows and
-            bytes by export and reader, since it was asked last.
+            ``streams`` by export, which this agent keeps for that home, and ``sent``: rows, bytes
+            and the query that reads, by export and reader, since it was asked last.
         """
         for export, levels in body["exports"].items():
             for id_, level in levels.items():
@@ -356,6 +356,7 @@ class GrantedRead:
     ) -> None:
         self._pe, self._grant, self._counts, self._sent = pe, grant, counts, sent
         self._parts = parts
+        self._query: str | None = None
         self.streams: Mapping[str, HostedStream] = {stream.id: stream}
 
     def may_read(
@@ -370,11 +371,14 @@ class GrantedRead:
     ) -> Manifest | None:
         """Return the part of an epoch if it is granted just so, else None; whoever's task asks.
 
+        ``query`` is told to the home, which would not hear of it where all rows lie at fellows.
+
         Raises:
             PartMissingError: it is granted and not here.
         """
         if not self._grant.covers(reader, stream, epoch, filter_, columns):
             return None
+        self._query = query
         part = self.streams[stream].manifests.get(epoch)
         if part is None:
             raise PartMissingError(self._pe, self._named(stream, epoch), NOT_THERE)
@@ -395,22 +399,23 @@ class GrantedRead:
 
     def count_sent(self, reader: str, rows: int, size: int) -> None:
         """Note what goes over the wire, for when the home asks."""
-        self._sent.add(self._grant.export, reader, rows, size)
+        self._sent.add(self._grant.export, reader, rows, size, self._query)
 
 
 class _Sent:
-    """Rows and bytes that were sent, by export and reader, until the home takes them."""
+    """What was sent, by export and reader, until the home takes it: rows, bytes, and the query."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums: dict[str, dict[str, list[int]]] = {}
+        self._sums: dict[str, dict[str, tuple[int, int, str | None]]] = {}
 
-    def add(self, export: str, reader: str, rows: int, size: int) -> None:
+    def add(self, export: str, reader: str, rows: int, size: int, query: str | None) -> None:
         with self._lock:
-            sums = self._sums.setdefault(export, {}).setdefault(reader, [0, 0])
-            sums[0], sums[1] = sums[0] + rows, sums[1] + size
+            of = self._sums.setdefault(export, {})
+            before = of.get(reader, (0, 0, None))
+            of[reader] = (before[0] + rows, before[1] + size, query or before[2])
 
-    def take(self, home: str) -> dict[str, dict[str, list[int]]]:
+    def take(self, home: str) -> dict[str, dict[str, tuple[int, int, str | None]]]:
         with self._lock:
             of_home = [export for export in self._sums if export.rpartition("/")[0] == home]
             return {export: self._sums.pop(export) for export in of_home}
