@@ -8,11 +8,13 @@ JSON text. ``lost`` is left out while it is empty.
 Rule 1: a batch reads of stream s the epochs ``[max(start.s.next, end.s.from), end.s.next)``.
 Rule 2: filter and columns of the *end* offset hold for all of the batch.
 Rule 3: ``last`` has a key for every export the reader ever opened, also while nothing was read.
+Rule 4: an export of which nothing was read leaves ``last`` when it has neither a route nor a
+position. One that was read stays: see :func:`never_read`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -188,6 +190,28 @@ def forget(offset: Offset, streams: Iterable[str]) -> Offset:
         lost[""] = together(lost_gone)
     positions = {s: p for s, p in offset.streams.items() if s not in gone}
     return replace(offset, streams=positions, dropped=dropped, lost=lost)
+
+
+def never_read(offset: Offset, routed: Collection[str], homes: Mapping[str, str]) -> set[str]:
+    """Return the exports that an offset need not know any more.
+
+    They have no route, no position, and no epoch of them was ever read, so nothing can be read
+    twice: one that comes back begins as ``start`` says, as it began before. Of one that was read
+    ``last`` alone tells, once its positions are forgotten, which epochs were read: the export may
+    come back with them in its log, or publish its last batch again over a lost one.
+
+    Args:
+        offset: the reader's.
+        routed: exports with a route.
+        homes: export by stream, as far as it is known.
+    """
+    kept = {*routed, *(homes[s] for s in offset.streams if s in homes)}
+    return {export for export, last in offset.last.items() if last is None and export not in kept}
+
+
+def without(offset: Offset, exports: Collection[str]) -> Offset:
+    """Return an offset that does not know some exports."""
+    return replace(offset, last={e: b for e, b in offset.last.items() if e not in exports})
 
 
 def together(losses: Iterable[Lost]) -> Lost:

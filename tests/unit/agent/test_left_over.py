@@ -97,3 +97,57 @@ def test_what_is_left_over_is_no_reason_for_a_batch(
     assert made.next(offset) == {"offset": None}
     homes = made.store.states("own_readers", "id")[offset["reader"]]["homes"]
     assert set(homes) == set("zyxw")
+
+
+def opened(made: Bench, start: dict[str, Any] | None, *plans: dict[str, Any]) -> dict[str, Any]:
+    """Return the offset in which export A is open and nothing of it was read."""
+    made.connect(A)
+    made.replies[A] = lambda _: {**answer(*plans), "last": None}
+    return made.offset(start)
+
+
+def test_an_export_of_which_nothing_was_read_is_forgotten_with_its_route(made: Bench) -> None:
+    offset = opened(made, None)
+    assert offset["last"] == {A: None}
+    made.connect(A, B)
+    offset = read(made, offset, B, "t")
+    assert offset["last"] == {A: None, B: ["q", 0]}, "it has a route"
+    made.connect(B)
+    offset = read(made, offset, B, "t", next=2)
+    assert offset["last"] == {B: ["q", 1]}
+    made.connect(A, B)
+    made.replies[A] = lambda _: answer(plan("z", 0, 1))
+    made.asked.clear()
+    assert made.offset(offset)["last"] == {A: ["q", 0], B: ["q", 1]}
+    (body,) = [b for action, b in made.asked if b["export"] == A and action == "peer.plan"]
+    assert body["known"] is False, "it is opened as one that was never read"
+
+
+def test_an_export_with_a_position_is_known_for_as_long_as_that(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offset = opened(made, None, plan("z", 4, 4))
+    assert (offset["last"], set(offset["streams"])) == ({A: None}, {"z"})
+    made.connect(B)
+    offset = read(made, offset, B, "t")
+    assert set(offset["last"]) == {A, B}
+    limit(monkeypatch, 0)
+    offset = read(made, offset, B, "t", next=2)
+    assert (set(offset["last"]), set(offset["streams"])) == ({B}, {"t"})
+
+
+def test_an_export_that_was_read_is_known_for_ever(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, 0)
+    offset = successors(made)
+    made.connect(B)
+    offset = read(made, offset, B, "t")
+    assert (set(offset["last"]), set(offset["streams"])) == ({A, B}, {"t"})
+
+
+def test_an_export_to_be_forgotten_is_no_reason_for_a_batch(made: Bench) -> None:
+    offset = opened(made, None)
+    made.connect(B)
+    made.replies[B] = lambda _: answer(routed=False)
+    assert made.next(offset) == {"offset": None}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.ledger import DataLossError, Limits
-from support.ledgers import IMPORT, ask, ledger, planned, put, retained
+from streambroker_core.ledger import DataLossError, Ledger, Limits
+from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 
 def test_a_latest_reader_begins_behind_the_last_epoch() -> None:
@@ -289,3 +289,39 @@ def test_an_earliest_reader_passes_over_streams_of_which_nothing_is_left() -> No
     assert (retained(made, "A"), retained(made, "B")) == ([], [1])
     (plan,) = made.plan(ask(), 100).planned
     assert (plan.stream, plan.from_, plan.next, plan.dropped) == ("B", 1, 2, (0, 0))
+
+
+def cut_and_back(start: str, before: int) -> Ledger:
+    """Return a ledger whose reader read so many epochs; two more came without its route."""
+    made = ledger()
+    if before:
+        put(made, "A", before)
+    made.plan(ask(start=start), 0)
+    if before:
+        made.plan(ask({"A": before}, start=start, known=True), 0)
+    made.set_routes({})
+    put(made, "A", 2)
+    made.set_routes({IMPORT: "wait"})
+    put(made, "A", 1)
+    return made
+
+
+@pytest.mark.parametrize(("start", "expected"), [("earliest", (0, 3)), ("latest", (2, 3))])
+@pytest.mark.parametrize("evicted", [False, True])
+def test_a_reader_that_read_nothing_may_forget_that_it_opened_the_export(
+    start: str, expected: tuple[int, int], evicted: bool
+) -> None:
+    for known in (True, False) if not evicted else (False,):
+        made = cut_and_back(start, 0)
+        if evicted:
+            del made.readers["r"]
+            expected = expected if start == "earliest" else (3, 3)
+        assert planned(made.plan(ask(start=start, known=known), 0)) == {"A": expected}
+
+
+def test_what_a_reader_has_read_and_forgotten_the_place_of_its_last_batch_tells() -> None:
+    known = cut_and_back("earliest", 4).plan(ask(known=True, last=(QUERY, 3)), 0)
+    assert planned(known) == {"A": (4, 7)}
+    assert known.planned[0].duplicates == (4, 40)
+    forgetful = cut_and_back("earliest", 4).plan(ask(), 0)
+    assert planned(forgetful) == {"A": (0, 7)}, "so what was read stays known"

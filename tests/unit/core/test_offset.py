@@ -19,7 +19,9 @@ from streambroker_core.offset import (
     advance,
     cut,
     forget,
+    never_read,
     ranges,
+    without,
 )
 
 FULL = Offset(
@@ -214,3 +216,21 @@ def test_a_large_block_does_not_drag_its_neighbours_into_slices_of_their_own() -
         [(1, 0, 1)],
         [(1, 1, 2), (2, 0, 1)],
     ]
+
+
+def test_what_was_never_read_and_is_nowhere_needs_not_be_known() -> None:
+    offset = replace(FULL, last={**FULL.last, "c/d/0/p": None, "routed/e/0/p": None})
+    homes = {"a": "a/b/0/p", "other": "c/d/0/p"}
+    assert never_read(offset, {"routed/e/0/p"}, homes) == {"c/d/0/p"}
+    assert never_read(forget(offset, ["a"]), (), homes) == {"a/b/0/p", "c/d/0/p", "routed/e/0/p"}
+    assert without(FULL, {"a/b/0/p"}) == replace(FULL, last={"x/y/0/p": ("q", 7)})
+
+
+def test_an_export_that_was_read_takes_its_key_and_less_than_sixty_bytes() -> None:
+    key = "default/feed-2026-11-22/0/trades"
+    query = "0f3a5c8e-7d1b-4b1e-9a55-0c2f6a9d3e71"
+    before, after = (
+        len(json.dumps(Offset(last=last).encode()))
+        for last in ({"a": None}, {"a": None, key: (query, 10**6)})
+    )
+    assert len(key) + 45 < after - before < len(key) + 60

@@ -22,7 +22,15 @@ from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.ledger import Holder
-from streambroker_core.offset import Offset, Planned, advance, forget, together
+from streambroker_core.offset import (
+    Offset,
+    Planned,
+    advance,
+    forget,
+    never_read,
+    together,
+    without,
+)
 from streambroker_core.wire.view import ImportPort, ImportRoute
 
 log = logging.getLogger("pe_agent")
@@ -194,7 +202,8 @@ class ImportHost(Slices, Heads):
         """Return an offset with a bounded number of positions that nothing is read from any more.
 
         They are of streams that have ended, and of exports without a route, which may come back.
-        Those of streams that an exporter has forgotten go first, then the oldest.
+        Those of streams that an exporter has forgotten go first, then the oldest. Exports without
+        a route of which nothing was read go with the last of their positions.
         """
         heads = {str(r.export): self.peers.heads(str(r.export)) for r in import_.routes}
 
@@ -210,8 +219,9 @@ class ImportHost(Slices, Heads):
         ]
         left.sort(key=lambda s: reader.homes[s] not in heads)
         over = left[: max(0, len(left) - LEFT_OVER)]
+        left_over = forget(end, over)
         self.readers.forget(reader, over)
-        return forget(end, over)
+        return without(left_over, never_read(left_over, heads, reader.homes))
 
     def _opened(self, reader: OwnReader, route: ImportRoute, end: Offset) -> bool:
         """Whether an export is in the offset, or gives a known reason why it cannot be."""
