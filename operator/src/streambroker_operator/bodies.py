@@ -9,7 +9,7 @@ from streambroker_core.board import Board, Status
 from streambroker_core.model import PeKey, Route, kind_of
 from streambroker_core.wire.manifest import write_manifest
 from streambroker_core.wire.registration import Registration
-from streambroker_operator.heard import Heard
+from streambroker_operator.heard import Fellow, Heard
 from streambroker_operator.store import Stored
 
 
@@ -59,7 +59,7 @@ def pe_body(board: Board, pe: PeKey, heard: Heard) -> dict[str, Any]:
     """Return a PE: where its agent is, when it was heard of, and the names of its ports."""
     exports, imports = board.ports(pe)
     found = board.registration(pe)
-    return shown_pe(pe, found, board.version(pe), exports, imports, seen=heard.moment(pe))
+    return shown_pe(pe, found, board.version(pe), exports, imports, heard)
 
 
 def shown_pe(
@@ -68,8 +68,7 @@ def shown_pe(
     version: str | None,
     exports: Sequence[str],
     imports: Sequence[str],
-    *,
-    seen: str | None,
+    heard: Heard,
 ) -> dict[str, Any]:
     """Return a PE with what its agent said last and when, and the names of its ports, in order."""
     return {
@@ -77,8 +76,14 @@ def shown_pe(
         "job": pe.job,
         "pe": pe.pe,
         "location": None if registration is None else registration.location,
-        "seen": seen,
+        "seen": heard.moment(pe),
         "version": version,
         "exports": list(exports),
         "imports": list(imports),
+        "fellows": fellow_bodies(heard.fellows(pe)),
     }
+
+
+def fellow_bodies(fellows: Sequence[Fellow]) -> list[dict[str, Any]]:
+    """Return the fellows of an agent."""
+    return [{"pe": str(f.pe), "active": f.active, "away": f.away} for f in fellows]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.broker.reports import AGAIN_SECONDS, LIMIT, Reporter, report_of
+from pe_agent.agent.broker.reports import AGAIN_SECONDS, LIMIT, WHY, Reporter, report_of
 from pe_agent.broker_client import BrokerRefusedError, BrokerUnavailableError
 from support.exports import Bench, bench, rows
 from support.waiting import until
@@ -89,6 +89,19 @@ def test_an_export_that_waits_names_the_imports_once(made: Bench) -> None:
 
     assert export["waitingFor"] == [export["readers"][0]["import"]]
     assert export["held"] >= export["limit"] == 1
+
+
+def test_fellows_are_named_and_why_they_do_not_answer_is_cut(made: Bench) -> None:
+    fellow = {"location": "grpc+tcp://10.0.0.7:1", "active": True, "away": None, "seen": 0.4}
+    gone = {**fellow, "active": False, "away": "x" * (WHY + 1), "seen": None}
+    told = report_of(
+        {**status(made), "fellows": {"default/feed/2": gone, "default/feed/1": fellow}}
+    )
+
+    assert told["fellows"] == [
+        {"pe": "default/feed/1", "active": True, "away": None},
+        {"pe": "default/feed/2", "active": False, "away": "x" * WHY},
+    ]
 
 
 def test_own_readers_are_reported_by_port(made: Bench) -> None:
@@ -176,7 +189,7 @@ def test_nothing_is_reported_before_the_first_poll() -> None:
     until(lambda: broker.taken, 5.0, "a report")
     reporter.close()
 
-    assert broker.taken[0] == {"exports": {}, "imports": {}}
+    assert broker.taken[0] == {"exports": {}, "imports": {}, "fellows": []}
 
 
 def test_reports_go_on_as_often_as_the_broker_says() -> None:

@@ -341,6 +341,23 @@ def test_a_picture_is_no_larger_than_the_terminal() -> None:
     assert top.screen([], "http://b", "", 80, 24, NOON).endswith("\nno routes")
 
 
+def test_the_live_picture_has_fellows_on_a_quarter_of_it_at_most_those_away_first() -> None:
+    def of(job: str, *away: str | None) -> list[dict[str, Any]]:
+        return [{"pe": f"default/{job}/{n}", "away": why} for n, why in enumerate(away, 1)]
+
+    fellows = {f"default/j{n}/0": of(f"j{n}", None) for n in range(9)}
+    fellows["default/k/0"] = of("k", None, "no answer")
+    picture = top.screen([QUIET], "http://b", "", 80, 12, NOON, fellows).split("\n")
+
+    assert picture[1:4] == [
+        "default/k/2 is away: no answer",
+        "fellows of default/j0/0: 1",
+        "fellows of default/j1/0: 1",
+    ]
+    assert picture[4].startswith("CONGESTION")
+    assert len(top.screen([QUIET] * 9, "http://b", "", 80, 5, NOON, fellows).split("\n")) == 4
+
+
 # ---- events ----------------------------------------------------------------------------------
 
 

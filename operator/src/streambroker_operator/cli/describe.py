@@ -19,8 +19,8 @@ from streambroker_operator.cli.errors import OK, UsageError
 from streambroker_operator.cli.explain import explained
 from streambroker_operator.cli.get import WHAT
 from streambroker_operator.cli.options import add_everywhere, caller_of, namespace_of, remote
-from streambroker_operator.cli.tables import as_yaml, port_of, short
-from streambroker_operator.cli.terminal import age, paint, plain, say, seconds_since
+from streambroker_operator.cli.tables import as_yaml, fellows_text, port_of, short
+from streambroker_operator.cli.terminal import age, flat, paint, plain, say, seconds_since
 from streambroker_operator.cli.top import FIGURES, HEAD, row_of
 from streambroker_operator.errors import RequestError
 
@@ -193,13 +193,23 @@ def _pe(caller: Caller, kind: str, item: Item) -> str:
         f"View:      {item.get('version') or '-'}",
         f"Exports:   {', '.join(item['exports']) or '-'}",
         f"Imports:   {', '.join(item['imports']) or '-'}",
+        f"Fellows:   {fellows_text(item.get('fellows', ()))}",
         *_block(
             "Routes",
             _cut([f"{r['export']} -> {r['import']}  {r['policy']}" for r in routes], "routes"),
         ),
-        *_to_do(_silence(item)),
+        *_to_do([*_silence(item), *_away(item)]),
     ]
     return _text(lines)
+
+
+def _away(item: Item) -> list[str]:
+    """Return what to ask about fellows that do not answer."""
+    return [
+        flat(f"Its fellow {one['pe']} is away: {one['away']} What lies there cannot be read.")
+        for one in item.get("fellows", ())
+        if one["away"]
+    ]
 
 
 def _silence(item: Item) -> list[str]:

@@ -164,7 +164,14 @@ def _pe(item: Item) -> Row:
         age(item.get("seen")),
         ",".join(item["exports"]) or "-",
         ",".join(item["imports"]) or "-",
+        fellows_text(item.get("fellows", ())),
     ]
+
+
+def fellows_text(fellows: Sequence[Item]) -> str:
+    """Return the numbers of fellows; those that do not answer are marked."""
+    names = (f"{f['pe'].rpartition('/')[2]}{' (away)' if f['away'] else ''}" for f in fellows)
+    return ", ".join(names) or "-"
 
 
 def _route(item: Item) -> Row:
@@ -202,7 +209,7 @@ def _nothing(_item: Item) -> Row:
 _TABLES: dict[str, tuple[Row, Callable[[Item], Row]]] = {
     "exports": (["NAME", "PORT", "OFFERS", "MATCHES", "STATE"], _export),
     "imports": (["NAME", "PORT", "WANTS", "FILTER", "MATCHES", "STATE"], _import),
-    "pes": (["PE", "LOCATION", "SEEN", "EXPORTS", "IMPORTS"], _pe),
+    "pes": (["PE", "LOCATION", "SEEN", "EXPORTS", "IMPORTS", "FELLOWS"], _pe),
     "routes": (["EXPORT", "IMPORT", "POLICY", "FILTER"], _route),
 }
 _WIDE: dict[str, tuple[Row, Callable[[Item], Row]]] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from streambroker_operator.cli.addresses import Item, Target, chosen, find, names_of, read_targets
 from streambroker_operator.cli.client import Caller
@@ -20,8 +20,16 @@ from streambroker_operator.cli.options import (
     one_of,
     remote,
 )
-from streambroker_operator.cli.tables import as_json, as_yaml, widths_of
-from streambroker_operator.cli.terminal import Colour, is_terminal, lasted, paint, plain, say
+from streambroker_operator.cli.tables import as_json, as_yaml, fellows_text, widths_of
+from streambroker_operator.cli.terminal import (
+    Colour,
+    flat,
+    is_terminal,
+    lasted,
+    paint,
+    plain,
+    say,
+)
 from streambroker_operator.errors import RequestError
 
 INTERVAL_S = 2.0
@@ -54,6 +62,13 @@ _COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim",
 _FIRST = ("waits", "away", "flows", "idle", "stale", "unknown")
 
 
+class Picture(NamedTuple):
+    """Routes with their figures, and the fellows of the agents that export, by PE."""
+
+    routes: Sequence[Item]
+    fellows: Mapping[str, Sequence[Item]]
+
+
 def add(commands: Any) -> None:
     """Add the command."""
     top = remote(commands, "top", "show routes with rates, lag and congestion, live")
@@ -81,9 +96,12 @@ def _top(options: argparse.Namespace) -> int:
     asked = _targets(options.words)
     targets = [port for target in asked for port in _of_ports(caller, target, namespace)]
 
-    def ask() -> list[Item]:
-        routes = caller.call("GET", "/top", namespace=namespace)["routes"]
-        return sorted(_of(routes, targets), key=_SORTS[options.sort])
+    def ask() -> Picture:
+        told = caller.call("GET", "/top", namespace=namespace)
+        routes = sorted(_of(told["routes"], targets), key=_SORTS[options.sort])
+        homes = {route["export"].rpartition("/")[0] for route in routes}
+        fellows = told.get("fellows", {})
+        return Picture(routes, {pe: of for pe, of in fellows.items() if pe in homes})
 
     if options.once or options.output != "table" or not is_terminal():
         return _once(ask(), options.output)
@@ -129,29 +147,38 @@ def _of(routes: Sequence[Item], targets: Sequence[Target]) -> list[Item]:
     return [r for r in routes if any(chosen("routes", [r], target.name) for target in targets)]
 
 
-def _once(routes: Sequence[Item], output: str) -> int:
+def _once(picture: Picture, output: str) -> int:
+    routes, fellows = picture
     if output == "json":
-        say(as_json({"routes": list(routes)}))
+        say(as_json({"routes": list(routes), "fellows": fellows}))
     elif output == "yaml":
         say(as_yaml(routes))
     else:
-        say("\n".join(lines_of(routes)) + "\n")
+        say("\n".join([*lines_of(routes), *fellow_lines(fellows)]) + "\n")
     return OK
 
 
-def _live(ask: Callable[[], list[Item]], interval_s: float, url: str) -> None:
+def _live(ask: Callable[[], Picture], interval_s: float, url: str) -> None:
     """Draw again and again, until interrupted; a broker that goes away is waited for."""
-    routes = ask()
+    picture = ask()
     note = ""
     while True:
         size = shutil.get_terminal_size()
         say(
             _CLEAR
-            + screen(routes, url, note, size.columns, size.lines, datetime.now().astimezone())
+            + screen(
+                picture.routes,
+                url,
+                note,
+                size.columns,
+                size.lines,
+                datetime.now().astimezone(),
+                picture.fellows,
+            )
         )
         time.sleep(interval_s)
         try:
-            routes, note = ask(), ""
+            picture, note = ask(), ""
         except RequestError as error:
             if error.status not in (0, 429, 503):
                 raise
@@ -159,7 +186,13 @@ def _live(ask: Callable[[], list[Item]], interval_s: float, url: str) -> None:
 
 
 def screen(
-    routes: Sequence[Item], url: str, note: str, columns: int, rows: int, now: datetime
+    routes: Sequence[Item],
+    url: str,
+    note: str,
+    columns: int,
+    rows: int,
+    now: datetime,
+    fellows: Mapping[str, Sequence[Item]] | None = None,
 ) -> str:
     """Return one picture of the live view, no larger than the terminal."""
     waiting = sum(1 for route in routes if state_of(route) == "waits")
@@ -168,6 +201,7 @@ def screen(
     lines = [paint(head[:columns], "bold")]
     if note:
         lines.append(paint(note[:columns], "yellow"))
+    lines += [line[:columns] for line in fellow_lines(fellows or {})[: rows // 4]]
     room = max(1, rows - 1 - len(lines))
     body = lines_of(routes, columns)
     if len(body) > room:
@@ -195,6 +229,18 @@ def lines_of(routes: Sequence[Item], columns: int | None = None) -> list[str]:
         ]
         lines.append(paint("  ".join(cells).rstrip()[:columns], colour))
     return lines
+
+
+def fellow_lines(fellows: Mapping[str, Sequence[Item]]) -> list[str]:
+    """Return a line for each fellow that does not answer, then one for each agent with fellows.
+
+    Args:
+        fellows: by the PE of the agent that has them.
+    """
+    away = [one for of in fellows.values() for one in of if one["away"]]
+    lost = [f"{one['pe']} is away: {one['away']}" for one in away]
+    named = [f"fellows of {home}: {fellows_text(of)}" for home, of in fellows.items()]
+    return [flat(line) for line in (*lost, *named)]
 
 
 def row_of(route: Item) -> list[str]:

@@ -120,8 +120,7 @@ def _port_body(port: DrawnPort) -> Any:
 
 
 def _pe_body(heard: Heard, found: DrawnPe) -> Any:
-    seen = heard.moment(found.pe)
-    return shown_pe(found.pe, found.agent, found.version, found.exports, found.imports, seen=seen)
+    return shown_pe(found.pe, found.agent, found.version, found.exports, found.imports, heard)
 
 
 class _Items(Sequence[Item], Generic[T]):

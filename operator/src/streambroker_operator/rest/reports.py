@@ -17,6 +17,8 @@ from aiohttp import web
 
 from streambroker_core.model import PeKey, PortKey, Route
 from streambroker_core.wire.fields import Fields
+from streambroker_operator.bodies import fellow_bodies
+from streambroker_operator.heard import Fellow
 from streambroker_operator.rest.authentication import QUIET
 from streambroker_operator.rest.lists import LISTS, chosen_namespace
 from streambroker_operator.rest.pe import PE
@@ -35,6 +37,7 @@ SHORTEST_S = 0.5
 """Reports closer than this give no rate: a rate of a moment says nothing."""
 MOST_PES = 20_000
 MOST_READERS = 2_000
+MOST_FELLOWS = 256
 STALE_S = 90.0
 """A report older than this is of an agent that reports no more."""
 FULL = 80
@@ -79,6 +82,7 @@ class Report:
     waiting: frozenset[tuple[str, str]]
     waiting_since: Mapping[str, str]
     states: Mapping[str, int]
+    fellows: tuple[Fellow, ...] = ()
 
 
 Known: TypeAlias = tuple[Report, Report | None]
@@ -189,8 +193,32 @@ def _rate(
     return round(grown / (report.at - base.at), 3)
 
 
-def read_report(body: object, at: float) -> Report:
+def fellows_of(
+    routes: Iterable[Route], known: Mapping[PeKey, Known], namespace: str, now: float
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the fellows of the agents that export, by PE; of stale reports nothing is known.
+
+    Args:
+        routes: those that are shown.
+        known: the last reports of the agents.
+        namespace: whose agents are shown, ``*`` for all.
+        now: on the clock of the reports, in seconds.
+    """
+    homes = {r.export.owner for r in routes if namespace in ("*", r.export.namespace)}
+    return {
+        str(home): fellow_bodies(known[home][0].fellows)
+        for home in sorted(homes & known.keys(), key=str)
+        if known[home][0].fellows and now - known[home][0].at <= STALE_S
+    }
+
+
+def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
     """Read a report; members that are not known are of a newer agent and passed over.
+
+    Args:
+        body: what was sent.
+        at: when it came, in seconds.
+        pe: whose it is; its fellows are of the same job.
 
     Raises:
         ManifestError: a field is wrong; the error names it.
@@ -214,7 +242,20 @@ def read_report(body: object, at: float) -> Report:
         waiting=frozenset(waiting),
         waiting_since=since,
         states=Counter(_state(found, pair in waiting) for pair, found in figures.items()),
+        fellows=_fellows(Fields(body), pe),
     )
+
+
+def _fellows(fields: Fields, home: PeKey | None) -> tuple[Fellow, ...]:
+    found = []
+    for number, entry in enumerate(fields.items("fellows", most=MOST_FELLOWS)):
+        fellow = fields.entry("fellows", number, entry)
+        pe = PeKey.parse(fellow.text("pe"))
+        if home is not None and (pe.namespace, pe.job) != (home.namespace, home.job):
+            raise fellow.bad("pe", f"is {pe}, which is not of the job of {home}")
+        away = fellow.optional_text("away", longest=1_000)
+        found.append(Fellow(pe=pe, active=fellow.boolean("active", True), away=away))
+    return tuple(found)
 
 
 def _state(found: Figures, waiting: bool) -> str:
@@ -248,8 +289,9 @@ REPORTS = web.AppKey("reports", Reports)
 async def put_report(request: web.Request) -> web.Response:
     """Take an agent's figures; the answer says when the next are wanted."""
     pe = known_pe(request)
-    report = read_report(await json_body(request), time.monotonic())
+    report = read_report(await json_body(request), time.monotonic(), pe)
     request.app[RUNTIME].heard.note(pe)
+    request.app[RUNTIME].heard.told(pe, report.fellows)
     answer = json_answer({"again": request.app[REPORTS].take(pe, report)})
     answer[QUIET] = True
     return answer
@@ -259,6 +301,8 @@ async def put_report(request: web.Request) -> web.Response:
 async def get_top(request: web.Request) -> web.Response:
     """Answer the routes that touch a namespace, or all with ``?namespace=*``, with figures.
 
+    With them come the fellows of the agents of that namespace that export.
+
     Many routes take a while to write down; that is done in a thread, one request at a time.
     """
     namespace, who = chosen_namespace(request), who_asks(request)
@@ -267,6 +311,10 @@ async def get_top(request: web.Request) -> web.Response:
     async with pictures.turns.of(who):
         now = time.monotonic()
         known = request.app[REPORTS].seen(now)
-        return await asyncio.to_thread(
-            lambda: long_answer({"routes": top(picture.touching(namespace), known, now)})
-        )
+
+        def answer() -> web.Response:
+            shown = picture.touching(namespace)
+            fellows = fellows_of(shown, known, namespace, now)
+            return long_answer({"routes": top(shown, known, now), "fellows": fellows})
+
+        return await asyncio.to_thread(answer)

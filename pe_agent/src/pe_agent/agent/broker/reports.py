@@ -19,6 +19,8 @@ LIMIT = 60_000
 """Bytes of a report; the broker takes 64 KiB."""
 DAMAGED = 10
 """Damaged segments that are named."""
+WHY = 200
+"""Characters of why a fellow does not answer."""
 _READERS = (1_000, 300, 100, 30, 10, 0)
 _RECEIVED = ("lagEpochs", "duplicates", "successors")
 _AS_THEY_ARE = (
@@ -47,10 +49,22 @@ def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
                 for key, export in status["exports"].items()
             },
             "imports": _imports(status["imports"]["readers"], most),
+            "fellows": _fellows(status.get("fellows", {})),
         }
         if len(json.dumps(found)) <= limit:
             break
     return found
+
+
+def _fellows(fellows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "pe": pe,
+            "active": fellow["active"],
+            "away": None if fellow["away"] is None else fellow["away"][:WHY],
+        }
+        for pe, fellow in sorted(fellows.items())
+    ]
 
 
 def _export(export: Mapping[str, Any], most: int) -> dict[str, Any]:
