@@ -198,8 +198,16 @@ def test_stages_go_when_the_home_will_not_publish_them(
 
 def test_a_stream_that_the_home_does_not_know_is_removed(fellow: Fellow) -> None:
     fellow.seal(0, fellow.stage(0, rows(0, 3)))
+    part = {"run": "r", "batch": 0, "rows": [3]}
+    asked = {"export": EXPORT, "streams": {"s": {"0": part}}}
+    assert fellow.host.verify(asked) == {"broken": {}, "done": True}
+    elsewhere = fellow.host.verify({**asked, "export": "default/feed/0/other"})
+    assert list(elsewhere["broken"]["s"]) == ["0"]
     body = {"home": "default/feed/0", "exports": {EXPORT: {"s": None}}}
+    assert fellow.host.verify(asked) == {"broken": {}, "done": True}
     assert fellow.host.release(body) == {"streams": {}, "sent": {}}
+    assert fellow.host._parts._good == {}
+    assert list(fellow.host.verify(asked)["broken"]["s"]) == ["0"]
     assert not list((fellow.directory / "kept").iterdir())
     with pytest.raises(PartMissingError, match="stream s"):
         fellow.read(0, ranges={"s": (0, 1)})

@@ -146,9 +146,9 @@ class BlockReader:
             except AddressGone as error:
                 before, manifest = manifest, _planned(export, read, manifest.epoch)
                 if manifest == before:
-                    raise export.unreadable(read.stream, manifest.epoch, error) from error
+                    raise export.unreadable(read.stream, manifest.epoch, error) from None
             except LogCorrupt as error:
-                raise export.unreadable(read.stream, manifest.epoch, error) from error
+                raise export.unreadable(read.stream, manifest.epoch, error) from None
 
     def _block(
         self, export: Readable, read: Read, manifest: Manifest, index: int

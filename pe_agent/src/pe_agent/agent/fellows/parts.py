@@ -57,6 +57,11 @@ class Parts:
         with self._lock:
             self._good.get(stream, {}).pop(epoch, None)
 
+    def forget(self, stream: str) -> None:
+        """A stream was removed."""
+        with self._lock:
+            self._good.pop(stream, None)
+
     def _forget_old(self, id_: str, stream: HostedStream | None) -> None:
         """Forget what was moved, replaced or removed since it was read."""
         now = {} if stream is None else stream.manifests

@@ -263,6 +263,7 @@ class StageHost:
     def _remove(self, id_: str) -> None:
         with self._lock:
             kept = self._kept.pop(id_, None)
+            self._parts.forget(id_)
             self._store.write("DELETE FROM kept_streams WHERE stream = ?", id_)
             if kept is not None:
                 kept.stream.log.close()
