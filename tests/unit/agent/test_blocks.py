@@ -63,6 +63,19 @@ def test_equal_filters_share_the_result_and_others_do_not(made: Bench) -> None:
     assert first("narrow", "n > 1", ["n"]).schema.names == ["n"]
 
 
+@pytest.mark.parametrize("filter_", ["n < 0", "n >= 0"])
+def test_what_is_kept_of_tiny_blocks_has_a_bound_also_where_no_row_passes(
+    made: Bench, filter_: str
+) -> None:
+    made.publish(1, *(rows(n, 1) for n in range(200)))
+    made.plan({made.stream: 1}, filter_=filter_)
+    blocks = BlockReader(cache_bytes=64 << 10)
+    found = list(blocks.batches(made.export, read(made, (1, 0, 200), filter_=filter_)))
+    assert len(found) == 200
+    assert 1 < len(blocks._filtered._items) <= 64
+    assert 1 < len(blocks._masks._items) <= 16
+
+
 def test_a_read_is_under_the_filter_and_the_columns_of_its_plan(made: Bench) -> None:
     made.plan(filter_="n > 5", columns=["n"])
     for filter_, columns in (("n > 4", ("n",)), (None, ("n",)), ("n > 5", None), ("n > 5", ())):

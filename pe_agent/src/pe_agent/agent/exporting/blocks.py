@@ -21,6 +21,10 @@ from pe_agent.log import AddressGone, LogCorrupt, LogError
 from streambroker_core.errors import StreambrokerError
 
 CACHE_BYTES = 64 << 20
+ENTRY_BYTES = 1024
+"""What an entry of a cache takes beside its columns or masks, also without a row."""
+COLUMN_BYTES = 512
+"""What a column or a mask takes beside its values."""
 
 
 class NotPlannedError(StreambrokerError):
@@ -48,7 +52,7 @@ class BytesCache:
             return found[0]
 
     def put(self, key: Hashable, value: Any, size: int) -> None:
-        """Keep a value of ``size`` bytes; one larger than the limit is not kept."""
+        """Keep a value of ``size`` bytes, above 0; one larger than the limit is not kept."""
         if size > self._limit:
             return
         with self._lock:
@@ -167,9 +171,13 @@ class BlockReader:
         atoms_key = (stream.id, epoch, index)
         atoms: dict[str, Any] = self._masks.get(atoms_key) or {}
         mask = compiled(read.filter, stream.schema).mask(batch, cache=atoms)
-        self._masks.put(atoms_key, atoms, block.rows // 8 * max(1, len(atoms)))
+        masks = list(atoms.items())
+        self._masks.put(
+            atoms_key, atoms, _size(len(masks), sum(len(text) + m.nbytes for text, m in masks))
+        )
         result = _project(batch, read.columns).filter(mask)
-        self._filtered.put(key, result, result.nbytes)
+        size = _size(result.num_columns, len(read.filter) + result.nbytes)
+        self._filtered.put(key, result, size)
         return result
 
 
@@ -194,6 +202,11 @@ def _planned(export: Readable, read: Read, epoch: int) -> Manifest:
             " run of the query went on."
         )
     return manifest
+
+
+def _size(columns: int, values: int) -> int:
+    """Return what a cache entry takes; one without a row takes some, and there may be very many."""
+    return ENTRY_BYTES + columns * COLUMN_BYTES + values
 
 
 def _project(batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> pa.RecordBatch:
