@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pe_agent.agent.exporting.exports import HostedExport
 from pe_agent.agent.hosts import HomeForeignError, Hosts
-from streambroker_core.ledger import NotRoutedError
+from streambroker_core.ledger import Ask, Limits, NotRoutedError
 from streambroker_core.model import PeKey
-from streambroker_core.publishing import LEASE
-from support.exports import Bench, bench, rows
+from streambroker_core.publishing import LEASE, FencedError
+from support.exports import DDL, IMPORT, SCHEMA, Bench, bench, rows
 
 FEED = PeKey.parse("default/feed/0")
 
@@ -75,6 +76,50 @@ def test_an_export_that_is_ill_does_not_keep_the_others_from_their_order(tmp_pat
     hosts.close()
 
     assert ticked == ["well"]
+
+
+def opened(home: Path) -> tuple[Hosts, HostedExport]:
+    hosts = Hosts(FEED, home, progress=lambda *_: None)
+    hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": None})
+    export = hosts.export("trades")
+    export.set_routes({IMPORT: "wait"})
+    return hosts, export
+
+
+def test_the_end_and_the_runs_of_an_export_without_rows_are_known_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    hosts, export = opened(tmp_path)
+    for run in ("old", "new"):
+        export.publish(query="q", run=run, batch=0, stages=[], ddl=None)
+    export.finish(query="q", run="new")
+    hosts.close()
+
+    hosts, export = opened(tmp_path)
+    assert export.ended()
+    with pytest.raises(FencedError):
+        export.publish(query="q", run="old", batch=1, stages=[], ddl=None)
+    hosts.close()
+
+
+def test_a_reader_of_an_export_without_rows_holds_its_first_epochs_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    asked = Ask(reader="reader", import_=IMPORT, policy="wait", start="latest", positions={})
+    hosts, export = opened(tmp_path)
+    export.plan(asked, filter_=None, columns=None)
+    hosts.close()
+
+    hosts, export = opened(tmp_path)
+    of = {"query": "q", "run": "r", "ddl": DDL}
+    for batch in (0, 1):
+        export.admit(**of, batch=batch, renewed=None)
+        stage = export.stage(**of, batch=batch, schema=SCHEMA, batches=[rows(batch, 1)])
+        export.publish(**of, batch=batch, stages=[stage])
+    export.set_limits(Limits(max_bytes=1))
+    (planned,) = export.plan(asked, filter_=None, columns=None).planned
+    assert (planned.from_, planned.next) == (0, 2)
+    hosts.close()
 
 
 def test_what_a_cut_reader_was_given_is_known_after_a_restart(made: Bench) -> None:

@@ -35,6 +35,9 @@ from streambroker_core.wire.view import ExportPort, View, encode
 log = logging.getLogger("pe_agent")
 
 TICK_SECONDS = 1.0
+_EXPORTS = """
+SELECT export FROM streams UNION SELECT export FROM publishers UNION SELECT export FROM readers
+"""
 
 
 class FilterForbiddenError(StreambrokerError):
@@ -87,7 +90,7 @@ class Hosts:
             self._holders,
         )
         self.scrub = Scrub()
-        for (key,) in self.store.query("SELECT DISTINCT export FROM streams"):
+        for (key,) in self.store.query(_EXPORTS):
             self._recover(self._host(key), progress)
         for stream_log in self.stages.logs():
             self.scrub.add(stream_log)
