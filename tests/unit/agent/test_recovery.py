@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pe_agent.agent.exporting.exports import HostedExport
+from pe_agent.agent.exporting.exports import HostedExport, steady_clock
 from pe_agent.agent.hosts import HomeForeignError, Hosts
 from streambroker_core.ledger import Ask, Limits, NotRoutedError
-from streambroker_core.model import PeKey
+from streambroker_core.model import Buffer, PeKey
 from streambroker_core.publishing import LEASE, FencedError
+from streambroker_core.wire.view import ExportPort, View, seal
 from support.exports import DDL, IMPORT, SCHEMA, Bench, bench, rows
 
 FEED = PeKey.parse("default/feed/0")
@@ -86,6 +88,14 @@ def opened(home: Path) -> tuple[Hosts, HostedExport]:
     return hosts, export
 
 
+def publish(export: HostedExport, *batches: int) -> None:
+    of: dict[str, Any] = {"query": "q", "run": "r", "ddl": DDL}
+    for batch in batches:
+        export.admit(**of, batch=batch, renewed=None)
+        stage = export.stage(**of, batch=batch, schema=SCHEMA, batches=[rows(batch, 1)])
+        export.publish(**of, batch=batch, stages=[stage])
+
+
 def test_the_end_and_the_runs_of_an_export_without_rows_are_known_after_a_restart(
     tmp_path: Path,
 ) -> None:
@@ -111,14 +121,107 @@ def test_a_reader_of_an_export_without_rows_holds_its_first_epochs_after_a_resta
     hosts.close()
 
     hosts, export = opened(tmp_path)
-    of = {"query": "q", "run": "r", "ddl": DDL}
-    for batch in (0, 1):
-        export.admit(**of, batch=batch, renewed=None)
-        stage = export.stage(**of, batch=batch, schema=SCHEMA, batches=[rows(batch, 1)])
-        export.publish(**of, batch=batch, stages=[stage])
+    publish(export, 0, 1)
     export.set_limits(Limits(max_bytes=1))
     (planned,) = export.plan(asked, filter_=None, columns=None).planned
     assert (planned.from_, planned.next) == (0, 2)
+    hosts.close()
+
+
+BUFFER = Buffer(max_bytes=10 << 30, max_age_s=86400.0, grace_s=60.0)
+SPEC = {"properties": {}, "buffer": {"maxBytes": "10Gi", "maxAge": "24h", "grace": "1m"}}
+
+
+def shown(hosts: Hosts, *ports: str) -> None:
+    """Let a view come that has these exports."""
+    port = ExportPort(uid="e", stream_id="s", buffer=BUFFER)
+    hosts.routes.apply(seal(View(pe=FEED, exports=dict.fromkeys(ports, port))))
+
+
+def declared(hosts: Hosts) -> HostedExport:
+    hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": SPEC})
+    return hosts.export("trades")
+
+
+def kept_after_grace(export: HostedExport, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many epochs are retained when grace is over, and maximal age is not."""
+    monkeypatch.setattr(export, "_clock", lambda: steady_clock() + 3600.0)
+    export.tick()
+    return sum(s["retained"] for s in export.status()["streams"].values())
+
+
+def test_an_export_that_no_view_ever_had_is_not_taken_for_a_deleted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    shown(hosts, "other")
+    publish(declared(hosts), 0, 1)
+    hosts.close()
+
+    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    assert kept_after_grace(hosts.export("trades"), monkeypatch) == 2
+    hosts.close()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_export_that_a_view_has_no_more_is_emptied_after_grace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    shown(hosts, "trades")
+    export = hosts.export("trades")
+    publish(export, 0, 1)
+    shown(hosts)
+    if restarted:
+        hosts.close()
+        hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+        export = hosts.export("trades")
+    export.tick()
+    assert sum(s["retained"] for s in export.status()["streams"].values()) == 2
+    assert kept_after_grace(export, monkeypatch) == 0
+    hosts.close()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_deleted_export_that_is_declared_anew_is_kept_though_the_view_lacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    shown(hosts, "trades")
+    shown(hosts)
+    assert kept_after_grace(hosts.export("trades"), monkeypatch) == 0
+    publish(declared(hosts), 0, 1)
+    if restarted:
+        hosts.close()
+        hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    assert kept_after_grace(hosts.export("trades"), monkeypatch) == 2
+    hosts.close()
+
+
+def test_what_a_view_allows_holds_after_a_restart_without_one(tmp_path: Path) -> None:
+    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    shown(hosts, "trades")
+    limits = hosts.export("trades").ledger.limits
+    assert limits.max_bytes == BUFFER.max_bytes
+    publish(hosts.export("trades"), 0)
+    hosts.close()
+    (tmp_path / "routes.json").unlink()
+
+    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    assert hosts.export("trades").ledger.limits == limits
+    hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": {"properties": {}}})
+    assert hosts.export("trades").ledger.limits == limits
+    hosts.close()
+
+
+def test_what_is_declared_may_be_kept_until_a_view_comes(tmp_path: Path) -> None:
+    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    limits = declared(hosts).ledger.limits
+    assert (limits.max_bytes, limits.max_age, limits.grace) == (10 << 30, 86400.0, 60.0)
+    hosts.close()
+
+    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    assert hosts.export("trades").ledger.limits == limits
     hosts.close()
 
 

@@ -27,9 +27,9 @@ from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.log import Committer, Scrub
 from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.ledger import Holder, NotRoutedError
-from streambroker_core.model import PeKey, PortKey
+from streambroker_core.model import Buffer, Export, PeKey, PortKey
 from streambroker_core.schema import to_ddl
-from streambroker_core.wire import capability
+from streambroker_core.wire import capability, manifest
 from streambroker_core.wire.view import ExportPort, View, encode
 
 log = logging.getLogger("pe_agent")
@@ -138,7 +138,24 @@ class Hosts:
                     notify=partial(self.news.tell, key),
                 )
                 self._exports[key].fellows = self.fellows
+                self._expect(self._exports[key])
             return self._exports[key]
+
+    def _expect(self, hosted: HostedExport) -> None:
+        """Let an export keep what its declaration says, as long as no view has said anything."""
+        spec = self._declaration(hosted.key).get("spec")
+        if spec is None:
+            return
+        try:
+            declared = manifest.read_spec("Export", spec, key=PortKey.parse(hosted.key))
+            if isinstance(declared, Export):
+                hosted.declare(_limits(declared.buffer))
+        except StreambrokerError as error:
+            log.warning("what export %s may keep is not known yet: %s", hosted.key, error)
+
+    def _declaration(self, key: str) -> dict[str, Any]:
+        """Return how the job declares an export, empty if it does not."""
+        return self._declarations.get(f"export/{key.rpartition('/')[2]}", {})
 
     def export(self, port_or_key: str) -> HostedExport:
         """Return an export that a view, a declaration or the log knows.
@@ -186,15 +203,10 @@ class Hosts:
     def _follow_export(self, port: str, export: ExportPort | None) -> None:
         hosted = self._host(f"{self.pe}/{port}")
         if export is None:
-            hosted.withdraw()
+            declared = self._declaration(hosted.key)
+            hosted.withdraw(declared=bool(declared.get("spec")) and not declared["told"])
             return
-        limits = Limits(
-            max_bytes=export.buffer.max_bytes,
-            max_age=export.buffer.max_age_s,
-            grace=export.buffer.grace_s,
-            wait_limit=export.buffer.wait_limit_s,
-        )
-        hosted.set_limits(limits)
+        hosted.set_limits(_limits(export.buffer))
         policies = {str(r.import_): r.policy for r in export.routes}
         hosted.set_routes(policies, export.revoked)
 
@@ -355,7 +367,7 @@ class Hosts:
         self._declarations[name] = state
         self.save_declaration(name)
         if body["kind"] == "export":
-            self._host(f"{self.pe}/{body['port']}")
+            self._expect(self._host(f"{self.pe}/{body['port']}"))
         self.declared.set()
         return {}
 
@@ -458,6 +470,15 @@ class Hosts:
         self.stages.close()
         self.committer.close()
         self.store.close()
+
+
+def _limits(buffer: Buffer) -> Limits:
+    return Limits(
+        max_bytes=buffer.max_bytes,
+        max_age=buffer.max_age_s,
+        grace=buffer.grace_s,
+        wait_limit=buffer.wait_limit_s,
+    )
 
 
 def _arrow(text: str | None) -> pa.Schema | None:

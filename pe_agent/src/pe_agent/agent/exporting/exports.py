@@ -87,11 +87,21 @@ class HostedExport(PublishingSide, ReadingSide, SpreadSide):
         if stream.next < next_:
             stream.skip_to(next_, total)
 
+    def declare(self, limits: Limits) -> None:
+        """The job declares the export and the broker may not know it yet: so much it may keep.
+
+        That holds until a view says how much; of one that a view had before, what that said.
+        """
+        with self._lock:
+            self.ledger.limits = self._told or limits
+            self._withdrawn = None
+
     def set_limits(self, limits: Limits) -> None:
-        """Take what the export may keep."""
+        """Take what the export may keep, as a view says."""
         with self._lock:
             self.ledger.limits = limits
             self._withdrawn = None
+            self._save_limits(limits)
             self._sweep()
         self._notify()
 
@@ -109,10 +119,16 @@ class HostedExport(PublishingSide, ReadingSide, SpreadSide):
             self._sweep()
         self._notify()
 
-    def withdraw(self) -> None:
-        """The Export was deleted: routes are cut, the log is kept for grace."""
+    def withdraw(self, *, declared: bool = False) -> None:
+        """The view has it no more, it was deleted: routes are cut, the log is kept for grace.
+
+        One that no view ever had is left as it is: the broker has not been told of it yet. That
+        is so, too, of one that is ``declared`` anew; only its routes are gone.
+        """
         with self._lock:
-            if self._withdrawn is None:
+            if self._told is None:
+                return
+            if self._withdrawn is None and not declared:
                 self._withdrawn = self._clock()
         self.set_routes({})
 

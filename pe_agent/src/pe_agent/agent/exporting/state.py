@@ -6,10 +6,13 @@ One lock per export guards all of it; rows are written outside of it.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from pe_agent.agent.exporting.claims import encode_reader
@@ -18,8 +21,10 @@ from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.agent.exporting.waits import Waits
 from pe_agent.agent.store import Store
 from pe_agent.log import Committer
-from streambroker_core.ledger import Cursor, Ledger
+from streambroker_core.ledger import Cursor, Ledger, Limits
 from streambroker_core.publishing import Publisher
+
+log = logging.getLogger("pe_agent")
 
 SEGMENT_BYTES = 64 << 20
 
@@ -69,6 +74,9 @@ class ExportState:
         self._noting = threading.Lock()
         """Held while levels for fellows are noted: an older one must not replace a newer one."""
         self.ledger.restore_cut(json.loads(store.get(f"cut/{key}") or "[]"))
+        told = store.get(f"limits/{key}")
+        self._told = None if told is None else Limits(**json.loads(told))
+        self.ledger.limits = self._told or Limits()
 
     def _rows_between(self, stream: str, first: int, next_: int) -> int:
         """Return the rows of epochs ``[first, next_)``, be they there or removed."""
@@ -129,6 +137,16 @@ class ExportState:
     def _save_cut(self) -> None:
         """Keep which imports lost their route: a capability of theirs must not open it again."""
         self._store.set(f"cut/{self.key}", json.dumps(self.ledger.cut))
+
+    def _save_limits(self, limits: Limits) -> None:
+        """Keep what a view said: it holds after a restart until the next one comes."""
+        if limits == self._told:
+            return
+        self._told = limits
+        try:
+            self._store.set(f"limits/{self.key}", json.dumps(asdict(limits)))
+        except sqlite3.Error:
+            log.exception("limits hold, but could not be kept", extra={"export": self.key})
 
     def close(self) -> None:
         """Close the logs."""
