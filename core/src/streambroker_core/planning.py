@@ -70,6 +70,7 @@ class Ask:
         budget: bytes to plan at most; one epoch is planned whatever its size if ``one``.
         lease: seconds until the reader counts as away.
         lossy: loss that nobody agreed to is told and passed over; it does not stop the reader.
+        granted: it may have what it was not given before.
     """
 
     reader: str
@@ -85,6 +86,7 @@ class Ask:
     one: bool = True
     lease: float = 5.0
     lossy: bool = False
+    granted: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,7 +456,8 @@ class Planning(Claims):
 
     def _check_given(self, ask: Ask, ranges: Mapping[str, tuple[int, int]]) -> None:
         reader = self.readers.get(ask.reader)
-        if ask.import_ not in self._cut if reader is None else reader.routed:
+        routed = ask.import_ not in self._cut if reader is None else reader.routed
+        if routed and ask.granted:
             return
         for name, (_, next_) in ranges.items():
             cursor = reader.cursors.get(name) if reader else None

@@ -25,7 +25,7 @@ from support.agents import (
 )
 from support.waiting import until
 
-PORTS = ("trades", "closed", "planned", "sessions", "moving", "cut", "later", "revoked")
+PORTS = ("trades", "closed", "planned", "sessions", "moving", "cut", "later", "revoked", "ids")
 
 
 @pytest.fixture(scope="module")
@@ -339,6 +339,30 @@ def cut(agents: Pair, port: str, reader: str) -> None:
     store.close()
     agents.plumb(only={**agents.how.only, port: {"connected": False}})
     agents.exporter.start()
+
+
+def test_who_knows_a_readers_id_alone_gets_nothing_new_and_acknowledges_nothing(
+    agents: Pair,
+) -> None:
+    publisher = Publishing(agents.exporter, port="ids")
+    publisher.publish(0, rows(0, 3))
+    reader = Reading(agents.importer, port="ids")
+    end = reader.end(None)
+    (ticket,) = reader.slices(None, end)
+    publisher.publish(1, rows(3, 3))
+
+    positions = {ticket["stream"]: 1}
+    stolen = {"reader": ticket["reader"], "known": True, "positions": positions}
+    columns = ticket["columns"]
+    refused = error_code(lambda: plan(agents, None, "ids", columns=columns, **stolen))
+    assert refused == "CapabilityInvalid"
+    assert error_code(lambda: replan(agents, ticket, 1, 2, positions=positions)) == "NotRouted"
+    replan(agents, ticket, 0, 1, positions=positions)
+    known = agents.exporter.reader_status(ticket["reader"], "ids")
+    assert known["positions"] == {ticket["stream"]: 0}
+    assert known["delivered"] == 0
+    assert len(reader.batches(ticket)) == 1
+    assert plan(agents, signed(agents, "ids"), "ids", columns=columns, **stolen)["planned"]
 
 
 def test_a_cut_reader_reads_what_it_has_planned_and_nothing_new(agents: Pair) -> None:

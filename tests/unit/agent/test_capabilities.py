@@ -14,6 +14,7 @@ from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.agent.hosts import Hosts
 from pe_agent.broker_client import BrokerAnswer
 from streambroker_core.errors import CapabilityError
+from streambroker_core.ledger import Ask
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire import capability
 from streambroker_core.wire.capability import DAY_S
@@ -97,6 +98,23 @@ def test_one_that_is_not_genuine_opens_nothing_whatever_it_says(feed: Hosts) -> 
         asked = {"export": EXPORT, "import": IMPORT, "capability": token(ends)}
         with pytest.raises(CapabilityError, match="forged"):
             feed.peer(asked)
+
+
+def test_a_known_reader_shows_a_capability_as_long_as_it_has_a_route(feed: Hosts) -> None:
+    export = feed.export(EXPORT)
+    asked: dict[str, Any] = {"export": EXPORT, "import": IMPORT, "reader": "known"}
+    ask = Ask(reader="known", import_=IMPORT, policy="wait", start="latest", positions={})
+    export.plan(ask, filter_=None, columns=None)
+    for shown in (None, token(None) + "x"):
+        with pytest.raises(CapabilityError):
+            feed.peer({**asked, "capability": shown})
+        assert not feed.peer({**asked, "capability": shown}, planned=True).granted
+    assert feed.peer({**asked, "capability": token(None)}).granted
+    with pytest.raises(CapabilityError):
+        feed.peer({**asked, "reader": "new", "capability": None}, planned=True)
+
+    routed(feed, "default/other/0/trades")
+    assert feed.peer({**asked, "capability": None}).granted
 
 
 # -- the importer's agent ------------------------------------------------------------------------

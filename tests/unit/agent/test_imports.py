@@ -322,7 +322,10 @@ def test_a_lease_goes_on_after_the_agent_was_started_again(made: Bench) -> None:
     assert not made.host.readers.renew(reader, "two")
 
 
-def test_an_exporter_whose_route_is_gone_hears_once_how_far_the_reader_came(made: Bench) -> None:
+@pytest.mark.parametrize("unaware", [lambda _: answer(routed=True), refused("CapabilityInvalid")])
+def test_an_exporter_whose_route_is_gone_hears_once_how_far_the_reader_came(
+    made: Bench, unaware: Reply
+) -> None:
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     first = made.offset()
@@ -330,7 +333,7 @@ def test_an_exporter_whose_route_is_gone_hears_once_how_far_the_reader_came(made
     made.connect()
     assert made.host.readers.unfinished() == unfinished
     made.asked.clear()
-    made.replies[A] = lambda _: answer(routed=True)
+    made.replies[A] = unaware
     assert made.next(first) == {"offset": None}
     assert made.host.readers.unfinished() == unfinished, "its agent does not know of the cut yet"
     made.replies[A] = lambda _: answer(routed=False)

@@ -150,12 +150,15 @@ def kept_after_grace(export: HostedExport, monkeypatch: pytest.MonkeyPatch) -> i
     return sum(s["retained"] for s in export.status()["streams"].values())
 
 
+@pytest.mark.parametrize("told", [False, True])
 def test_an_export_that_no_view_ever_had_is_not_taken_for_a_deleted_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
     hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "other")
     publish(declared(hosts), 0, 1)
+    hosts.declarations()["export/trades"]["told"] = told
+    hosts.save_declaration("export/trades")
     hosts.close()
 
     hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)

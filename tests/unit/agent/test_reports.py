@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.broker.reports import AGAIN_SECONDS, LIMIT, WHY, Reporter, report_of
+from pe_agent.agent.broker.reports import AGAIN_SECONDS, LIMIT, WHY, Reporter, report_of, shown
 from pe_agent.broker_client import BrokerRefusedError, BrokerUnavailableError
 from support.exports import Bench, bench, rows
 from support.waiting import until
@@ -54,6 +54,18 @@ def test_a_report_has_totals_and_what_each_reader_has_still_to_read(made: Bench)
     assert (reader["lostEpochs"], reader["lostRows"], reader["duplicateRows"]) == (0, 0, 0)
     assert reader["plannedSince"] == "1970-01-01T00:16:40Z"
     assert (export["waitingSince"], export["gaps"], export["damaged"]) == (None, 0, [])
+
+
+def test_a_report_names_a_reader_alike_on_both_sides_and_not_by_its_id(made: Bench) -> None:
+    made.publish(0, rows(0, 1))
+    made.plan(reader="secret")
+    own = {"import": "default/feed/0/quotes", "alive": True, "pinned": {}, "refused": {}}
+    found = report_of(status(made, secret={**RECEIVED, **own, "dropped": [0, 0], "lost": [0, 0]}))
+    (port,) = found["exports"].values()
+    (reader,) = port["readers"]
+    (import_,) = found["imports"].values()
+    assert import_["readers"][0]["reader"] == reader["reader"]
+    assert "secret" not in json.dumps(found)
 
 
 def test_a_reader_that_has_everything_lags_by_nothing(made: Bench) -> None:
@@ -120,7 +132,7 @@ def test_own_readers_are_reported_by_port(made: Bench) -> None:
         "quotes": {
             "readers": [
                 {
-                    "reader": "r1",
+                    "reader": shown("r1"),
                     **RECEIVED,
                     "alive": True,
                     "filter": "n > 1",
@@ -130,7 +142,7 @@ def test_own_readers_are_reported_by_port(made: Bench) -> None:
                     "lost": [2, None],
                 },
                 {
-                    "reader": "r2",
+                    "reader": shown("r2"),
                     **RECEIVED,
                     "alive": False,
                     "filter": None,

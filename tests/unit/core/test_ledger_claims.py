@@ -381,6 +381,17 @@ def test_a_cut_reader_registers_again_what_it_was_given_and_no_more() -> None:
     assert made.is_planned("r", "A", 1)
 
 
+def test_who_may_not_open_an_export_registers_again_what_was_given_and_no_more() -> None:
+    made = ledger()
+    put(made, "A", 4)
+    made.plan(ask(budget=200), 0)
+    with pytest.raises(NotRoutedError):
+        made.replan(ask(granted=False), {"A": (0, 3)}, 0)
+    made.replan(ask(granted=False), {"A": (0, 2)}, 0)
+    made.replan(ask(), {"A": (0, 3)}, 0)
+    assert made.is_planned("r", "A", 2)
+
+
 def test_a_cut_reader_gets_nothing_by_a_position_it_has_never_reached() -> None:
     made = ledger()
     put(made, "A", 4)

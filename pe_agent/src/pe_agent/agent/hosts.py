@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -50,6 +50,17 @@ class HomeForeignError(StreambrokerError):
     """The data directory belongs to another PE."""
 
     code = "HomeForeign"
+
+
+class Asked(NamedTuple):
+    """What another agent asks about: the export, and the policy of the reader's import.
+
+    Without ``granted`` it may have what the reader was given before, and acknowledges nothing.
+    """
+
+    export: HostedExport
+    policy: str
+    granted: bool = True
 
 
 class Hosts:
@@ -210,11 +221,15 @@ class Hosts:
         policies = {str(r.import_): r.policy for r in export.routes}
         hosted.set_routes(policies, export.revoked)
 
-    def peer(self, body: Mapping[str, Any]) -> tuple[HostedExport, str]:
-        """Return the export that another agent asks about, if it may, and under which policy.
+    def peer(self, body: Mapping[str, Any], *, planned: bool = False) -> Asked:
+        """Return what another agent asks about, if it may.
 
-        A reader that has opened the export before needs no capability: what it planned is its
-        own, and the ledger gives it nothing new once its route is gone.
+        Whoever opens an export, or wants new epochs of it, shows a capability: a reader's id is
+        no secret. Without a route nothing new is given, so none is needed to acknowledge.
+
+        Args:
+            body: ``export``, ``import``, ``capability``, and ``reader`` and ``filter`` if any.
+            planned: it is about what a known reader has planned; that goes on without one.
 
         Raises:
             CapabilityError, FilterForbiddenError, UnknownPortError, RevokedError.
@@ -222,23 +237,30 @@ class Hosts:
         export = self.export(str(body["export"]))
         export.ledger.check_revoked(str(body["import"]))
         reader = export.ledger.readers.get(str(body.get("reader")))
+        if reader is not None and reader.import_ != body["import"]:
+            raise NotRoutedError(f"reader {reader.id} belongs to another import")
+        if reader is not None and not reader.routed:
+            return Asked(export, reader.policy)
+        try:
+            granted = self._granted(export, str(body["import"]), body.get("capability"))
+        except CapabilityError:
+            if reader is None or not planned:
+                raise
+            return Asked(export, reader.policy, granted=False)
         if reader is not None:
-            if reader.import_ != body["import"]:
-                raise NotRoutedError(f"reader {reader.id} belongs to another import")
-            return export, reader.policy
-        if not self.key:
-            raise CapabilityError(
-                "missing", f"agent {self.pe} has no key to check one with: it never registered"
-            )
-        granted = self._granted(export, str(body["import"]), body.get("capability"))
+            return Asked(export, reader.policy)
         if body.get("filter") is not None and not granted.filter_allowed:
             raise FilterForbiddenError(f"export {export.key} does not allow filters")
-        return export, granted.policy
+        return Asked(export, granted.policy)
 
     def _granted(
         self, export: HostedExport, import_: str, token: str | None
     ) -> capability.Capability:
         """Return what a capability allows; it may have ended if nobody could get a new one."""
+        if not self.key:
+            raise CapabilityError(
+                "missing", f"agent {self.pe} has no key to check one with: it never registered"
+            )
         now: float | None = time.time()
         told = None if token is None else capability.end_told(str(token))
         if told is not None and (self.broker_heard or 0.0) < told:

@@ -19,7 +19,7 @@ import pyarrow.flight as flight
 
 from pe_agent.agent.exporting.blocks import BlockReader, NotPlannedError, Read
 from pe_agent.agent.fellows.grants import Grant
-from pe_agent.agent.hosts import Hosts
+from pe_agent.agent.hosts import Asked, Hosts
 from pe_agent.agent.importing.peers import plan_body
 from pe_agent.agent.listener import Shown
 from pe_agent.flight_errors import to_flight
@@ -180,21 +180,23 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     # -- what other agents ask ---------------------------------------------------------------
 
     def _plan(self, body: dict[str, Any]) -> dict[str, Any]:
-        export, policy = self._hosts.peer(body)
+        asked = self._hosts.peer(body)
+        export = asked.export
         self._hosts.check_filter(export, body["filter"])
         unfit = export.misfits(body["filter"], body["columns"], body.get("schema"))
         answer = export.plan(
-            _ask(body, policy), filter_=body["filter"], columns=body["columns"], unfit=unfit
+            _ask(body, asked), filter_=body["filter"], columns=body["columns"], unfit=unfit
         )
         return {**plan_body(answer), "misfits": list(unfit.values())}
 
     def _replan(self, body: dict[str, Any]) -> dict[str, Any]:
-        export, policy = self._hosts.peer(body)
+        asked = self._hosts.peer(body, planned=True)
+        export = asked.export
         if not export.planned_under(str(body["reader"]), body["filter"]):
             self._hosts.check_filter(export, body["filter"])
         ranges = {s: (int(r[0]), int(r[1])) for s, r in body["ranges"].items()}
         again = export.replan(
-            _ask(body, policy), ranges, filter_=body["filter"], columns=body["columns"]
+            _ask(body, asked), ranges, filter_=body["filter"], columns=body["columns"]
         )
         grant = Grant(
             export=export.key,
@@ -211,7 +213,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _where(self, body: dict[str, Any]) -> dict[str, Any]:
         """Tell a reader where a fellow is now that has blocks of its plan."""
-        self._hosts.peer(body)
+        self._hosts.peer(body, planned=True)
         return {"location": self._hosts.fellows.where(str(body["pe"]))}
 
     def _watch(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -273,21 +275,22 @@ def _differs(asked: dict[str, Any], told: dict[str, Any]) -> bool:
     return "ended" in asked and told.get("ended", False) != bool(asked["ended"])
 
 
-def _ask(body: dict[str, Any], policy: str) -> Ask:
+def _ask(body: dict[str, Any], asked: Asked) -> Ask:
     return Ask(
         reader=body["reader"],
         import_=body["import"],
-        policy=policy,
+        policy=asked.policy,
         start=body.get("start", "latest"),
         known=bool(body.get("known", True)),
         last=None if body.get("last") is None else (str(body["last"][0]), int(body["last"][1])),
-        positions={s: int(n) for s, n in body["positions"].items()},
+        positions={s: int(n) for s, n in body["positions"].items() if asked.granted},
         own=frozenset(body.get("own", ())),
         limit=body.get("limit"),
         budget=int(body.get("budget", 0)),
         one=bool(body.get("one", True)),
         lease=min(MAX_LEASE, float(body["lease"])),
         lossy=bool(body.get("lossy", False)),
+        granted=asked.granted,
     )
 
 

@@ -6,6 +6,7 @@ thread of their own, so a broker that is slow at taking them never delays a poll
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import threading
@@ -87,10 +88,18 @@ def _export(export: Mapping[str, Any], most: int) -> dict[str, Any]:
     }
 
 
+def shown(reader: str) -> str:
+    """Return a name for a reader that tells it from others, and is not its id.
+
+    Whoever knows the id reads what it has planned; who may read a report is another matter.
+    """
+    return hashlib.sha256(reader.encode()).hexdigest()[:16]
+
+
 def _reader(id_: str, reader: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "import": reader["import"],
-        "reader": id_,
+        "reader": shown(id_),
         "policy": reader["policy"],
         "alive": reader["alive"],
         "lagEpochs": reader["lag"][0],
@@ -115,7 +124,7 @@ def _imports(readers: Mapping[str, Mapping[str, Any]], most: int) -> dict[str, A
         port = found.setdefault(reader["import"].rpartition("/")[2], {"readers": []})
         port["readers"].append(
             {
-                "reader": id_,
+                "reader": shown(id_),
                 **{name: reader[name] for name in _RECEIVED},
                 "alive": reader["alive"],
                 "filter": pinned.get("filter"),

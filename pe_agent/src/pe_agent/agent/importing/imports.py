@@ -21,6 +21,7 @@ from pe_agent.agent.news import News
 from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.errors import CapabilityError
 from streambroker_core.ledger import Holder
 from streambroker_core.offset import (
     Offset,
@@ -247,6 +248,8 @@ class ImportHost(Slices, Heads):
             except AgentUnreachableError as error:
                 self.peers.note_away(location, str(error))
             except AgentRefusedError as error:
+                if error.code == CapabilityError.code:
+                    continue  # there the route is not gone yet: it is told once that is so
                 log.info("export %s keeps nothing for us: %s", export, error)
                 reader.finished.add(export)
             else:
