@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from pe_agent.agent.exporting.exports import HostedExport
 from pe_agent.agent.exporting.reading import Replanned
@@ -19,6 +20,26 @@ from streambroker_core.ledger import Answer, Ask, Limits
 IMPORT = "default/alerts/0/trades"
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
 DDL = "`n` bigint, `name` string"
+
+
+class Killed(BaseException):
+    """Stands for the end of the process at this point."""
+
+
+@contextlib.contextmanager
+def killed_in(monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> Iterator[None]:
+    """Let the process end, as it were, where the block calls ``name``; it has to call it."""
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, killed)
+        try:
+            yield
+        except Killed:
+            return
+    raise AssertionError(f"{name} was not called")
 
 
 def rows(first: int, count: int, size: int = 5) -> pa.RecordBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,12 @@ import pytest
 
 from pe_agent.agent.exporting.exports import NotAdmittedError, StageMissingError, steady_clock
 from pe_agent.agent.store import Store
+from pe_agent.agent.unnamed import Unnamed
 from pe_agent.log.errors import LogCorrupt
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import DataLossError, NotRoutedError
 from streambroker_core.publishing import LEASE, BatchDiffersError
-from support.exports import DDL, Bench, bench, rows
+from support.exports import DDL, Bench, bench, killed_in, rows
 
 
 @pytest.fixture
@@ -82,6 +84,83 @@ def test_a_finished_predecessor_is_deleted_from_disk(made: Bench) -> None:
     assert [p.name for p in (made.directory / "log").iterdir()] == [made.stream]
     made.reopen()
     assert list(made.export.streams) == [made.stream]
+
+
+def logs(made: Bench) -> list[str]:
+    return [p.name for p in (made.directory / "log").iterdir()]
+
+
+def test_the_directory_of_a_stream_that_was_not_opened_to_the_end_is_removed_at_the_next_start(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.admit(0)
+    with killed_in(monkeypatch, Unnamed, "forget"):
+        made.stage(0, rows(0, 5))
+    assert len(logs(made)) == 1
+    made.reopen()
+    assert logs(made) == []
+    made.publish(0, rows(0, 5))
+    stream = made.stream
+    made.reopen()
+    assert logs(made) == [stream]
+
+
+def test_the_directory_of_a_stream_that_was_being_removed_is_removed_at_the_next_start(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.limit(max_bytes=1)
+    made.publish(0, rows(0, 5))
+    made.now += LEASE
+    made.admit(0, query="other")
+    stage = made.stage(0, rows(10, 1), query="other")
+    with killed_in(monkeypatch, shutil, "rmtree"):
+        made.commit(0, stage, query="other")
+    assert len(logs(made)) == 2
+    made.reopen()
+    assert logs(made) == [made.stream]
+
+
+def test_a_directory_that_the_store_does_not_know_is_left_alone(made: Bench) -> None:
+    made.publish(0, rows(0, 5))
+    aside = made.directory / "log" / "0123456789abcdef"
+    shutil.copytree(made.directory / "log" / made.stream, aside)
+    made.reopen()
+    assert aside.exists()
+
+
+def test_the_end_of_a_removed_stream_is_known_where_only_its_log_knew_it(cramped: Bench) -> None:
+    made = cramped
+    made.limit(max_bytes=1, grace=10)
+    made.route("wait")
+    made.publish(0, rows(0, 5))
+    made.publish(1, rows(5, 5))
+    first = made.stream
+    made.plan()
+    made.plan({first: 1}, reader="behind")
+    made.plan({first: 2})
+    made.store.write("UPDATE streams SET next = 0, rows = 0")
+    made.reopen()
+    made.now += 100
+    made.publish(0, rows(10, 1), query="other")
+    made.export.tick()
+    assert first not in made.export.streams
+    made.reopen()
+    assert made.export.ledger.streams[first].next == 2
+    assert made.export.published_rows == 11
+
+
+def test_rows_published_never_become_fewer_also_once_a_stream_is_forgotten(made: Bench) -> None:
+    made.limit(max_bytes=1)
+    made.publish(0, rows(0, 5))
+    first = made.stream
+    made.now += LEASE
+    made.publish(0, rows(10, 3), query="other")
+    assert first not in made.export.ledger.streams
+    for _ in range(2):
+        assert made.export.published_rows == 8
+        made.reopen()
+    made.publish(1, rows(13, 1), query="other")
+    assert made.export.published_rows == 9
 
 
 def test_every_row_is_delivered_filtered_or_dropped_also_when_the_agent_restarts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,9 @@ from pe_agent.agent.fellows import grants
 from pe_agent.agent.fellows.grants import Grant, GrantError
 from pe_agent.agent.fellows.stages import PartMissingError, StageHost
 from pe_agent.agent.store import Store
+from pe_agent.agent.unnamed import Unnamed
 from pe_agent.log import Committer
-from support.exports import DDL, SCHEMA, rows
+from support.exports import DDL, SCHEMA, killed_in, rows
 
 EXPORT = "default/feed/0/trades"
 PE = "default/feed/1"
@@ -168,6 +170,26 @@ def test_what_the_home_has_no_more_is_removed_with_its_disk(fellow: Fellow) -> N
     assert [fellow.read(n) for n in (4, 18, 19)] == [[4], [18], [19]]
     with pytest.raises(PartMissingError, match="epoch 5 of stream s"):
         fellow.read(5, ranges={"s": (0, 20)})
+
+
+def test_what_a_crash_leaves_of_a_stream_that_is_not_kept_goes_at_the_next_start(
+    fellow: Fellow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = fellow.directory / "kept"
+    with killed_in(monkeypatch, Unnamed, "forget"):
+        fellow.stage(0, rows(0, 5))
+    assert [p.name for p in kept.iterdir()] == ["s"]
+    fellow.reopen()
+    assert list(kept.iterdir()) == []
+
+    fellow.stage(0, rows(0, 5))
+    fellow.reopen()
+    assert [p.name for p in kept.iterdir()] == ["s"]
+    gone = {"home": "default/feed/0", "exports": {EXPORT: {"s": None}}}
+    with killed_in(monkeypatch, shutil, "rmtree"):
+        fellow.host.release(gone)
+    fellow.reopen()
+    assert list(kept.iterdir()) == []
 
 
 def test_a_part_that_is_not_published_yet_is_not_released(fellow: Fellow) -> None:

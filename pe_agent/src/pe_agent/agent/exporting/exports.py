@@ -34,6 +34,7 @@ class HostedExport(PublishingSide, ReadingSide, SpreadSide):
 
     def recover(self, progress: Callable[[str, int, int], None] | None = None) -> None:
         """Open the logs that exist and rebuild the ledger from them and the store."""
+        self._unnamed.remove_all()
         rows = self._store.query(
             "SELECT id, query, ddl, arrow, sealed, next, rows FROM streams WHERE export = ?"
             " AND sealed <> 2 ORDER BY ord",
@@ -61,6 +62,8 @@ class HostedExport(PublishingSide, ReadingSide, SpreadSide):
             self._forget_released(hosted)
             self._restore_stream(hosted, bool(sealed), next_, total)
         self.published_rows = sum(s.rows_before[s.next] for s in self.ledger.streams.values())
+        read = "SELECT COALESCE(SUM(rows), 0) FROM streams WHERE export = ? AND sealed = 2"
+        self.published_rows += int(self._store.query(read, self.key)[0][0])
         restore_publisher(self.publisher, self._store, self.streams.values(), now=self._clock())
         for id_, state in self._store.query(
             "SELECT id, state FROM readers WHERE export = ?", self.key

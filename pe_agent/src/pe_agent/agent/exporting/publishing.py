@@ -211,6 +211,7 @@ class PublishingSide(WaitingSide, SpreadSide):
     def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> HostedStream:
         id_ = secrets.token_hex(8)
         schema = schema.remove_metadata()
+        self._unnamed.add(id_)
         stream = HostedStream.open(
             id_,
             self._directory / id_,
@@ -228,6 +229,7 @@ class PublishingSide(WaitingSide, SpreadSide):
                 " FROM streams WHERE export = ?",
                 (id_, self.key, ddl, bytes(schema.serialize()), query, self.key),
             )
+            self._unnamed.forget(id_, db)
         self.streams[id_] = stream
         self.ledger.open(id_)
         self._notify()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import sqlite3
 import threading
 import time
@@ -20,6 +19,7 @@ from pe_agent.agent.exporting.deliveries import Deliveries
 from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.agent.exporting.waits import Waits
 from pe_agent.agent.store import Store
+from pe_agent.agent.unnamed import Unnamed
 from pe_agent.log import Committer
 from streambroker_core.ledger import Cursor, Ledger, Limits
 from streambroker_core.publishing import Publisher
@@ -41,7 +41,7 @@ class ExportState:
     """The state of one export of this agent's PE, and its retention.
 
     Attributes:
-        published_rows: of all streams that were known when the agent started, and since.
+        published_rows: of all streams there ever were; it never goes down.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class ExportState:
         self.waits = Waits()
         self.published_rows = 0
         self._directory = directory
+        self._unnamed = Unnamed(store, key, directory)
         self._store = store
         self._committer = committer
         self._notify = notify
@@ -119,9 +120,15 @@ class ExportState:
 
     def _remove_log(self, id_: str) -> None:
         """Give back the disk of a stream without epochs; what it was stays known."""
-        self._store.write("UPDATE streams SET sealed = 3 WHERE id = ?", id_)
+        known = self.ledger.streams[id_]
+        with self._store.transaction() as db:
+            db.execute(
+                "UPDATE streams SET sealed = 3, next = ?, rows = ? WHERE id = ?",
+                (known.next, known.rows_before[known.next], id_),
+            )
+            self._unnamed.add(id_, db)
         self.streams.pop(id_).log.close()
-        shutil.rmtree(self._directory / id_, ignore_errors=True)
+        self._unnamed.remove(id_)
 
     def _save_reader(self, id_: str) -> None:
         reader = self.ledger.readers[id_]

@@ -9,7 +9,6 @@ harm; a seal that comes late is told by its ``turn``.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from pe_agent.agent.fellows import grants
 from pe_agent.agent.fellows.grants import Grant, GrantError
 from pe_agent.agent.fellows.parts import Parts
 from pe_agent.agent.store import Store
+from pe_agent.agent.unnamed import Unnamed
 from pe_agent.log import Committer, LogError, StreamLog
 from streambroker_core.errors import StreambrokerError
 
@@ -79,6 +79,8 @@ class StageHost:
         self._pe = pe
         self._directory = directory
         self._store = store
+        self._unnamed = Unnamed(store, "kept", directory)
+        self._unnamed.remove_all()
         self._committer = committer
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
@@ -156,12 +158,14 @@ class StageHost:
         with self._lock:
             kept = self._kept.get(id_)
             if kept is None:
+                self._unnamed.add(id_)
                 kept = _Kept(export, self._open(id_, query, ddl, schema))
                 with self._store.transaction(durable=True) as db:
                     db.execute(
                         "INSERT OR REPLACE INTO kept_streams VALUES (?, ?, ?, ?, ?)",
                         (id_, export, query, ddl, bytes(schema.serialize())),
                     )
+                    self._unnamed.forget(id_, db)
                 self._kept[id_] = kept
         if (kept.export, kept.stream.query, kept.stream.ddl) != (export, query, ddl):
             raise StageMissingError(f"stream {id_} is not of export {export} and query {query}.")
@@ -264,10 +268,12 @@ class StageHost:
         with self._lock:
             kept = self._kept.pop(id_, None)
             self._parts.forget(id_)
-            self._store.write("DELETE FROM kept_streams WHERE stream = ?", id_)
+            with self._store.transaction() as db:
+                db.execute("DELETE FROM kept_streams WHERE stream = ?", (id_,))
+                self._unnamed.add(id_, db)
             if kept is not None:
                 kept.stream.log.close()
-            shutil.rmtree(self._directory / id_, ignore_errors=True)
+            self._unnamed.remove(id_)
 
     # -- reading -----------------------------------------------------------------------------
 
