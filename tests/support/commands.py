@@ -46,6 +46,8 @@ ROUTE = {
     "waiting": False,
     "waitingSince": None,
     "alive": False,
+    "ended": None,
+    "readToEnd": None,
     "filteredRows": None,
     "droppedRows": None,
     "lostRows": None,

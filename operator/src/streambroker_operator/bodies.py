@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from streambroker_core.board import Board, Status
-from streambroker_core.model import PeKey, Route, kind_of
+from streambroker_core.model import Export, PeKey, Route, kind_of
 from streambroker_core.wire.manifest import write_manifest
 from streambroker_core.wire.registration import Registration
+from streambroker_operator.endings import Endings
 from streambroker_operator.heard import Fellow, Heard
 from streambroker_operator.store import Stored
 
@@ -29,16 +30,22 @@ def earlier_body(now: Route, was: Route) -> dict[str, Any]:
     return {name: value for name, value in old.items() if value != new[name]}
 
 
-def resource_body(board: Board, stored: Stored) -> dict[str, Any]:
+def resource_body(board: Board, stored: Stored, endings: Endings) -> dict[str, Any]:
     """Return a resource's manifest with the status that the board gives it."""
     resource = stored.resource
-    return shown(stored, board.status(kind_of(resource), resource.uid))
+    return shown(stored, board.status(kind_of(resource), resource.uid), endings)
 
 
-def shown(stored: Stored, status: Status | None) -> dict[str, Any]:
-    """Return a resource's manifest with a status; an empty one where there is none."""
-    body = write_manifest(stored.resource, version=stored.version)
-    return {**body, "status": {} if status is None else _status_body(status)}
+def shown(stored: Stored, status: Status | None, endings: Endings) -> dict[str, Any]:
+    """Return a resource's manifest with a status; an empty one where there is none.
+
+    An Export's says, too, whether it has ended.
+    """
+    resource = stored.resource
+    found = {} if status is None else _status_body(status)
+    if status is not None and isinstance(resource, Export):
+        found["ended"] = status.accepted and endings.shows(resource)
+    return {**write_manifest(resource, version=stored.version), "status": found}
 
 
 def _status_body(status: Status) -> dict[str, Any]:

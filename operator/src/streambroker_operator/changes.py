@@ -18,6 +18,7 @@ from streambroker_core.board import Board, Moved
 from streambroker_core.model import Kind, PeKey, PortKey, Route, kind_of
 from streambroker_core.wire.canonical import canonical
 from streambroker_operator.bodies import earlier_body, pe_body, resource_body, route_body
+from streambroker_operator.endings import Endings
 from streambroker_operator.heard import Heard
 from streambroker_operator.store import Stored
 
@@ -125,6 +126,7 @@ class ChangeLog:
         stored: gives the resource of a port.
         why_cut: gives the reason word of a route that is gone.
         heard: when agents were heard of.
+        endings: which exports have ended.
 
     Attributes:
         count: number of the last event.
@@ -138,6 +140,7 @@ class ChangeLog:
         stored: Callable[[Kind, PortKey], Stored | None],
         why_cut: Callable[[Route], str],
         heard: Heard,
+        endings: Endings,
     ) -> None:
         self.session = session
         self.count = 0
@@ -146,6 +149,7 @@ class ChangeLog:
         self._stored = stored
         self._why_cut = why_cut
         self._heard = heard
+        self._endings = endings
         self._kept: deque[Change] = deque()
         self._bytes = 0
         self._followers: set[Follower] = set()
@@ -192,7 +196,7 @@ class ChangeLog:
 
     def _tell(self, word: Word, stored: Stored) -> None:
         resource = stored.resource
-        body = {"type": word, "object": resource_body(self._board, stored)}
+        body = {"type": word, "object": resource_body(self._board, stored, self._endings)}
         self._add(kind_of(resource).lower(), (resource.key.namespace,), body)
 
     def _settle(self, pe: PeKey, touched: _Touched) -> None:

@@ -58,6 +58,7 @@ from streambroker_core.wire.registration import Registered, Registration, derive
 from streambroker_core.wire.view import ImportRoute, View, with_capabilities
 from streambroker_operator.backing import Backing
 from streambroker_operator.changes import ChangeLog, Word
+from streambroker_operator.endings import Endings, HeardEndings
 from streambroker_operator.errors import RequestError
 from streambroker_operator.heard import Heard
 from streambroker_operator.hinting import HintSender
@@ -121,6 +122,7 @@ class Runtime:
         board: an empty one.
         follower: is told what becomes of the board, and which views agents run.
         hints: whether hints are to be sent from here now.
+        endings: what is shown of the ends of exports; None for what agents say to this process.
 
     Attributes:
         acknowledged: whether somebody wants to know at once which views agents run.
@@ -133,6 +135,7 @@ class Runtime:
         board: Board | None = None,
         follower: Follower | None = None,
         hints: Callable[[], bool] = lambda: True,
+        endings: Endings | None = None,
     ) -> None:
         self._backing = backing
         self._follower = follower
@@ -146,8 +149,9 @@ class Runtime:
         # What the feed tells while a list is being taken in, and is to come after it.
         self._held_back: list[Event] | None = None
         self.heard = Heard()
+        self.endings: Endings = HeardEndings() if endings is None else endings
         self.changes = ChangeLog(
-            secrets.token_hex(8), self.board, backing.get, self.why_cut, self.heard
+            secrets.token_hex(8), self.board, backing.get, self.why_cut, self.heard, self.endings
         )
 
     def start(self) -> None:
@@ -488,6 +492,7 @@ class Runtime:
             )
         version = await self._backing.withdraw(pe)
         self.heard.forget(pe)
+        self.endings.forget(pe)
         self._agent(PeWithdrawn(pe=pe, version=version))
 
     @property

@@ -78,6 +78,16 @@ def test_a_reader_that_has_everything_lags_by_nothing(made: Bench) -> None:
     assert (reader["lagEpochs"], reader["lagBytes"]) == (0, 0)
 
 
+def test_a_report_says_of_each_export_whether_it_has_ended(made: Bench) -> None:
+    made.publish(0, rows(0, 4))
+    said = []
+    for _ in range(2):
+        said += [export["ended"] for export in report_of(status(made))["exports"].values()]
+        made.export.finish(query="q", run="r")
+
+    assert said == [False, True]
+
+
 def test_dropped_epochs_are_no_lag_any_more(made: Bench) -> None:
     made.limit(max_bytes=1)
     made.route("drop")

@@ -26,6 +26,8 @@ QUIET = {
     **{name: 0 if value is None else value for name, value in ROUTE.items()},
     "waitingSince": None,
     "alive": True,
+    "ended": False,
+    "readToEnd": False,
     "age": 1,
 }
 
@@ -260,6 +262,11 @@ def test_the_lines_of_a_forecast_have_the_colours_of_their_signs(
         ({"age": 91, "waiting": True}, "stale"),
         ({"waiting": True, "alive": False}, "waits"),
         ({"alive": False, "rowsPerSecond": 5}, "away"),
+        ({"alive": False, "lagEpochs": 1, "ended": True, "readToEnd": False}, "away"),
+        ({"alive": False, "ended": True, "readToEnd": True}, "ended"),
+        ({"ended": True, "readToEnd": True}, "ended"),
+        ({"lagEpochs": 1, "ended": True, "readToEnd": False}, "flows"),
+        ({"age": 91, "readToEnd": True}, "stale"),
         ({"rowsPerSecond": 5}, "flows"),
         ({"lagEpochs": 1}, "flows"),
         ({"rowsPerSecond": None}, "idle"),
@@ -273,7 +280,7 @@ def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
 @pytest.mark.parametrize(
     ("figures", "cells"),
     [
-        ({}, ["0%", "0", "0", "0", "0", "0", "0s", "0s", "0", "0", "0", "1s"]),
+        ({}, ["0%", "0", "0", "0", "0", "0", "0s", "0s", "0", "0", "0", "no", "1s"]),
         (
             {
                 "rowsPerSecond": 1.26,
@@ -290,12 +297,12 @@ def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
             },
             [
                 *("42%", "1.3", "2.0Ki", "12,345", "10,000,000", "1.5Ki", "1m", "7s"),
-                *("1,000", "1,000,000", "3", "1s"),
+                *("1,000", "1,000,000", "3", "no", "1s"),
             ],
         ),
         (
-            {"rowsPerSecond": 1234.5, "lagBytes": 5 << 30, "age": 75.0},
-            ["0%", "1,234", "0", "0", "0", "5.0Gi", "0s", "0s", "0", "0", "0", "1m"],
+            {"rowsPerSecond": 1234.5, "lagBytes": 5 << 30, "age": 75.0, "ended": True},
+            ["0%", "1,234", "0", "0", "0", "5.0Gi", "0s", "0s", "0", "0", "0", "yes", "1m"],
         ),
     ],
 )
@@ -306,6 +313,13 @@ def test_figures_are_shown_short(figures: dict[str, Any], cells: list[str]) -> N
     assert [cell for cell in top.row_of(ROUTE) if cell != "-"] == [
         *("unknown", ROUTE["export"], ROUTE["import"], "wait"),
     ]
+
+
+def test_a_route_of_a_broker_that_does_not_say_it_has_no_end() -> None:
+    older = {k: v for k, v in QUIET.items() if k not in ("ended", "readToEnd")}
+
+    assert top.state_of(older) == "idle"
+    assert top.row_of(older)[top.HEAD.index("ENDED")] == "-"
 
 
 def test_who_waits_is_shown_on_a_narrow_terminal_with_long_names() -> None:
@@ -321,11 +335,12 @@ def test_routes_that_somebody_waits_for_come_first() -> None:
         {**ROUTE, "import": "unknown"},
         {**QUIET, "import": "slower", "waiting": True, "lagBytes": 50},
         {**QUIET, "import": "away", "alive": False},
+        {**QUIET, "import": "ended", "alive": False, "readToEnd": True},
     ]
     ordered = sorted(states, key=top._SORTS["state"])
     by_lag = sorted(states, key=top._SORTS["lag"])
 
-    assert [r["import"] for r in ordered] == ["slower", "slow", "away", "idle", "unknown"]
+    assert [r["import"] for r in ordered] == ["slower", "slow", "away", "idle", "ended", "unknown"]
     assert [r["import"] for r in by_lag][:2] == ["slower", "slow"]
 
 

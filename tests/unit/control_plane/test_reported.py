@@ -32,14 +32,22 @@ def test_each_route_is_in_one_state() -> None:
     )
     reports = Reports()
     reports.take(FEED, read_report(told, 100.0))
-    assert reports.states(100.0) == {"waits": 1, "full": 1, "away": 1, "reads": 2}
+    assert reports.states(100.0) == {"waits": 1, "full": 1, "ended": 0, "away": 1, "reads": 2}
+
+
+def test_what_is_read_to_its_end_is_not_away() -> None:
+    told = export(reader("done", alive=False), reader("behind", alive=False, lagEpochs=1))
+    told["exports"]["trades"]["ended"] = True
+    reports = Reports()
+    reports.take(FEED, read_report(told, 100.0))
+    assert reports.states(100.0) == {"waits": 0, "full": 0, "ended": 1, "away": 1, "reads": 0}
 
 
 def test_readers_of_one_import_are_one_route() -> None:
     reports = Reports()
     two = export(reader("in", alive=False), reader("in", congestion=FULL))
     reports.take(FEED, read_report(two, 100.0))
-    assert reports.states(100.0) == {"waits": 0, "full": 1, "away": 0, "reads": 0}
+    assert reports.states(100.0) == {"waits": 0, "full": 1, "ended": 0, "away": 0, "reads": 0}
 
 
 def test_the_last_report_of_an_agent_counts_until_it_is_stale() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from streambroker_core.model import PeKey
+from streambroker_core.wire.ends import NOTHING_ENDED, Ends, ends_of
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes import relay
 from support.resources import pe
 
 SECRET, NOW = b"s" * 32, 1_000.0
-FEED = pe("default/feed/0")
+FEED, ALERTS = pe("default/feed/0"), pe("default/alerts/0")
 
 
 def told(at: float = NOW, runs: Any = None) -> bytes:
@@ -23,14 +27,27 @@ def told(at: float = NOW, runs: Any = None) -> bytes:
     ).encode()
 
 
-def read(
-    body: bytes, secret: bytes = SECRET, scheme: str = "Replica"
-) -> list[tuple[PeKey, str, float, str]]:
+def read(body: bytes, secret: bytes = SECRET, scheme: str = "Replica") -> relay.Told:
     return relay.read(SECRET, f"{scheme} {relay._mac(secret, body)}", body, NOW)
 
 
+def with_ends(ended: Any) -> bytes:
+    return json.dumps({"at": NOW, "runs": {}, "ended": ended}).encode()
+
+
 def test_a_replica_is_heard() -> None:
-    assert read(told()) == [(FEED, "v1", 0.5, "first")]
+    ended = {str(FEED): ["trades,*", 0.25, "first"], str(ALERTS): ["", 0.5, "second"]}
+    some = Ends(ports=frozenset({"trades"}), more=True)
+
+    assert read(told()).runs == [(FEED, "v1", 0.5, "first")]
+    assert read(with_ends(ended)).ends == [
+        (FEED, some, 0.25, "first"),
+        (ALERTS, NOTHING_ENDED, 0.5, "second"),
+    ]
+
+
+def test_a_replica_of_an_older_release_says_nothing_of_ends() -> None:
+    assert read(told()).ends == []
 
 
 @pytest.mark.parametrize("shown", ["", "Replica", "Replica 00", "Bearer token"])
@@ -60,6 +77,8 @@ def test_what_was_told_long_ago_is_refused(at: float) -> None:
         *(b"", b"[]", b"{}"),
         *(told(runs=runs) for runs in ([1], {"a/b": ["v", 0, ""]}, {str(FEED): "v"})),
         told(runs={str(FEED): ["v1", 0.5]}),
+        *(with_ends(ended) for ended in ([1], {"a/b": ["x", 0, ""]}, {str(FEED): "x"})),
+        with_ends({str(FEED): ["no port", 0.5, ""]}),
     ],
 )
 def test_what_cannot_be_read_is_refused(body: bytes) -> None:
@@ -77,3 +96,55 @@ async def test_a_leader_that_cannot_be_told_is_named_once(
             await one._send(session)
 
     assert caplog.text.count("cannot be told which agents ask here") == 1
+
+
+class Leader:
+    """Takes what it is told, as an older release reads it too."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.told = relay.Told([], [])
+
+    async def take(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.bodies.append(json.loads(body))
+        self.told = relay.read(
+            SECRET, request.headers["Authorization"], body, self.bodies[-1]["at"]
+        )
+        return web.Response(status=204)
+
+
+@asynccontextmanager
+async def relay_to(leader: Leader) -> AsyncIterator[tuple[relay.Relay, aiohttp.ClientSession]]:
+    app = web.Application()
+    app.router.add_post(relay.PATH, leader.take)
+    async with TestServer(app) as server, aiohttp.ClientSession(trust_env=False) as session:
+        yield relay.Relay(SECRET, lambda: str(server.make_url("")).rstrip("/"), str), session
+
+
+async def test_the_last_word_of_an_agent_is_told_beside_the_view_that_it_runs() -> None:
+    leader, ended = Leader(), Ends(ports=frozenset({"trades"}))
+    async with relay_to(leader) as (one, session):
+        one.note(FEED, "v1", 0.5)
+        one.note_ends(FEED, NOTHING_ENDED)
+        one.note_ends(FEED, ended)
+        await one._send(session)
+
+    ((who, ends, ago, instance),) = leader.told.ends
+    assert (who, ends, instance) == (FEED, ended, str(FEED))
+    assert 0 <= ago < 10
+    ((name, (version, since, _)),) = leader.bodies[0]["runs"].items()
+    assert (name, version) == (str(FEED), "v1")
+    assert since >= 0.5
+
+
+async def test_many_long_words_are_told_in_several_bodies_that_are_taken() -> None:
+    leader = Leader()
+    most = ends_of(f"p{n:062}" for n in range(100))
+    async with relay_to(leader) as (one, session):
+        for n in range(relay.ENDS_AT_ONCE + 1):
+            one.note_ends(pe(f"default/feed-{n}/0"), most)
+        while one._ends:
+            await one._send(session)
+
+    assert [len(body["ended"]) for body in leader.bodies] == [relay.ENDS_AT_ONCE, 1]

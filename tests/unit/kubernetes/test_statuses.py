@@ -11,6 +11,7 @@ from streambroker_core.board import (
     AgentRegistered,
     Board,
     Event,
+    ExportApplied,
     ExportRemoved,
     FeedLost,
     ImportApplied,
@@ -19,6 +20,7 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.model import Export, Import
+from streambroker_core.wire.ends import NOTHING_ENDED, Ends
 from streambroker_operator.kubernetes.status_writer import Name, StatusWrite
 from streambroker_operator.kubernetes.statuses import Statuses
 from support.resources import export_of, import_of, pe, registration
@@ -39,9 +41,11 @@ class Bench:
         self.offers: list[tuple[Name, bool]] = []
         self.version = 100
         self.now = 1000.0
+        self.turned: list[Name] = []
         self.statuses = Statuses(
             self.board,
             lambda name, urgent: self.offers.append((name, urgent)),
+            turned=self.turned.append,
             clock=lambda: self.now,
             monotonic=lambda: self.now,
         )
@@ -83,6 +87,20 @@ class Bench:
         view = self.board.view(pe(job))
         assert view is not None
         self.statuses.heard(pe(job), view.version)
+
+    def say(self, *ports: str, ago_s: float = 0.0, instance: str | None = None) -> None:
+        """Tell which of the exporter's ports have ended."""
+        ends = Ends(ports=frozenset(ports))
+        self.statuses.ends_heard(pe("feed"), ends, ago_s, instance)
+
+    def ended(self) -> list[str]:
+        """Write what was offered; return which Exports were written, and how each has ended."""
+        writes = [write for name in self.asked() if (write := self.write(name)) is not None]
+        return [
+            next((c["reason"] for c in w.status["conditions"] if c["type"] == "Ended"), "")
+            for w in writes
+            if w.kind == "Export"
+        ]
 
     def written(self) -> Mapping[str, str]:
         """Write what was offered; return whose `Programmed` says what."""
@@ -298,6 +316,158 @@ def test_another_instance_keeps_what_is_shown_until_it_asks_or_is_away() -> None
     bench.poll("feed")
     bench.statuses.listen()
     assert set(bench.written().values()) == {"AgentAway"}
+
+
+# ---- ends ------------------------------------------------------------------------------------
+
+
+def test_an_end_is_written_once_and_taken_back_once() -> None:
+    bench = running()
+    said = []
+    for ports in ([], ["trades"], ["trades"], ["trades", "other"], [], []):
+        bench.say(*ports)
+        said.append(bench.ended())
+
+    assert said == [[], ["Finished"], [], [], [""], []]
+    assert bench.turned == [EXPORT, EXPORT]
+
+
+def test_an_end_leaves_the_stream_ready_and_the_other_times_as_they_are() -> None:
+    bench = running()
+    bench.statuses.offer(EXPORT)
+    before = bench.statuses._shown[EXPORT].since
+    bench.say("trades")
+    bench.statuses.offer(EXPORT)
+    bench.now += 100
+    write = bench.write(EXPORT)
+
+    assert write is not None
+    assert {c["type"]: c["status"] for c in write.status["conditions"]} == {
+        **dict.fromkeys(("Accepted", "Matched", "Programmed", "Ready", "Ended"), "True")
+    }
+    assert bench.statuses._shown[EXPORT].since[: len(before)] == before
+
+
+def test_who_begins_to_lead_leaves_an_end_until_it_has_heard() -> None:
+    bench = running()
+    bench.say("trades")
+    bench.ended()
+    bench.statuses.lead(False)
+    bench.say()  # by a poll that came here, before others that did not
+    bench.statuses.lead(True)
+    bench.statuses.offer_all()
+    heard_nothing = bench.ended()
+    bench.say("trades")
+    bench.statuses.offer_all()
+    heard_the_same = bench.ended()
+    bench.say()
+
+    assert (heard_nothing, heard_the_same, bench.ended()) == ([], [], [""])
+
+
+def test_another_process_leaves_an_end_that_is_written_and_takes_it_back() -> None:
+    bench = running()
+    bench.say("trades")
+    write = next(w for name in bench.asked() if (w := bench.write(name)) is not None)
+    another = Bench()
+    another.look("Export", FEED.uid, write.status, listed=True)
+    another.statuses.lead(True)
+    for job in ("feed", "alerts"):
+        another.tell(AgentRegistered(pe=pe(job), registration=registration(), version=1))
+        another.poll(job)
+
+    assert another.ended() == []
+    assert another.statuses.shows_end(FEED.uid)
+    another.say()
+    assert another.ended() == [""]
+
+
+def test_an_earlier_word_that_comes_late_takes_nothing_back() -> None:
+    bench = running()
+    bench.now += 10
+    bench.say("trades")
+    bench.say(ago_s=5.0)
+    said = [bench.ended()]
+    bench.say(ago_s=0.0)
+    said.append(bench.ended())
+
+    assert said == [["Finished"], [""]]
+
+
+def test_a_replica_is_believed_of_the_instance_that_is_registered_alone() -> None:
+    bench = running()
+    bench.say("trades", instance="f" * 16)
+    said = [bench.ended()]
+    bench.say("trades", instance=registration().instance)
+    said.append(bench.ended())
+
+    assert said == [[], ["Finished"]]
+
+
+def test_another_instance_of_an_agent_leaves_the_end_until_it_tells() -> None:
+    bench = running()
+    bench.say("trades")
+    said = [bench.ended()]
+    other = replace(registration(), instance="f" * 16)
+    bench.tell(AgentRegistered(pe=pe("feed"), registration=other, version=2))
+    said.append(bench.ended())
+    bench.say()
+    said.append(bench.ended())
+
+    assert said == [["Finished"], [], [""]]
+
+
+def test_of_a_port_that_is_not_named_among_very_many_nothing_changes() -> None:
+    bench = running()
+    some = Ends(ports=frozenset({"a"}), more=True)
+    bench.statuses.ends_heard(pe("feed"), some)
+    said = [bench.ended()]
+    bench.say("trades")
+    said.append(bench.ended())
+    bench.statuses.ends_heard(pe("feed"), some)
+    said.append(bench.ended())
+
+    assert said == [[], ["Finished"], []]
+
+
+def test_an_end_that_was_told_before_the_resource_came_is_written_with_it() -> None:
+    bench = running()
+    bench.say("late")
+    assert bench.ended() == []
+    late = replace(export_of("feed/late"), name="feed-late")
+    bench.version += 1
+    bench.tell(ExportApplied(export=late, version=bench.version))
+
+    assert bench.ended() == ["Finished"]
+
+
+def test_an_end_is_not_told_of_who_lost_the_port() -> None:
+    bench = running()
+    bench.say("trades")
+    bench.ended()
+    second = replace(export_of(uid="second", created=9.0), name="second")
+    bench.version += 1
+    bench.tell(ExportApplied(export=second, version=bench.version))
+
+    assert bench.ended() == [""]
+
+
+def test_an_end_that_somebody_removes_is_written_again() -> None:
+    bench = running()
+    bench.say("trades")
+    write = next(w for name in bench.asked() if (w := bench.write(name)) is not None)
+    bench.version += 1
+    bench.look("Export", FEED.uid, {**write.status, "conditions": write.status["conditions"][:4]})
+
+    assert bench.turned == [EXPORT, EXPORT]
+    assert bench.ended() == ["Finished"]
+
+
+def test_ends_of_a_pe_that_has_no_view_are_no_fault() -> None:
+    bench = running()
+    bench.statuses.ends_heard(pe("nobody"), NOTHING_ENDED)
+
+    assert bench.ended() == []
 
 
 def test_what_cannot_be_read_has_a_status_too() -> None:

@@ -120,6 +120,8 @@ def _status(status: Item) -> list[str]:
     lines = [f"Accepted: {accepted} ({status.get('reason', 'Unknown')})"]
     if status.get("message"):
         lines.append(f"Message:  {status['message']}")
+    if status.get("ended"):
+        lines.append("Ended:    yes, its program has said that nothing will follow")
     return [*lines, f"Matches:  {status.get('matches', 0)}"]
 
 

@@ -125,7 +125,8 @@ def port_of(spec: Item) -> str:
 
 def _state(item: Item) -> Row:
     status = item.get("status") or {}
-    return [str(status.get("matches", 0)), str(status.get("reason", "Unknown"))]
+    state = "Ended" if status.get("ended") else str(status.get("reason", "Unknown"))
+    return [str(status.get("matches", 0)), state]
 
 
 def _named(item: Item) -> Row:

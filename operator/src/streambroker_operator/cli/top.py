@@ -50,6 +50,7 @@ HEAD = [
     "FILTERED",
     "DROPPED",
     "LOST",
+    "ENDED",
     "AGE",
     "POLICY",
 ]
@@ -59,7 +60,9 @@ FIGURES = tuple(name for name in HEAD if name not in ("EXPORT", "IMPORT", "POLIC
 _RIGHT = (1, *range(4, 14))
 _CLEAR = "\x1b[H\x1b[J"
 _COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}
-_FIRST = ("waits", "away", "flows", "idle", "stale", "unknown")
+_ENDED = {None: "-", False: "no", True: "yes"}
+"""A broker of an older release does not say it."""
+_FIRST = ("waits", "away", "flows", "idle", "ended", "stale", "unknown")
 
 
 class Picture(NamedTuple):
@@ -260,6 +263,7 @@ def row_of(route: Item) -> list[str]:
         _number(route["filteredRows"]),
         _number(route["droppedRows"]),
         _number(route["lostRows"]),
+        _ENDED[route.get("ended")],
         _time(route["age"]),
         route["policy"],
     ]
@@ -269,8 +273,9 @@ def state_of(route: Item) -> str:
     """Return what a route does, in one word.
 
     Returns:
-        ``waits``: its exporter waits for it; ``away``: no query reads; ``flows`` and
-        ``idle``; ``stale``: the agent reports no more; ``unknown``: it never did.
+        ``waits``: its exporter waits for it; ``ended``: its export has ended, and all it has is
+        read; ``away``: no query reads; ``flows`` and ``idle``; ``stale``: the agent reports no
+        more; ``unknown``: it never did.
     """
     if route["age"] is None:
         return "unknown"
@@ -278,6 +283,8 @@ def state_of(route: Item) -> str:
         return "stale"
     if route["waiting"]:
         return "waits"
+    if route.get("readToEnd"):
+        return "ended"
     if not route["alive"]:
         return "away"
     return "flows" if route["rowsPerSecond"] or route["lagEpochs"] else "idle"

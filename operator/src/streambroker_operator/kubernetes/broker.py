@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from streambroker_operator.kubernetes import relay
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
 from streambroker_operator.kubernetes.client import ApiClient, Timing
-from streambroker_operator.kubernetes.desk import Desk
+from streambroker_operator.kubernetes.desk import Desk, ShownEndings
 from streambroker_operator.kubernetes.election import LeaseTiming
 from streambroker_operator.kubernetes.events import EventWriter
 from streambroker_operator.kubernetes.feed import ApiFeeder
@@ -38,7 +38,7 @@ from streambroker_operator.kubernetes.probes import counting, create_probes, par
 from streambroker_operator.kubernetes.programming import AgentState
 from streambroker_operator.kubernetes.reflector import ReflectorFeeder
 from streambroker_operator.kubernetes.status_pace import StatusPace
-from streambroker_operator.kubernetes.status_writer import StatusWriter
+from streambroker_operator.kubernetes.status_writer import Name, StatusWriter
 from streambroker_operator.kubernetes.statuses import Statuses
 from streambroker_operator.kubernetes.tls import Certificate
 from streambroker_operator.kubernetes.writes import KubernetesStore, read_secret
@@ -151,7 +151,7 @@ class ClusterBroker:
         try:
             self.url = await self._listen(app, scheme, settings.port, tls)
             probes = create_probes(self._state, self.metrics)
-            probes.router.add_post(relay.PATH, relay.handler(secret, self.desk.statuses.heard))
+            probes.router.add_post(relay.PATH, self._told_by_replicas(secret))
             self.probes_url = await self._listen(probes, "http", settings.metrics_port)
         except AddressError:
             await self.stop()
@@ -246,14 +246,24 @@ class ClusterBroker:
             lambda name, urgent: self.writer.offer(name, urgent=urgent),
             steered=lambda name: self.store.steering.words(name[1]),
             told=self.desk.told,
+            turned=self._turned,
             applied=self._applied,
             all_anew=self._all_anew,
         )
         self.writer = StatusWriter(self._api, self.desk.statuses, leads=self._leads, pace=pace)
-        self.runtime = Runtime(self.store, self._sender, board, self.desk, self._leads)
+        endings = ShownEndings(self.desk.statuses, self._leads, self._relay)
+        self.runtime = Runtime(self.store, self._sender, board, self.desk, self._leads, endings)
         self.desk.deliver = self.runtime.deliver
         self.desk.why_cut = self.runtime.why_cut
         self.feeder = self._feeder()
+
+    def _told_by_replicas(self, secret: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:
+        statuses = self.desk.statuses
+        return relay.handler(secret, statuses.heard, statuses.ends_heard)
+
+    def _turned(self, name: Name) -> None:
+        self.runtime.changes.touch_status(*name)
+        self.runtime.changes.settle()
 
     def _feeder(self) -> ApiFeeder:
         settings = self._settings

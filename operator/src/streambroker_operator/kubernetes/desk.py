@@ -15,7 +15,8 @@ from streambroker_core.board import (
     RoutesChanged,
     Synced,
 )
-from streambroker_core.model import Kind, PeKey, Route
+from streambroker_core.model import Kind, PeKey, PortKey, Resource, Route
+from streambroker_core.wire.ends import Ends
 from streambroker_operator.kubernetes.client import Body
 from streambroker_operator.kubernetes.events import (
     EventWriter,
@@ -23,6 +24,7 @@ from streambroker_operator.kubernetes.events import (
     steering_overwritten,
     transitions,
 )
+from streambroker_operator.kubernetes.relay import Relay
 from streambroker_operator.kubernetes.status import Shown
 from streambroker_operator.kubernetes.status_writer import StatusWrite
 from streambroker_operator.kubernetes.statuses import Statuses
@@ -128,3 +130,32 @@ class Desk:
         """Tell people of what a status that was just written says for the first time."""
         for note in transitions(write, before, after):
             self._events.tell(note, time.time())
+
+
+class ShownEndings:
+    """What statuses say of the ends of exports, which is the same at every replica.
+
+    Args:
+        statuses: takes what agents tell; says what is shown.
+        leads: whether this process writes them.
+        relay: tells the one that does.
+    """
+
+    def __init__(self, statuses: Statuses, leads: Callable[[], bool], relay: Relay) -> None:
+        self._statuses = statuses
+        self._leads = leads
+        self._relay = relay
+
+    def take(self, pe: PeKey, ends: Ends) -> Sequence[PortKey]:
+        """Have it written; nothing else is shown before it is."""
+        self._statuses.ends_heard(pe, ends)
+        if not self._leads():
+            self._relay.note_ends(pe, ends)
+        return ()
+
+    def shows(self, resource: Resource) -> bool:
+        """Say whether the status of an Export says that it has ended."""
+        return self._statuses.shows_end(resource.uid)
+
+    def forget(self, pe: PeKey) -> None:
+        """Nothing is kept here."""

@@ -1,6 +1,10 @@
-"""Which views agents run, told by the replica that they ask to the one that writes statuses.
+"""What agents say, told by the replica that they ask to the one that writes statuses.
+
+That is which views they run, and which of their exports have ended.
 
 Rule 1: what is told is a gain in knowledge and nothing else: it may be lost, come twice, or late.
+    Of ends, which may be taken back, it is said how long ago an agent told; who is told of none, by
+    a replica that cannot, knows nothing new of them.
 Rule 2: only who has the broker's secret is listened to, for a moment, and only by who leads.
 """
 
@@ -13,23 +17,40 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
+from streambroker_core.wire import ends as wire
+from streambroker_core.wire.ends import Ends
 from streambroker_operator.errors import RequestError
 
 PATH = "/api/replicas/acknowledged"
 PAUSE_S = 0.02
 """For what comes together to be sent together, in seconds."""
 AT_ONCE = 1_000
+ENDS_AT_ONCE = 200
+"""Of these each may be as long as a header: a body has at most 1 MiB."""
 MOST = 20_000
 FRESH_S = 60.0
 TIMEOUT_S = 2.0
 
 _log = logging.getLogger("streambroker.relay")
+
+
+class Told(NamedTuple):
+    """What another replica tells.
+
+    Attributes:
+        runs: whose agent runs which view, since how many seconds, and which instance it is.
+        ends: whose agent says what of the ends of exports, how long ago, and which instance it is.
+    """
+
+    runs: list[tuple[PeKey, str, float, str]]
+    ends: list[tuple[PeKey, Ends, float, str]]
 
 
 class Relay:
@@ -51,6 +72,7 @@ class Relay:
         self._leader = leader
         self._instance_of = instance_of
         self._waiting: dict[PeKey, tuple[str, float, str]] = {}
+        self._ends: dict[PeKey, tuple[str, float, str]] = {}
         self._news = asyncio.Event()
         self._trouble = False
 
@@ -58,6 +80,12 @@ class Relay:
         """Have it told which view an agent runs, and since how many seconds."""
         if len(self._waiting) < MOST:
             self._waiting[pe] = version, time.monotonic() - ago_s, self._instance_of(pe)
+            self._news.set()
+
+    def note_ends(self, pe: PeKey, ends: Ends) -> None:
+        """Have it told which exports have ended, as an agent said at this moment."""
+        if len(self._ends) < MOST:
+            self._ends[pe] = wire.encode(ends), time.monotonic(), self._instance_of(pe)
             self._news.set()
 
     async def run(self) -> None:
@@ -68,20 +96,15 @@ class Relay:
                 await self._news.wait()
                 await asyncio.sleep(PAUSE_S)
                 self._news.clear()
-                while self._waiting:
+                while self._waiting or self._ends:
                     await self._send(session)
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
-        names = list(self._waiting)[:AT_ONCE]
-        now, taken = time.monotonic(), {pe: self._waiting.pop(pe) for pe in names}
-        told = {
-            str(pe): [version, now - since, instance]
-            for pe, (version, since, instance) in taken.items()
-        }
+        runs, ends = _taken(self._waiting, AT_ONCE), _taken(self._ends, ENDS_AT_ONCE)
         leader = self._leader()
         if not leader:
             return
-        body = json.dumps({"at": time.time(), "runs": told}).encode()
+        body = json.dumps({"at": time.time(), "runs": runs, "ended": ends}).encode()
         headers = {"Authorization": f"Replica {_mac(self._secret, body)}"}
         try:
             async with session.post(leader + PATH, data=body, headers=headers) as answer:
@@ -104,14 +127,24 @@ class Relay:
         self._trouble = bool(trouble)
 
 
+def _taken(waiting: dict[PeKey, tuple[str, float, str]], most: int) -> dict[str, list[Any]]:
+    """Take out what has waited for longest; return it with its age in the place of its time."""
+    now, names = time.monotonic(), list(waiting)[:most]
+    taken = {pe: waiting.pop(pe) for pe in names}
+    return {str(pe): [what, now - since, by] for pe, (what, since, by) in taken.items()}
+
+
 def handler(
-    secret: bytes, take: Callable[[PeKey, str, float, str], None]
+    secret: bytes,
+    take: Callable[[PeKey, str, float, str], None],
+    take_ends: Callable[[PeKey, Ends, float, str], None],
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     """Return what answers `PATH`.
 
     Args:
         secret: of the broker.
         take: takes which view an agent runs, since how many seconds, and which instance it is.
+        take_ends: takes which of its exports have ended, as it said so many seconds ago.
     """
 
     async def acknowledged(request: web.Request) -> web.Response:
@@ -121,15 +154,17 @@ def handler(
             told = read(secret, shown, body, time.time())
         except RequestError as error:
             return web.Response(status=error.status, text=str(error))
-        for one in told:
+        for one in told.runs:
             take(*one)
+        for other in told.ends:
+            take_ends(*other)
         return web.Response(status=204)
 
     return acknowledged
 
 
-def read(secret: bytes, shown: str, body: bytes, now: float) -> list[tuple[PeKey, str, float, str]]:
-    """Return what another replica tells: whose agent runs which view, since when, which instance.
+def read(secret: bytes, shown: str, body: bytes, now: float) -> Told:
+    """Return what another replica tells; one of an older release tells of no ends.
 
     Raises:
         RequestError: 401, it is none, or it told that long ago.
@@ -141,11 +176,16 @@ def read(secret: bytes, shown: str, body: bytes, now: float) -> list[tuple[PeKey
         told = json.loads(body)
         if abs(now - float(told["at"])) > FRESH_S:
             raise _refused()
-        runs = told["runs"].items()
-        return [
-            (PeKey.parse(pe), str(version), float(ago), str(instance))
-            for pe, (version, ago, instance) in runs
-        ]
+        return Told(
+            runs=[
+                (PeKey.parse(pe), str(version), float(ago), str(instance))
+                for pe, (version, ago, instance) in told["runs"].items()
+            ],
+            ends=[
+                (PeKey.parse(pe), wire.decode(str(ends)), float(ago), str(instance))
+                for pe, (ends, ago, instance) in told.get("ended", {}).items()
+            ],
+        )
     except (ValueError, KeyError, TypeError, AttributeError, ManifestError) as error:
         raise _refused() from error
 

@@ -30,7 +30,7 @@ MAX_SUMMARY = 60
 
 Truth: TypeAlias = Literal["True", "False", "Unknown"]
 
-_TYPES = ("Accepted", "Matched", "Programmed", "Ready", "Steered")
+_TYPES = ("Accepted", "Matched", "Programmed", "Ready", "Steered", "Ended")
 _TRUTHS: Mapping[str, Truth] = {"True": "True", "False": "False"}
 _PLAIN = re.compile(r"[^\s\"'\[\]=]+")
 
@@ -82,12 +82,23 @@ class Shown:
     since: tuple[tuple[str, str, str], ...] = ()
     programmed: Condition | None = None
 
+    @property
+    def ended(self) -> bool:
+        """Whether it says that the export has ended."""
+        return self.status_of("Ended") == "True"
+
     def status_of(self, condition: str) -> str | None:
         """Return the status of a condition; None where it is not shown."""
         return next((status for name, status, _ in self.since if name == condition), None)
 
 
 NOTHING_SHOWN = Shown()
+_ENDED = Condition(
+    type="Ended",
+    status="True",
+    reason="Finished",
+    message="Its program has said that nothing will follow, and nothing has.",
+)
 
 
 def facts_of(
@@ -97,6 +108,7 @@ def facts_of(
     programmed: Condition | None,
     shown: Shown = NOTHING_SHOWN,
     steered: str | None = None,
+    ended: bool | None = False,
 ) -> Facts:
     """Return what there is to tell of a resource that can be read.
 
@@ -107,6 +119,8 @@ def facts_of(
             what is shown stays, if it is about the same routes.
         shown: what stands there.
         steered: which fields are set at run time and by whom, or None.
+        ended: whether its agent says that it has ended; None while it was not asked yet. Then
+            what is shown stays.
     """
     accepted = _accepted(status)
     matched = _matched(resource, status)
@@ -121,6 +135,8 @@ def facts_of(
         found.append(
             Condition(type="Steered", status="True", reason="Steered", message=_cut(steered))
         )
+    if status.accepted and (shown.ended if ended is None else ended):
+        found.append(_ENDED)
     return Facts(
         generation=resource.generation,
         conditions=tuple(found),

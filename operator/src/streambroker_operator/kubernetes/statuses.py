@@ -21,7 +21,9 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.matching import Match
-from streambroker_core.model import Kind, PeKey, Resource
+from streambroker_core.model import Export, Kind, PeKey, Resource
+from streambroker_core.wire.ends import Ends
+from streambroker_operator.kubernetes.ending import Ending
 from streambroker_operator.kubernetes.programming import Programming
 from streambroker_operator.kubernetes.status import (
     NOTHING_SHOWN,
@@ -45,6 +47,7 @@ class Statuses:
         offer: asks the writer to look at a status; the second argument says whether urgently.
         steered: which fields of a resource are set at run time, in words, or None.
         told: takes the status before and after a write.
+        turned: takes an Export of which it is shown from now on that it has ended, or no more.
         applied: takes the seconds from a changed view until its agent runs it.
         clock: seconds since 1970.
         monotonic: seconds of a clock that nobody sets.
@@ -58,6 +61,7 @@ class Statuses:
         *,
         steered: Callable[[Name], str | None] = lambda _: None,
         told: Callable[[StatusWrite, Shown, Mapping[str, Any]], None] = lambda *_: None,
+        turned: Callable[[Name], None] = lambda _: None,
         applied: Callable[[float], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -68,6 +72,7 @@ class Statuses:
         self._offer = offer
         self._steered = steered
         self._told = told
+        self._turned = turned
         self._clock = clock
         self._shown: dict[Name, Shown] = {}
         self._answered: dict[Name, int] = {}
@@ -75,6 +80,7 @@ class Statuses:
         self.programming = Programming(
             self._version, self._registered, applied=applied, clock=monotonic
         )
+        self.ending = Ending(monotonic)
 
     # ---- what comes in ---------------------------------------------------
 
@@ -91,10 +97,17 @@ class Statuses:
         if answered is not None and version < answered and not listed:
             return
         self._answered.pop(name, None)
-        shown, before = read_shown(status), self._shown.get(name)
-        self._shown[name] = shown
-        if before is not None and before.content != shown.content:
+        before = self._shown.get(name)
+        if self._show(name, read_shown(status)) and before is not None:
             self._offer(name, False)
+
+    def _show(self, name: Name, shown: Shown) -> bool:
+        """Note what a status says; say whether that is another thing than before."""
+        before = self._shown.get(name)
+        self._shown[name] = shown
+        if before is not None and before.ended != shown.ended:
+            self._turned(name)
+        return before is None or before.content != shown.content
 
     def look(self, kind: Kind, body: Mapping[str, Any], listed: bool) -> None:
         """Take in a whole resource as the API server has it.
@@ -144,8 +157,10 @@ class Statuses:
         found = self._board.registration(pe)
         if found is None:
             self.programming.withdrawn(pe)
+            self.ending.withdrawn(pe)
         else:
             self.programming.registered(pe, found.instance)
+            self.ending.registered(pe, found.instance)
 
     def heard(
         self, pe: PeKey, version: str, ago_s: float = 0.0, instance: str | None = None
@@ -155,9 +170,26 @@ class Statuses:
             for name in self._touching(pe):
                 self._offer(name, False)
 
+    def ends_heard(
+        self, pe: PeKey, ends: Ends, ago_s: float = 0.0, instance: str | None = None
+    ) -> None:
+        """Take in which exports have ended, as of `Ending`, and have looked at what says else."""
+        if not self.ending.heard(pe, ends, ago_s, instance):
+            return
+        view = self._board.view(pe)
+        for port, export in view.exports.items() if view is not None else ():
+            ended = ends.of(port)
+            if ended is not None and ended != self.shows_end(export.uid):
+                self._offer(("Export", export.uid), False)
+
+    def shows_end(self, uid: str) -> bool:
+        """Say whether an Export's status says that it has ended."""
+        return self._shown.get(("Export", uid), NOTHING_SHOWN).ended
+
     def lead(self, leads: bool) -> None:
         """Take in whether this process leads, and so hears of all agents, from now on."""
         self.programming.presence.lead(leads)
+        self.ending.lead()
 
     def listen(self) -> None:
         """Have looked at what concerns agents that have gone away; asked of who leads each second.
@@ -217,7 +249,7 @@ class Statuses:
         version = str(metadata.get("resourceVersion", ""))
         if version.isdigit():
             self._answered[name] = int(version)
-        self._shown[name] = read_shown(answer.get("status"))
+        self._show(name, read_shown(answer.get("status")))
         self._told(write, before, write.status)
 
     def _facts(self, name: Name, resource: Resource, shown: Shown) -> Facts | None:
@@ -228,7 +260,12 @@ class Statuses:
         if status.accepted and status.matches:
             programmed = self.programming.condition(resource.uid, self._pes(name, resource))
         return facts_of(
-            resource, status, programmed=programmed, shown=shown, steered=self._steered(name)
+            resource,
+            status,
+            programmed=programmed,
+            shown=shown,
+            steered=self._steered(name),
+            ended=self.ending.ended(resource.key) if isinstance(resource, Export) else False,
         )
 
     def _pes(self, name: Name, resource: Resource) -> Iterator[PeKey]:

@@ -13,6 +13,7 @@ from streambroker_core.model import Kind
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.hints import Point
 from streambroker_operator.bodies import route_body, shown, shown_pe
+from streambroker_operator.endings import Endings
 from streambroker_operator.heard import Heard
 from streambroker_operator.rest.pictures import PICTURES, DrawnPe, DrawnPort, Pictures
 from streambroker_operator.rest.requests import RUNTIME, limit_of, namespace_of
@@ -66,7 +67,8 @@ async def list_routes(request: web.Request) -> web.Response:
 
 
 def _ports(request: web.Request, kind: Kind) -> Callable[[], Awaitable[_Taken]]:
-    return partial(_drawn, request, request.app[PICTURES].ports[kind], _port_body)
+    body = partial(_port_body, request.app[RUNTIME].endings)
+    return partial(_drawn, request, request.app[PICTURES].ports[kind], body)
 
 
 async def _listed(
@@ -115,8 +117,8 @@ async def _drawn(request: web.Request, pictures: Pictures[T], body: Callable[[T]
     return _Taken(picture.change, picture.point, _Items(items, body))
 
 
-def _port_body(port: DrawnPort) -> Any:
-    return shown(port.stored, port.status)
+def _port_body(endings: Endings, port: DrawnPort) -> Any:
+    return shown(port.stored, port.status, endings)
 
 
 def _pe_body(heard: Heard, found: DrawnPe) -> Any:

@@ -6,8 +6,9 @@ import re
 
 from aiohttp import web
 
+from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
-from streambroker_core.wire import registration, view
+from streambroker_core.wire import ends, registration, view
 from streambroker_core.wire.hints import point_text
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.authentication import (
@@ -44,6 +45,8 @@ async def get_view(request: web.Request) -> web.Response:
     wait_s = wait_of(request)
     known = tags(request.headers.get("If-None-Match"))
     runtime = request.app[RUNTIME]
+    if request[CALLER].owns(pe.namespace, pe.job):
+        _take_ends(request, pe, polls=bool(known))
     if wait_s and _current(request, pe) in known:
         with request.app[GAUGES].waiting(request):
             await runtime.changed(pe, wait_s)
@@ -81,6 +84,28 @@ def _running_for(request: web.Request) -> float:
             400, "HeaderInvalid", f"Running-For is no number of seconds: {text[:64]!r}."
         )
     return float(text)
+
+
+def _take_ends(request: web.Request, pe: PeKey, *, polls: bool) -> None:
+    """Take in which exports an agent says have ended; one that polls and says none has none.
+
+    So does an agent of an older release. Who asks without having a view may be anybody of the job.
+
+    Raises:
+        RequestError: 400, that names what is no port.
+    """
+    text, runtime = request.headers.get(ends.HEADER), request.app[RUNTIME]
+    if text is None and not polls:
+        return
+    try:
+        told = ends.decode(text or "")
+    except ManifestError as error:
+        raise RequestError(400, "HeaderInvalid", str(error)) from error
+    for key in runtime.endings.take(pe, told):
+        export = runtime.board.export_at(key)
+        if export is not None:
+            runtime.changes.touch_status("Export", export.uid)
+            runtime.changes.settle()
 
 
 def _current(request: web.Request, pe: PeKey) -> str | None:

@@ -42,7 +42,7 @@ STALE_S = 90.0
 """A report older than this is of an agent that reports no more."""
 FULL = 80
 """Percent of its log that a route has still to read, from which on it counts as full."""
-STATES = ("waits", "full", "away", "reads")
+STATES = ("waits", "full", "ended", "away", "reads")
 _LARGEST = 2**63 - 1
 _MOST = ("lagEpochs", "lagRows", "lagBytes", "lagSeconds", "congestion")
 _SUMS = ("filtered", "droppedRows", "lostRows", "duplicateRows", "blockedSeconds", "releasedPlans")
@@ -73,14 +73,16 @@ class Figures:
 class Report:
     """One agent's figures, by export port and import key, and when they came (monotonic).
 
-    ``waiting_since`` has the exports that wait at this moment, by port; ``states`` how many routes
-    are in each of `STATES`, each in the first that it is in.
+    ``waiting_since`` has the exports that wait at this moment, by port; ``ended`` whether an export
+    has ended, by port, of those of which that was said; ``states`` how many routes are in each of
+    `STATES`, each in the first that it is in.
     """
 
     at: float
     figures: Mapping[tuple[str, str], Figures]
     waiting: frozenset[tuple[str, str]]
     waiting_since: Mapping[str, str]
+    ended: Mapping[str, bool]
     states: Mapping[str, int]
     fellows: tuple[Fellow, ...] = ()
 
@@ -144,8 +146,11 @@ def _shown(route: Route, known: Known | None, now: float) -> dict[str, Any]:
     report, base = known
     pair = (route.export.port, str(route.import_))
     figures = report.figures.get(pair, Figures())
+    ended = report.ended.get(pair[0])
     return _row(
         route,
+        ended=ended,
+        readToEnd=None if ended is None else ended and _has_all(report.figures.get(pair)),
         rowsPerSecond=_rate(report, base, pair, lambda f: f.delivered),
         bytesPerSecond=_rate(report, base, pair, lambda f: f.sent),
         **figures.most,
@@ -168,6 +173,8 @@ def _row(route: Route, **known: Any) -> dict[str, Any]:
         "waiting": False,
         "waitingSince": None,
         "alive": False,
+        "ended": None,
+        "readToEnd": None,
         **dict.fromkeys(_SHOWN_SUMS),
         "age": None,
         **known,
@@ -226,12 +233,15 @@ def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
     figures: dict[tuple[str, str], Figures] = {}
     waiting: set[tuple[str, str]] = set()
     since: dict[str, str] = {}
+    ended: dict[str, bool] = {}
     exports = Fields(body).child("exports")
     for port in exports.names():
         fields = exports.child(port)
         begun = fields.optional_text("waitingSince", longest=40)
         if begun is not None:
             since[port] = begun
+        if fields.has("ended"):
+            ended[port] = fields.boolean("ended", False)
         for import_ in fields.items("waitingFor", most=MOST_READERS):
             waiting.add((port, str(import_)))
         for number, reader in enumerate(fields.items("readers", most=MOST_READERS)):
@@ -241,7 +251,11 @@ def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
         figures=figures,
         waiting=frozenset(waiting),
         waiting_since=since,
-        states=Counter(_state(found, pair in waiting) for pair, found in figures.items()),
+        ended=ended,
+        states=Counter(
+            _state(found, pair in waiting, ended.get(pair[0], False))
+            for pair, found in figures.items()
+        ),
         fellows=_fellows(Fields(body), pe),
     )
 
@@ -258,11 +272,18 @@ def _fellows(fields: Fields, home: PeKey | None) -> tuple[Fellow, ...]:
     return tuple(found)
 
 
-def _state(found: Figures, waiting: bool) -> str:
+def _has_all(found: Figures | None) -> bool:
+    """Say whether all readers of a route, of which there is one, have read all there is."""
+    return found is not None and not found.most["lagEpochs"]
+
+
+def _state(found: Figures, waiting: bool, ended: bool) -> str:
     if waiting:
         return "waits"
     if found.most["congestion"] >= FULL:
         return "full"
+    if ended and _has_all(found):
+        return "ended"
     return "reads" if found.alive else "away"
 
 

@@ -73,7 +73,8 @@ def show(request: web.Request, kind: Kind) -> web.Response:
         RequestError: 404, there is none.
     """
     stored = stored_of(request, kind)
-    body = resource_body(request.app[RUNTIME].board, stored)
+    runtime = request.app[RUNTIME]
+    body = resource_body(runtime.board, stored, runtime.endings)
     return json_answer(body, headers={"ETag": shown_etag(stored.resource, body["status"])})
 
 

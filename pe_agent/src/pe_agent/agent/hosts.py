@@ -78,7 +78,10 @@ class Hosts:
         self.driver_seen = time.monotonic()
         self.broker_heard: float | None = None
         """When the broker answered last, since 1970; None if it has not since the start."""
-        self.declared = threading.Event()
+        self.untold = threading.Event()
+        """The broker is to hear of a declaration, or of the end of an export, now."""
+        self.ended_told: frozenset[str] = frozenset()
+        """Exports of which the broker heard with the last poll that they have ended, by port."""
         self.stopping = threading.Event()
         self.broker_status: Callable[[], dict[str, Any]] = dict
         self.listener_status: Callable[[], dict[str, Any] | None] = lambda: None
@@ -146,7 +149,7 @@ class Hosts:
                     self.home / "log" / key.rpartition("/")[2],
                     self.store,
                     self.committer,
-                    notify=partial(self.news.tell, key),
+                    notify=partial(self._tell, key),
                 )
                 self._exports[key].fellows = self.fellows
                 self._expect(self._exports[key])
@@ -167,6 +170,18 @@ class Hosts:
     def _declaration(self, key: str) -> dict[str, Any]:
         """Return how the job declares an export, empty if it does not."""
         return self._declarations.get(f"export/{key.rpartition('/')[2]}", {})
+
+    def _tell(self, key: str) -> None:
+        """Tell those who wait of an export, and the broker if it has ended or goes on."""
+        self.news.tell(key)
+        export = self._exports.get(key)
+        if export is not None and export.ended() != (key.rpartition("/")[2] in self.ended_told):
+            self.untold.set()
+
+    def ended(self) -> frozenset[str]:
+        """Return the exports that have ended, by port."""
+        exports = dict(self._exports)
+        return frozenset(key.rpartition("/")[2] for key, e in exports.items() if e.ended())
 
     def export(self, port_or_key: str) -> HostedExport:
         """Return an export that a view, a declaration or the log knows.
@@ -390,7 +405,7 @@ class Hosts:
         self.save_declaration(name)
         if body["kind"] == "export":
             self._expect(self._host(f"{self.pe}/{body['port']}"))
-        self.declared.set()
+        self.untold.set()
         return {}
 
     def declarations(self) -> dict[str, dict[str, Any]]:

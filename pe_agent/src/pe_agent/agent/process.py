@@ -278,8 +278,8 @@ class Agent:
         for signal_ in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_, lambda *_: self._stop.set())
         while not self._stop.wait(0.2) and not self.hosts.stopping.is_set():
-            if self.link is not None and self.hosts.declared.is_set():
-                self.hosts.declared.clear()
+            if self.link is not None and self.hosts.untold.is_set():
+                self.hosts.untold.clear()
                 self.link.wake()
             self.hosts.tick()
             away = time.monotonic() - self.hosts.driver_seen - DRIVER_AWAY_SECONDS

@@ -27,7 +27,7 @@ from pe_agent.tls import Trust
 from pe_agent.tokens import Token
 from streambroker_core.errors import HintError, StreambrokerError
 from streambroker_core.model import PeKey
-from streambroker_core.wire import capability, hints, registration
+from streambroker_core.wire import capability, ends, hints, registration
 from streambroker_core.wire.manifest import API_VERSION
 from streambroker_core.wire.view import View, decode
 
@@ -129,7 +129,7 @@ class BrokerLink:
         self._socket.close()
 
     def wake(self) -> None:
-        """Poll now: a declaration came."""
+        """Poll now: there is something to tell."""
         self._wake.set()
 
     def status(self) -> dict[str, Any]:
@@ -260,8 +260,12 @@ class BrokerLink:
         if self._owes:
             headers["Running-For"] = f"{time.monotonic() - self._runs_since:.3f}"
             self._told_at = time.monotonic()
+        ended = self._hosts.ended()
+        if ended:
+            headers[ends.HEADER] = ends.encode(ends.ends_of(ended))
         self._polls += 1
         answer = self._client.request("GET", self._path, headers=headers, keep=True)
+        self._heard(ended)
         self._known = answer.headers.get("agent")
         self._signer.answered(answer.headers)
         self._owes = False
@@ -275,6 +279,12 @@ class BrokerLink:
             self._hosts.routes.apply(taken)
             if "acknowledge" in answer.headers:
                 self._owes, self._runs_since = True, time.monotonic()
+
+    def _heard(self, ended: frozenset[str]) -> None:
+        """Note which ends the broker knows; tell it at once of what came while it was told."""
+        self._hosts.ended_told = ended
+        if self._hosts.ended() != ended:
+            self._wake.set()
 
     def _runs_out(self, view: View) -> bool:
         """Say whether a capability of the view ends so soon that another one has to be got."""

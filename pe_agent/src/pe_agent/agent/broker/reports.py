@@ -77,6 +77,7 @@ def _export(export: Mapping[str, Any], most: int) -> dict[str, Any]:
         "epochs": sum(s["retained"] for s in streams),
         "bytes": sum(s["bytes"] for s in streams),
         "rows": sum(s["rows"] for s in streams),
+        "ended": export["ended"],
         "held": export["held"],
         "limit": export["limit"],
         "waitingFor": list(dict.fromkeys(export["waiting_for"]))[:most],
