@@ -20,6 +20,7 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
+from streambroker_core.wire import ends
 from streambroker_core.wire.registration import decode_answer
 from streambroker_operator.kubernetes.access import from_kubeconfig
 from streambroker_operator.kubernetes.broker import ClusterBroker, Settings
@@ -265,10 +266,16 @@ class Agent:
         assert status == 200, answer
         self.key = decode_answer(answer).key
 
-    def poll(self, broker: Operator) -> dict[str, Any] | None:
-        """Ask for the view, and run it; None where it is as it was."""
-        known = {"If-None-Match": f'"{self.version}"'} if self.version else {}
-        status, view, headers = broker.call(self.token, "GET", self.path, **known)
+    def poll(self, broker: Operator, *ended: str) -> dict[str, Any] | None:
+        """Ask for the view, and run it; None where it is as it was.
+
+        Args:
+            broker: that is asked.
+            ended: exports that it says have ended, by port.
+        """
+        sent = {"If-None-Match": f'"{self.version}"'} if self.version else {}
+        sent |= {ends.HEADER: ends.encode(ends.ends_of(ended))} if ended else {}
+        status, view, headers = broker.call(self.token, "GET", self.path, **sent)
         if status == 304:
             return None
         assert status == 200, view

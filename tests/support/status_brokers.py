@@ -10,6 +10,7 @@ from typing import Any
 
 from streambroker_core.board import AgentRegistered, Board, Event
 from streambroker_core.model import Kind, PeKey
+from streambroker_core.wire.ends import ends_of
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
 from streambroker_operator.kubernetes.client import ApiClient
@@ -64,6 +65,11 @@ class Broker:
             view = self.board.view(where)
             assert view is not None
             self.statuses.heard(where, view.version)
+
+    def say(self, job: str, *ports: str) -> None:
+        """Tell which exports of a job have ended, as its agent does with its poll."""
+        where = PeKey(namespace=self.namespace, job=job, pe=0)
+        self.statuses.ends_heard(where, ends_of(ports))
 
     async def read(self, kind: Kind, name: str) -> dict[str, Any]:
         items = await listed(self.api, self.namespace, kind)

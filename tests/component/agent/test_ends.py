@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pe_agent.client import AgentClient
-from support.agents import Pair, Publishing, Reading, error_code, pair, rows
+from support.agents import AgentProcess, Pair, Publishing, Reading, error_code, pair, rows
+from support.brokers import Rest, running_broker
 
 PORTS = ("full", "ending", "reopened")
+SOON = 10.0
+"""Seconds; an agent that has nothing to tell polls every 30."""
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +89,39 @@ def test_an_end_is_taken_back_by_the_next_epoch(agents: Pair) -> None:
     fenced = {"export": "reopened", "query": "query-2", "run": "run-1"}
     call = agents.exporter.client.call
     assert error_code(call, "publisher.finish", **fenced) == "PublisherInUse"
+
+
+async def shows(rest: Rest, ended: bool) -> None:
+    """Wait until the broker says that of the export."""
+    for _ in range(int(SOON / 0.05)):
+        status = (await rest("GET", "/job/feed/pe/0/export/trades")).body["status"]
+        if status["ended"] is ended:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(status)
+
+
+async def test_the_broker_hears_of_an_end_at_once_and_when_it_is_taken_back(
+    tmp_path: Path,
+) -> None:
+    agent = AgentProcess(tmp_path / "feed", "feed")
+    publisher = Publishing(agent)
+    finish = {"export": "trades", "query": publisher.query, "run": publisher.run}
+    try:
+        async with running_broker(tmp_path / "broker.db") as (broker, rest):
+            await rest("PUT", "/job/feed/pe/0/export/trades", {"properties": {"kind": "trade"}})
+            agent.broker = broker.url
+            await asyncio.to_thread(agent.start)
+            agent.client.call("declare", kind="export", port="trades", spec=None)
+            for batch in (0, 1):
+                await asyncio.to_thread(publisher.publish, batch, rows(3 * batch, 3))
+                await shows(rest, ended=False)
+                await asyncio.to_thread(agent.client.call, "publisher.finish", **finish)
+                await shows(rest, ended=True)
+        agent.kill()
+        async with running_broker(tmp_path / "broker.db") as (broker, rest):
+            agent.broker = broker.url
+            await asyncio.to_thread(agent.start)
+            await shows(rest, ended=True)
+    finally:
+        agent.kill()

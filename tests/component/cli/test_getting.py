@@ -153,6 +153,20 @@ async def test_describe_shows_the_resource_its_routes_and_what_to_do(cli: Cli) -
     assert "To do" not in registered
 
 
+async def test_get_and_describe_say_that_an_export_has_ended(cli: Cli) -> None:
+    view = (await cli.rest("GET", "/job/feed/pe/0")).headers["ETag"]
+    shown = []
+    for said in ({}, {"Ended": "trades"}):
+        await cli.rest("GET", "/job/feed/pe/0", If_None_Match=view, **said)
+        _, row, _ = await cli("get", "exports", "--no-headers")
+        _, described, _ = await cli("describe", "export", "feed-trades")
+        shown.append((row.split()[-2], "  Ended:    yes" in described))
+    _, imports, _ = await cli("get", "imports", "--no-headers")
+
+    assert shown == [("Accepted", False), ("Ended", True)]
+    assert "Ended" not in imports
+
+
 async def test_a_pe_shows_when_its_agent_was_heard_of(cli: Cli) -> None:
     _, out, _ = await cli("get", "pes")
     _, registered, _ = await cli("describe", "pe/alerts/0")

@@ -65,8 +65,8 @@ def reader(**figures: Any) -> dict[str, Any]:
     }
 
 
-async def report(rest: Rest, *readers: dict[str, Any], waiting: bool = False) -> Any:
-    port = {"waitingFor": [ALERTS] if waiting else [], "readers": list(readers)}
+async def report(rest: Rest, *readers: dict[str, Any], waiting: bool = False, **more: Any) -> Any:
+    port = {"waitingFor": [ALERTS] if waiting else [], "readers": list(readers), **more}
     answer = await rest("PUT", FEED + "/report", {"exports": {"trades": port}, "imports": {}})
     assert answer.status == 200
     return answer.body["again"]
@@ -162,6 +162,38 @@ async def test_since_when_an_exporter_waits_is_shown_for_those_it_waits_for(cli:
         assert route["waitingSince"] == (since if waiting else None)
 
 
+@pytest.mark.parametrize(
+    ("readers", "said", "ended", "read", "state"),
+    [
+        ([{}], {}, None, None, "idle"),
+        ([{}], {"ended": False}, False, False, "idle"),
+        ([{"lagEpochs": 2}], {"ended": True}, True, False, "flows"),
+        ([{}], {"ended": True}, True, True, "ended"),
+        ([{"alive": False}], {"ended": True}, True, True, "ended"),
+        ([{}, {"reader": "r2", "lagEpochs": 1}], {"ended": True}, True, False, "flows"),
+        ([{"alive": False, "lagEpochs": 1}], {"ended": True}, True, False, "away"),
+        ([], {"ended": True}, True, False, "away"),
+    ],
+)
+async def test_an_end_is_shown_and_whether_the_importer_has_read_all(
+    cli: Cli,
+    readers: list[dict[str, Any]],
+    said: dict[str, Any],
+    ended: bool | None,
+    read: bool | None,
+    state: str,
+) -> None:
+    await report(cli.rest, *(reader(**one) for one in readers), **said)
+    (route,) = await top(cli.rest)
+    _, out, _ = await cli("top", "--once")
+    head, row = (line.split("  ") for line in out.splitlines())
+
+    assert (route["ended"], route["readToEnd"]) == (ended, read)
+    assert row[0] == state
+    assert out.splitlines()[1].split()[-3] == {None: "-", False: "no", True: "yes"}[ended]
+    assert "ENDED" in [cell.strip() for cell in head]
+
+
 async def test_agents_report_each_second_while_somebody_watches(cli: Cli, clock: Clock) -> None:
     before = await report(cli.rest)
     await top(cli.rest)
@@ -199,6 +231,7 @@ async def test_top_shows_the_routes_of_a_namespace_or_of_all(cli: Cli) -> None:
         {"exports": {"trades": {"readers": [{**reader(), "import": "nowhere"}]}}},
         {"exports": {"trades": {"readers": {}}}},
         {"exports": {"trades": {"waitingFor": "x"}}},
+        {"exports": {"trades": {"ended": "yes"}}},
         {"exports": []},
         [],
     ],
@@ -238,7 +271,7 @@ async def test_without_a_terminal_top_shows_its_table_once(cli: Cli, clock: Cloc
     assert head[:5] == ["CONGESTION", "FULL", "EXPORT", "IMPORT", "ROWS/S"]
     assert row == [
         *("waits", "40%", "default/feed/0/trades", ALERTS, "1,234", "2.0Ki"),
-        *("4", "1,500", "3.0Mi", "1m", "5s", "9", "2", "1", "0s", "wait"),
+        *("4", "1,500", "3.0Mi", "1m", "5s", "9", "2", "1", "-", "0s", "wait"),
     ]
     assert "\x1b" not in out
 
@@ -267,6 +300,17 @@ async def test_on_a_terminal_top_is_drawn_again_and_coloured_until_interrupted(c
     assert "1 route, 1 waiting" in first
     assert RED in first
     assert code == 130
+
+
+async def test_on_a_terminal_an_end_is_drawn_once_all_is_read(cli: Cli) -> None:
+    await report(cli.rest, reader(lagEpochs=1), ended=True)
+    terminal = CliTerminal(cli.rest.url, "top", "--interval", "0.1", COLUMNS="200")
+    try:
+        await terminal.drawn("flows")
+        await report(cli.rest, reader(alive=False), ended=True)
+        await terminal.drawn("\nended ")
+    finally:
+        terminal.kill()
 
 
 async def test_no_color_keeps_colours_off_a_terminal_and_a_pipe_gets_none(cli: Cli) -> None:
@@ -301,10 +345,11 @@ async def test_a_real_agent_reports_what_its_readers_have_and_still_have_to_read
     assert route["lagBytes"] > 0
     assert (route["lagRows"], route["congestion"]) == (20, 0)
     assert route["droppedRows"] == 0
+    assert (route["ended"], route["readToEnd"]) == (True, False)
 
 
 def publish_and_read(feed: AgentProcess, alerts: AgentProcess) -> None:
-    """Publish three epochs; read the first of them and leave two."""
+    """Publish three epochs and the end; read the first of them and leave two."""
     feed.start()
     alerts.start()
     reading = Reading(alerts)
@@ -316,6 +361,8 @@ def publish_and_read(feed: AgentProcess, alerts: AgentProcess) -> None:
     reading.next(end)
     for batch in (1, 2):
         publishing.publish(batch, rows(batch * 10, 10))
+    finish = {"export": "trades", "query": publishing.query, "run": publishing.run}
+    feed.client.call("publisher.finish", **finish)
 
 
 async def watched(rest: Rest, done: asyncio.Future[None]) -> dict[str, Any]:
@@ -324,6 +371,6 @@ async def watched(rest: Rest, done: asyncio.Future[None]) -> dict[str, Any]:
         (route,) = await top(rest)
         if done.done():
             await done
-            if route["lagEpochs"] == 2:
+            if route["lagEpochs"] == 2 and route["ended"]:
                 return route
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.1)

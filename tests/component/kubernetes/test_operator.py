@@ -78,6 +78,25 @@ def test_the_one_who_leads_hears_what_agents_tell_the_other(
     assert not other.leads
 
 
+def test_every_replica_says_that_an_export_has_ended_whichever_its_agent_told(
+    api: ApiServer, replicas: list[Operator], namespace: str
+) -> None:
+    leader, other = replicas
+    feed, _ = connected(api, namespace, other)
+
+    def said() -> list[Any]:
+        paths = (feed.at("/export/trades"), f"/exports?namespace={namespace}")
+        answers = [one.call(feed.token, "GET", path)[1] for one in replicas for path in paths]
+        found = [answer.get("items", [answer])[0]["status"]["ended"] for answer in answers]
+        return [*found, condition(api, namespace, "exports", "feed", "Ended")]
+
+    for broker, ports in ((other, ("trades",)), (leader, ()), (leader, ("trades",)), (other, ())):
+        feed.poll(broker, *ports)
+        wanted = [bool(ports)] * 4 + ["True" if ports else None]
+        until(lambda: said() == wanted, 20.0, "all say so")  # noqa: B023
+        assert condition(api, namespace, "exports", "feed", "Ready") == "True"
+
+
 def test_an_agent_that_starts_anew_at_the_other_replica_is_known_to_both(
     api: ApiServer, replicas: list[Operator], namespace: str
 ) -> None:

@@ -81,6 +81,33 @@ async def test_a_change_and_its_being_programmed_are_one_write_each(
         assert written(api, namespace) - before == 2
 
 
+async def test_an_end_and_its_being_taken_back_are_one_write_each(
+    api: ApiServer, namespace: str
+) -> None:
+    async with broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [FEED, ALERTS])
+        await broker.fill()
+        broker.register("feed", "alerts")
+        broker.poll("feed", "alerts")
+        await broker.settled()
+        before, told = written(api, namespace), []
+        for ports in (["trades"], ["trades"], [], []):
+            broker.say("feed", *ports)
+            await broker.settled()
+            found = await broker.read("Export", "feed-trades")
+            told.append(conditions(found).get("Ended"))
+            assert conditions(found)["Ready"] == ("True", "Ready")
+
+        assert told == [("True", "Finished"), ("True", "Finished"), None, None]
+        assert written(api, namespace) - before == 2
+
+        broker.say("feed", "trades")
+        await broker.settled()
+    shown = api.kubectl("get", "streams", "-n", namespace).stdout
+    head, feed = shown.splitlines()[:2]
+    assert feed.split()[head.split().index("ENDED")] == "True"
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.long
 async def test_a_thousand_resources_have_their_status_in_thirty_seconds_and_then_there_is_rest(

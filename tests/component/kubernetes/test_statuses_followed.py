@@ -67,8 +67,10 @@ async def test_another_leader_writes_nothing_that_is_right(api: ApiServer, names
         assert await true(lambda: broker.board.route_count == 1)
         broker.register("feed", "alerts")
         broker.poll("feed", "alerts")
+        broker.say("feed", "trades")
         await told(broker, "Import", "alerts-trades", "Ready", "Ready")
         await told(broker, "Export", "feed-trades", "Ready", "Ready")
+        await told(broker, "Export", "feed-trades", "Ended", "Finished")
         await broker.settled()
     before = writes(api, namespace)
 
@@ -78,7 +80,9 @@ async def test_another_leader_writes_nothing_that_is_right(api: ApiServer, names
         await another.settled()
         await asyncio.sleep(AT_REST_S)
 
-    assert writes(api, namespace) == before
+        assert writes(api, namespace) == before
+        another.say("feed")
+        await told(another, "Export", "feed-trades", "Ended", "")
 
 
 async def test_what_cannot_be_read_says_so_and_is_well_once_it_can(

@@ -82,6 +82,20 @@ def kinds(events: list[tuple[str, Any]]) -> list[tuple[str, str]]:
     return [(name, data["type"]) for name, data in events]
 
 
+async def test_an_export_that_ends_and_goes_on_is_told_once_for_either(rest: Rest) -> None:
+    await rest("PUT", X, EXPORT)
+    view = (await rest("GET", "/job/feed/pe/0")).headers["ETag"]
+    async with following(rest) as stream:
+        for said in ({"Ended": "trades"}, {"Ended": "trades"}, {}):
+            await rest("GET", "/job/feed/pe/0", If_None_Match=view, **said)
+        await rest("PUT", I, IMPORT)
+        told = await stream.events(3)
+
+    assert [name for name, _ in told] == ["export", "export", "import"]
+    assert [data["type"] for _, data in told[:2]] == ["MODIFIED"] * 2
+    assert [data["object"]["status"]["ended"] for _, data in told[:2]] == [True, False]
+
+
 async def test_each_change_is_told_with_all_that_came_of_it(rest: Rest) -> None:
     async with following(rest) as stream:
         await rest("PUT", X, EXPORT)

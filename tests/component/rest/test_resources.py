@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from support.brokers import EXPORT, IMPORT, Rest
+from support.brokers import EXPORT, IMPORT, Answer, Rest, bearer
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
@@ -66,6 +66,81 @@ async def test_a_resource_is_shown_with_its_status(pair: Rest) -> None:
     for answer, path in ((export, X), (import_, I)):
         same = await pair("GET", path, If_None_Match=answer.headers["ETag"])
         assert same.status == 304
+
+
+async def polled(rest: Rest, ended: str | None = None, **headers: str) -> Answer:
+    """Poll as the exporter's agent does that runs its view."""
+    view = (await rest("GET", "/job/feed/pe/0", **headers)).headers["ETag"]
+    said = {} if ended is None else {"Ended": ended}
+    return await rest("GET", "/job/feed/pe/0", If_None_Match=view, **said, **headers)
+
+
+async def ends(rest: Rest, **headers: str) -> list[bool]:
+    """Return whether the export has ended, as its resource and as the list says."""
+    one, several = await rest("GET", X, **headers), await rest("GET", "/exports", **headers)
+    return [found["status"]["ended"] for found in (one.body, *several.body["items"])]
+
+
+async def test_an_export_has_ended_as_its_agent_tells_until_it_tells_no_more(pair: Rest) -> None:
+    before = await pair("GET", X)
+    said = [await ends(pair)]
+    for told in ("trades", "other,trades,*", None):
+        assert (await polled(pair, told)).status == 304
+        said.append(await ends(pair))
+        shown = await pair("GET", X)
+        same = await pair("GET", X, If_None_Match=before.headers["ETag"])
+        assert same.status == (200 if told else 304)
+        assert shown.body["metadata"]["generation"] == 1
+
+    assert said == [[False] * 2, [True] * 2, [True] * 2, [False] * 2]
+    assert "ended" not in (await pair("GET", I)).body["status"]
+
+
+async def test_who_looks_at_a_view_without_having_one_says_nothing_of_ends(pair: Rest) -> None:
+    await polled(pair, "trades")
+    await pair("GET", "/job/feed/pe/0")
+
+    assert await ends(pair) == [True, True]
+
+
+async def test_of_ports_that_are_not_named_among_very_many_nothing_is_said(pair: Rest) -> None:
+    await polled(pair, "trades")
+    await polled(pair, "other,*")
+    said = [await ends(pair)]
+    await polled(pair, "other")
+    said.append(await ends(pair))
+
+    assert said == [[True, True], [False, False]]
+
+
+async def test_an_end_that_cannot_be_read_is_refused_and_changes_nothing(pair: Rest) -> None:
+    await polled(pair, "trades")
+    answer = await polled(pair, "trades,no port")
+
+    assert (answer.status, answer.code) == (400, "HeaderInvalid")
+    assert "'no port'" in answer.body["detail"]
+    assert await ends(pair) == [True, True]
+
+
+async def test_of_another_job_nobody_says_that_an_export_has_ended(guarded: Rest) -> None:
+    job, ops = bearer("job"), bearer("ops")
+    await polled(guarded, "trades", **ops)
+    refused = await guarded("GET", "/job/feed/pe/0", **job, If_None_Match='"x"', Ended="other")
+
+    assert refused.status == 200
+    assert await ends(guarded, **ops) == [True, True]
+
+
+async def test_a_pe_that_was_withdrawn_has_no_ended_exports_any_more(pair: Rest) -> None:
+    await polled(pair, "trades")
+    for method, path, body in (
+        ("DELETE", X, None),
+        ("DELETE", "/job/feed/pe/0", None),
+        ("PUT", X, EXPORT),
+    ):
+        assert (await pair(method, path, body)).status in (200, 201, 204)
+
+    assert await ends(pair) == [False, False]
 
 
 async def test_withdrawing_cuts_routes_and_the_pe_stays_known(pair: Rest) -> None:

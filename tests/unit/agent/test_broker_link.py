@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,3 +129,58 @@ def test_an_agent_of_many_changes_tells_of_them_with_its_polls(
     assert BUSY_ACKNOWLEDGE_SECONDS < SETTLE_S
     now[0] += BUSY_SECONDS
     assert link._acknowledge_in() == ACKNOWLEDGE_SECONDS
+
+
+def test_a_poll_says_which_exports_have_ended_and_what_changes_meanwhile_is_told_at_once(
+    link: BrokerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, woken = list[str | None](), list[bool]()
+    turns = iter(([], ["b", "a"], ["a"], ["a"]))  # the last word of each poll, while it is made
+    now = {"ended": frozenset[str]()}
+    monkeypatch.setattr(link._hosts, "ended", lambda: now["ended"])
+
+    def request(*_: Any, headers: dict[str, str], **__: Any) -> BrokerAnswer:
+        said.append(headers.get("Ended"))
+        now["ended"] = frozenset(next(turns))
+        return BrokerAnswer(304, {}, None)
+
+    monkeypatch.setattr(link._client, "request", request)
+    for _ in range(4):
+        link._poll()
+        woken.append(link._wake.is_set())
+        link._wake.clear()
+
+    assert said == [None, None, "a,b", "a"]
+    assert woken == [False, True, True, False]
+
+
+def test_a_poll_that_fails_has_told_nothing(
+    link: BrokerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link._hosts, "ended", lambda: frozenset({"a"}))
+    with pytest.raises(BrokerUnavailableError):
+        link._poll()
+
+    assert link._hosts.ended_told == frozenset()
+
+
+def test_the_broker_is_to_hear_of_an_end_and_of_what_takes_it_back_and_of_no_other_epoch(
+    link: BrokerLink,
+) -> None:
+    hosts = link._hosts
+    hosts.actions["declare"]({"kind": "export", "port": "out", "spec": None})
+    export, heard = hosts.export("out"), list[bool]()
+    steps: list[Callable[[], Any]] = [
+        lambda: hosts.news.tell(export.key),
+        lambda: export.finish(query=None, run=None),
+        lambda: link._heard(hosts.ended()),
+        export._notify,
+        lambda: setattr(export.publisher, "ended", None),
+        export._notify,
+    ]
+    for step in steps:
+        hosts.untold.clear()
+        step()
+        heard.append(hosts.untold.is_set())
+
+    assert heard == [False, True, False, False, False, True]
