@@ -106,7 +106,7 @@ async def test_the_broker_hears_of_an_end_at_once_and_when_it_is_taken_back(
 ) -> None:
     agent = AgentProcess(tmp_path / "feed", "feed")
     publisher = Publishing(agent)
-    finish = {"export": "trades", "query": publisher.query, "run": publisher.run}
+    finish: dict[str, Any] = {"export": "trades", "query": publisher.query, "run": publisher.run}
     try:
         async with running_broker(tmp_path / "broker.db") as (broker, rest):
             await rest("PUT", "/job/feed/pe/0/export/trades", {"properties": {"kind": "trade"}})

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -156,7 +157,8 @@ async def test_describe_shows_the_resource_its_routes_and_what_to_do(cli: Cli) -
 async def test_get_and_describe_say_that_an_export_has_ended(cli: Cli) -> None:
     view = (await cli.rest("GET", "/job/feed/pe/0")).headers["ETag"]
     shown = []
-    for said in ({}, {"Ended": "trades"}):
+    polls: list[dict[str, Any]] = [{}, {"Ended": "trades"}]
+    for said in polls:
         await cli.rest("GET", "/job/feed/pe/0", If_None_Match=view, **said)
         _, row, _ = await cli("get", "exports", "--no-headers")
         _, described, _ = await cli("describe", "export", "feed-trades")

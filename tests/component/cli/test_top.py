@@ -361,8 +361,8 @@ def publish_and_read(feed: AgentProcess, alerts: AgentProcess) -> None:
     reading.next(end)
     for batch in (1, 2):
         publishing.publish(batch, rows(batch * 10, 10))
-    finish = {"export": "trades", "query": publishing.query, "run": publishing.run}
-    feed.client.call("publisher.finish", **finish)
+    finish: dict[str, Any] = {"query": publishing.query, "run": publishing.run}
+    feed.client.call("publisher.finish", export="trades", **finish)
 
 
 async def watched(rest: Rest, done: asyncio.Future[None]) -> dict[str, Any]:

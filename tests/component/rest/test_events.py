@@ -86,7 +86,8 @@ async def test_an_export_that_ends_and_goes_on_is_told_once_for_either(rest: Res
     await rest("PUT", X, EXPORT)
     view = (await rest("GET", "/job/feed/pe/0")).headers["ETag"]
     async with following(rest) as stream:
-        for said in ({"Ended": "trades"}, {"Ended": "trades"}, {}):
+        polls: list[dict[str, Any]] = [{"Ended": "trades"}, {"Ended": "trades"}, {}]
+        for said in polls:
             await rest("GET", "/job/feed/pe/0", If_None_Match=view, **said)
         await rest("PUT", I, IMPORT)
         told = await stream.events(3)

@@ -68,14 +68,14 @@ async def test_a_resource_is_shown_with_its_status(pair: Rest) -> None:
         assert same.status == 304
 
 
-async def polled(rest: Rest, ended: str | None = None, **headers: str) -> Answer:
+async def polled(rest: Rest, ended: str | None = None, **headers: Any) -> Answer:
     """Poll as the exporter's agent does that runs its view."""
     view = (await rest("GET", "/job/feed/pe/0", **headers)).headers["ETag"]
-    said = {} if ended is None else {"Ended": ended}
+    said: dict[str, Any] = {} if ended is None else {"Ended": ended}
     return await rest("GET", "/job/feed/pe/0", If_None_Match=view, **said, **headers)
 
 
-async def ends(rest: Rest, **headers: str) -> list[bool]:
+async def ends(rest: Rest, **headers: Any) -> list[bool]:
     """Return whether the export has ended, as its resource and as the list says."""
     one, several = await rest("GET", X, **headers), await rest("GET", "/exports", **headers)
     return [found["status"]["ended"] for found in (one.body, *several.body["items"])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,7 +93,7 @@ class Bench:
         ends = Ends(ports=frozenset(ports))
         self.statuses.ends_heard(pe("feed"), ends, ago_s, instance)
 
-    def ended(self) -> list[str]:
+    def ended(self) -> Sequence[str]:
         """Write what was offered; return which Exports were written, and how each has ended."""
         writes = [write for name in self.asked() if (write := self.write(name)) is not None]
         return [
