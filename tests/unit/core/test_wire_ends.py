@@ -26,8 +26,10 @@ def test_what_is_told_fits_and_says_nothing_wrong(ports: set[str]) -> None:
 
 def test_of_very_many_the_first_are_named_and_of_the_others_nothing_is_said() -> None:
     told = decode(encode(ends_of(f"p{n:062}" for n in range(1_024))))
+    short = encode(ends_of(f"p{n}" for n in range(1_024)))
 
     assert len(told.ports) == 31
+    assert MAX_LENGTH - 10 < len(short) <= MAX_LENGTH
     assert told.of(f"p{0:062}")
     assert told.of(f"p{1_000:062}") is None
     assert told.of("other") is None

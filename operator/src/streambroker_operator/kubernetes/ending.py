@@ -1,7 +1,7 @@
 """Which exports have ended, as agents tell: what the condition `Ended` is made of.
 
 Rule 1: who has just begun to lead knows nothing; what is written stays until an agent has told.
-Rule 2: what was told earlier, or by another instance of an agent, never counts for more.
+Rule 2: what was told earlier, or comes late of another instance, never counts for more.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ class Ending:
         self._told.clear()
 
     def registered(self, pe: PeKey, instance: str) -> None:
-        """Take in who a PE's agent is; another instance has said nothing yet."""
-        if self._instances.get(pe) != instance:
-            self._instances[pe] = instance
-            self._told.pop(pe, None)
+        """Take in who a PE's agent is; what one said before it counts until it tells itself."""
+        self._instances[pe] = instance
 
     def withdrawn(self, pe: PeKey) -> None:
         """Forget an agent whose PE is gone."""
