@@ -180,6 +180,19 @@ async def test_a_route_that_goes_on_with_another_filter_is_shown_with_it(rest: R
     assert (event["event"], event["was"]) == ("route-changed", {"filter": "price > 10.0"})
 
 
+async def test_an_export_that_ends_is_shown_as_ended(rest: Rest) -> None:
+    view = (await rest("GET", "/job/feed/pe/0")).headers["ETag"]
+    async with running(rest.url, "watch", "exports") as process:
+        line = asyncio.ensure_future(process.line())
+        while not line.done():  # it says nothing when it begins
+            for told in ("other", "trades"):
+                await rest("GET", "/job/feed/pe/0", If_None_Match=view, Ended=told)
+            await asyncio.wait([line], timeout=0.05)
+        lines = [await line, await process.line()]
+
+    assert sorted(line.rstrip().endswith(", ended") for line in lines) == [False, True]
+
+
 async def test_watch_shows_lines_for_people_and_json_for_programs(rest: Rest) -> None:
     async with (
         running(rest.url, "watch") as lines,

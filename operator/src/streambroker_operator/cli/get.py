@@ -324,12 +324,12 @@ def _line(event: Event, now: datetime) -> str:
 
 
 def _content(event: Event) -> str:
-    """Return what an Export offers now, or an Import wants; empty for all else."""
+    """Return what an Export offers now and its end, or an Import wants; empty for all else."""
     if event.kind not in PORT_KINDS or event.change == "DELETED":
         return ""
     spec = event.item["spec"]
     if event.kind == "exports":
-        return flat(offered(spec))
+        return flat(offered(spec) + (", ended" if event.item["status"].get("ended") else ""))
     filter_ = f", filter {short(spec['filter'])}" if spec.get("filter") else ""
     return flat(wanted(spec) + filter_)
 
