@@ -418,11 +418,12 @@ def test_a_lossy_plan_tells_what_is_gone_and_another_one_stops(agents: Pair) -> 
         "columns": None,
         "stream": "lost",
     }
-    again: dict[str, Any] = {"ranges": ranges, "lossy": True}
+    again: dict[str, Any] = {"ranges": ranges, "lossy": True, "capability": signed(agents)}
     told = replan(agents, ticket, 0, 0, **again)
     assert told["gone"] == {"lost": [[3, 5, None]]}
     assert [list(epochs) for epochs in told["blocks"].values()] == [[], ["0"]]
-    assert error_code(lambda: replan(agents, ticket, 0, 0, ranges=ranges)) == "DataLoss"
+    stopped = {**again, "lossy": False}
+    assert error_code(lambda: replan(agents, ticket, 0, 0, **stopped)) == "DataLoss"
 
 
 def test_a_revoked_import_reads_nothing_more_not_even_what_it_has_planned(agents: Pair) -> None:
