@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pe_agent import tokens
+from pe_agent import agent_tls, tokens
 from pe_agent.agent.process import read_address
 from pe_agent.agent.progress import Patience, read_progress, said
 from pe_agent.agent_tls import AgentCertificate, AgentTrust
@@ -92,7 +92,8 @@ class AgentProcess:
         A driver that was killed may have left an agent that still recovers its log.
 
         Raises:
-            AgentFailedError: see :meth:`_start`; the directory may be another PE's.
+            AgentFailedError: see :meth:`_start`; the directory may be another PE's, or its agent
+                asks callers for less than it is to.
         """
         patience = Patience(self.home, ADOPT_SECONDS)
         while True:
@@ -123,10 +124,28 @@ class AgentProcess:
                 f"the data directory {self.home} is in use by the agent of {pe}. Give"
                 f" {self._pe} a `data_dir` of its own."
             )
+        self._check_clients(found)
         if self._token.value is not None:
             tokens.write(self._token, self.home / SHOWN_FILE)
         log.info("adopted the agent of %s at %s", self._pe, client.location)
         return client
+
+    def _check_clients(self, found: dict[str, Any]) -> None:
+        """Refuse an agent that serves callers without a certificate where none are to be served.
+
+        It is not ended from here: a kubelet may keep it, and start it again as it was.
+
+        Raises:
+            AgentFailedError: it does, or does not say.
+        """
+        wanted = agent_tls.clients_required(self._clients)
+        if wanted and found.get("clients") != agent_tls.REQUIRED:
+            raise AgentFailedError(
+                f"the agent of {self._pe} that lives in {self.home} (process {found['pid']}) serves"
+                " callers without a certificate, and `agent_clients` is `required`. End it first:"
+                " by SIGTERM or with `pe.stop(end_agent=True)`, or wait until its `linger` is over;"
+                " its log stays. A sidecar needs `--clients required`."
+            )
 
     def _start(self, port: int) -> AgentClient:
         """Start the process and wait until it serves.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ import pytest
 from pe_agent.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.launcher import AgentFailedError
+from pe_agent.launcher import AgentProcess as Launched
+from streambroker_core.model import PeKey
 from support.agents import AgentProcess, Publishing, Reading, pair, rows
 from support.certificates import AGENT, Authority
 from support.waiting import until
@@ -105,6 +109,58 @@ def test_another_ca_for_callers_is_taken_in_while_the_agent_runs(
         return True
 
     until(admitted, SECONDS, "the new CA's callers are served")
+
+
+@pytest.mark.parametrize("how", ["argument", "environment"])
+@pytest.mark.parametrize("serves", ["any", "required", None])
+def test_only_an_agent_that_asks_for_certificates_is_adopted_where_they_are_required(
+    tmp_path: Path,
+    authority: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    serves: str | None,
+) -> None:
+    """An agent of a release that does not say counts as one that does not ask."""
+    asks = REQUIRED if serves == "required" else {}
+    agent = AgentProcess(tmp_path / "feed", "feed", secured=authority, environment=asks)
+    agent.prepare()
+    agent.start()
+    assert agent.address["clients"] == (serves or "any")
+    if serves is None:
+        address = {k: v for k, v in agent.address.items() if k != "clients"}
+        (agent.home / "agent.json").write_text(json.dumps(address))
+    if how == "environment":
+        monkeypatch.setenv("STREAMBROKER_AGENT_CLIENTS", "required")
+    adopted: list[Launched] = []
+
+    def adopt(clients: str | None) -> None:
+        adopted.append(
+            Launched(
+                PeKey.parse(agent.pe),
+                agent.home,
+                broker=None,
+                linger=20,
+                host="127.0.0.1",
+                port=0,
+                certificate=own(authority),
+                trust=AgentTrust(authority.ca, own=own(authority)),
+                clients=clients,
+            )
+        )
+
+    try:
+        if serves == "required":
+            adopt("required" if how == "argument" else None)
+            assert adopted[0].client.location == agent.location
+        else:
+            with pytest.raises(AgentFailedError, match=r"`agent_clients` is `required`. End it"):
+                adopt("required" if how == "argument" else None)
+            adopt("any")
+        ask(agent, authority.trust())
+    finally:
+        for one in adopted:
+            one.stop(end_agent=False)
+        agent.kill()
 
 
 @pytest.mark.parametrize("missing", ["certificate", "ca"])

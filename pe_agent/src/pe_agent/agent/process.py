@@ -268,6 +268,7 @@ class Agent:
                     "port": self.listener.port,
                     "metrics": self.metrics.port if self.metrics else None,
                     "pe": str(self.settings.pe),
+                    "clients": agent_tls.REQUIRED if self.settings.clients_required else "any",
                 },
                 f,
             )
