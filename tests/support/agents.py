@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import zlib
@@ -34,11 +33,12 @@ from streambroker_core.wire.view import (
     seal,
 )
 from support.certificates import Authority
-from support.waiting import until
+from support.free_ports import free_port
+from support.waiting import first_line, until
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
 DDL = "`n` bigint, `name` string"
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 
 
 def rows(first: int, count: int, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
@@ -114,7 +114,7 @@ class AgentProcess:
         process = self.process
         assert process is not None
         assert process.stdout is not None
-        self.line = process.stdout.readline()
+        self.line = first_line(process.stdout, START_SECONDS, f"agent of {self.job} listening")
         assert "listening on" in self.line, f"agent of {self.job}: {self.log.read_text()}"
         self.port = int(self.address["port"])
         return self
@@ -308,13 +308,6 @@ def pair(
         yield both
     finally:
         both.stop()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -20,7 +20,7 @@ from typing import Any
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import Offset, ranges
 from support import cut_points, queries
-from support.agents import AgentProcess, free_port
+from support.agents import AgentProcess
 from support.certificates import AGENT as CERTIFIED
 from support.certificates import Authority
 from support.cut_points import (
@@ -35,6 +35,7 @@ from support.cut_points import (
 )
 from support.feeds import row
 from support.forks import Fork, ForkFailedError, Forks
+from support.free_ports import free_port
 from support.jobs import Broker
 from support.waiting import until
 

@@ -22,7 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from support.kube_programs import Program, free_port
+from support.free_ports import free_port
+from support.kube_programs import Program
 from support.waiting import until
 
 CRDS = Path(__file__).parents[2] / "crds"

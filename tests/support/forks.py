@@ -19,7 +19,10 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
+from support.waiting import first_line
+
 VARIABLE = "STREAMBROKER_FORKS"
+START_SECONDS = 60.0
 PRELOADED = (
     "pandas",  # pyarrow imports it with the first columns it is given
     "support.queries",
@@ -75,7 +78,14 @@ class Forks:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "ready\n"
+        try:
+            said = first_line(
+                self._process.stdout, START_SECONDS, "the process that forks is ready"
+            )
+            assert said == "ready\n"
+        except AssertionError:
+            self.end()
+            raise
 
     def end(self) -> None:
         """Kill it and all that it forked."""

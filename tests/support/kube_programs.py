@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,21 +45,6 @@ def assets(needed: tuple[str, ...] = _NEEDED) -> Path:
             pytest.fail(f"{problem} ({_REQUIRE}=1)", pytrace=False)
         pytest.skip(problem)
     return folder
-
-
-def free_port() -> int:
-    """Return a port of this machine that stays free while the program that has it is away.
-
-    It lies below those that the system gives to outgoing connections.
-    """
-    for port in random.sample(range(20_000, 32_000), 200):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port from 20000 to 31999")
 
 
 class Program:

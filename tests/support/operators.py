@@ -25,8 +25,8 @@ from streambroker_core.wire.registration import decode_answer
 from streambroker_operator.kubernetes.access import from_kubeconfig
 from streambroker_operator.kubernetes.broker import ClusterBroker, Settings
 from support.cluster import GROUP, ApiServer
+from support.free_ports import free_port
 from support.kube_calls import make_account, make_pod, manifest, token_of, true
-from support.kube_programs import free_port
 from support.waiting import until
 
 _LISTENS = re.compile(r"listening on (\S+), probes and metrics on (\S+)")

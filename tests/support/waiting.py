@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import IO, AnyStr, TypeVar
 
 T = TypeVar("T")
 
@@ -35,3 +36,19 @@ def until(
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {seconds} s: {what}; last answer: {value!r}")
         pause.wait(pause_s)
+
+
+def first_line(stream: IO[AnyStr], seconds: float, what: str) -> AnyStr:
+    """Return the first line that another process says; an empty one if it says nothing and ends.
+
+    Args:
+        stream: its output, of which nothing was read yet.
+        seconds: how long at most.
+        what: the fact waited for, for the message.
+
+    Raises:
+        AssertionError: it says nothing, and lives.
+    """
+    said, _, _ = select.select([stream], [], [], seconds)
+    assert said, f"not within {seconds} s: {what}; it has said nothing"
+    return stream.readline()

@@ -21,8 +21,9 @@ from pe_agent.launcher import AgentFailedError
 from pe_agent.launcher import AgentProcess as Launched
 from pe_agent.tls import TrustError
 from streambroker_core.model import PeKey
-from support.agents import AgentProcess, Pair, Publishing, Reading, free_port, pair, rows
+from support.agents import AgentProcess, Pair, Publishing, Reading, pair, rows
 from support.certificates import AGENT, Authority
+from support.free_ports import free_port
 from support.waiting import until
 
 BLOCKS, ROWS = 40, 20_000

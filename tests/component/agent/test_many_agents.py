@@ -15,8 +15,9 @@ import pytest
 
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
-from support.agents import SCHEMA, error_code, free_port
+from support.agents import SCHEMA, error_code
 from support.fellowships import CUT_AFTER_SEAL, FAR, Job, Tasks, Writing, in_task, job, wide
+from support.free_ports import free_port
 from support.sources import Run
 from support.waiting import until
 

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from support.agents import AgentProcess, Publishing, free_port, rows
+from support.agents import AgentProcess, Publishing, rows
+from support.free_ports import free_port
 from support.jobs import Broker
 from support.sources import Run
 from support.waiting import until

@@ -17,7 +17,8 @@ import pytest
 
 import pe_agent
 from pe_agent.agent.process import read_address
-from support.agents import AgentProcess, Pair, Plumbing, Publishing, Reading, free_port, rows
+from support.agents import AgentProcess, Pair, Plumbing, Publishing, Reading, rows
+from support.free_ports import free_port
 from support.waiting import until
 
 SECONDS = 40.0

@@ -20,9 +20,9 @@ from support.agents import (
     Publishing,
     error_code,
     export_view,
-    free_port,
     rows,
 )
+from support.free_ports import free_port
 
 
 @pytest.fixture

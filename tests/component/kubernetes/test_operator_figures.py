@@ -17,7 +17,7 @@ from streambroker_operator.kubernetes.client import Timing
 from streambroker_operator.kubernetes.feed import CrdMissingError, KindFeed
 from support import charts
 from support.cluster import ApiServer
-from support.kube_programs import free_port
+from support.free_ports import free_port
 from support.operators import (
     Agent,
     Operator,

@@ -14,8 +14,8 @@ import pytest
 from pe_agent import broker_calls, functions
 from pe_agent.functions import Known, Outcome
 from pe_agent.ports import Change
-from support.agents import free_port
 from support.cutting import Cutter
+from support.free_ports import free_port
 from support.programs import SECONDS, World
 
 NAMES = [{"applicationName": "market.Feed", "streamId": "nyse"}]

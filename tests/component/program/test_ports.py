@@ -19,8 +19,9 @@ from pe_agent.functions import Outcome
 from pe_agent.launcher import AgentProcess
 from pe_agent.ports import ExportPort, ImportPort
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
-from support.agents import Publishing, Reading, free_port, rows
+from support.agents import Publishing, Reading, rows
 from support.cutting import Cutter
+from support.free_ports import free_port
 from support.programs import SECONDS, World
 from support.waiting import until
 
