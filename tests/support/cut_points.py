@@ -17,6 +17,7 @@ import importlib.util
 import inspect
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,6 @@ from types import ModuleType
 from typing import Any
 
 VARIABLE = "STREAMBROKER_CUTS"
-HOLD_SECONDS = 30.0
 MANIFEST, STAGE_END = 2, 3
 """Kinds of frames in the log."""
 
@@ -230,18 +230,34 @@ def _wrap(module: ModuleType, name: str, path: str, step: Step) -> None:
 def _pass(name: str) -> None:
     """Count a pass of a step; stand still at the one that is armed."""
     folder = Path(os.environ[VARIABLE])
+    told = _told(folder)
     try:
-        armed = json.loads((folder / "armed").read_text())
-    except (OSError, ValueError):
+        armed = json.loads(told)
+    except ValueError:
         return
     if armed["step"] != name or _count(folder / "passes") != armed["pass"]:
         return
-    told = folder / "reached.new"
-    told.write_text(json.dumps({"pid": os.getpid()}))
-    told.rename(folder / "reached")
-    deadline = time.monotonic() + HOLD_SECONDS
-    while not (folder / "go").exists() and time.monotonic() < deadline:
+    fresh = folder / "reached.new"
+    fresh.write_text(json.dumps({"pid": os.getpid()}))
+    fresh.rename(folder / "reached")
+    while not (folder / "go").exists() and _told(folder) == told and _lives(armed["by"]):
         time.sleep(0.002)
+
+
+def _told(folder: Path) -> str:
+    """Return what is armed at this moment, nothing if no step is."""
+    try:
+        return (folder / "armed").read_text()
+    except OSError:
+        return ""
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _count(path: Path) -> int:
@@ -270,7 +286,12 @@ class Cut:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.disarm()
-        armed = {"step": step, "pass": passes or STEPS[step].passes}
+        armed = {
+            "step": step,
+            "pass": passes or STEPS[step].passes,
+            "by": os.getpid(),
+            "id": secrets.token_hex(8),
+        }
         (folder / "armed").write_text(json.dumps(armed))
 
     def reached(self) -> int | None:
@@ -285,6 +306,6 @@ class Cut:
         (self._folder / "go").touch()
 
     def disarm(self) -> None:
-        """Let nobody stop any more."""
+        """Let nobody stop any more, and who stands there go on."""
         for name in ("armed", "go", "reached", "passes"):
             (self._folder / name).unlink(missing_ok=True)

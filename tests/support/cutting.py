@@ -50,7 +50,10 @@ class Cutter:
 
     def _serve(self, client: socket.socket) -> None:
         with client:
-            request = _message(client)
+            try:
+                request = _message(client)
+            except OSError:
+                return
             self.requests.append(request)
             if self.hung:
                 self._held.append(client.dup())
@@ -73,7 +76,11 @@ class Cutter:
 
 
 def _message(source: socket.socket) -> bytes:
-    """Return one HTTP message with the body that its Content-Length says."""
+    """Return one HTTP message with the body that its Content-Length says.
+
+    Raises:
+        OSError: the other side has gone in the middle of the body.
+    """
     data = b""
     while b"\r\n\r\n" not in data:
         piece = source.recv(MOST)
@@ -87,5 +94,8 @@ def _message(source: socket.socket) -> bytes:
         if line.lower().startswith(b"content-length:")
     ]
     while lengths and len(body) < lengths[0]:
-        body += source.recv(MOST)
+        piece = source.recv(MOST)
+        if not piece:
+            raise ConnectionError(f"{len(body)} of {lengths[0]} bytes came")
+        body += piece
     return head + b"\r\n\r\n" + body

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from pe_agent.client import AgentClient
 from support.agents import AgentProcess, Pair, Publishing, Reading, error_code, pair, rows
 from support.brokers import Rest, running_broker
 
+TRIES = 3
+"""How often a busy machine may be late."""
 PORTS = ("full", "ending", "reopened")
 SOON = 10.0
 """Seconds; an agent that has nothing to tell polls every 30."""
@@ -58,22 +60,25 @@ def test_a_query_that_reads_what_it_publishes_is_refused_when_it_would_wait(agen
 
 
 def test_an_end_is_news_for_those_who_want_to_know_it(agents: Pair) -> None:
-    Publishing(agents.exporter, port="ending").publish(0, rows(0, 3))
-    told = watch(agents, "ending", {"heads": None}, 0)
-    assert told["ended"] is False
-    answers: list[dict[str, Any]] = []
-    asking = threading.Thread(target=lambda: answers.append(watch(agents, "ending", told, 10.0)))
-    began = time.monotonic()
-    asking.start()
-    finish(agents, "ending")
-    asking.join(20)
-    assert answers == [{"heads": told["heads"], "ended": True}]
-    assert time.monotonic() - began < 9
+    publisher = Publishing(agents.exporter, port="ending")
+    for batch in range(TRIES):
+        publisher.publish(batch, rows(3 * batch, 3))
+        told = watch(agents, "ending", {"heads": None}, 0)
+        assert told["ended"] is False
+        with ThreadPoolExecutor() as others:
+            began = time.monotonic()
+            answer = others.submit(watch, agents, "ending", told, 10.0)
+            finish(agents, "ending")
+            assert answer.result() == {"heads": told["heads"], "ended": True}
+        if time.monotonic() - began < 9:
+            break
+    else:
+        raise AssertionError("each answer came only after its time")
     began = time.monotonic()
     watch(agents, "ending", {"heads": told["heads"]}, 0.3)
     assert time.monotonic() - began >= 0.3
     agents.exporter.restart()
-    assert watch(agents, "ending", {"heads": None}, 0) == answers[0]
+    assert watch(agents, "ending", {"heads": None}, 0) == answer.result()
 
 
 def test_an_end_is_taken_back_by_the_next_epoch(agents: Pair) -> None:

@@ -51,9 +51,9 @@ def test_while_there_is_no_answer_there_is_nothing_new_and_nobody_asks_again(
 ) -> None:
     for _ in range(5):
         assert ahead.look(START, 0.0) == {"offset": None}
-    assert agent.asked == [START]
-    agent.may.set()
+    until(lambda: agent.asked, SECONDS, "the question")
     agent.answer = {"offset": {"reader": "r", "v": 1}}
+    agent.may.set()
     assert ahead.look(START, SECONDS) == agent.answer
     assert agent.asked == [START]
 

@@ -15,20 +15,35 @@ from streambroker_core.model import PeKey
 
 
 class EndedQuery:
-    """A query that is found ended; who asks first gives another thread time to ask as well."""
+    """A query that is found ended; who asks first is answered once another thread has come, too."""
 
     def __init__(self) -> None:
         self.id, self.runId = "query-1", "run-1"
         self.asked = threading.Event()
-        self.again = threading.Event()
+        self.met = threading.Event()
 
     @property
     def isActive(self) -> bool:  # noqa: N802 (Spark's name)
         if self.asked.is_set():
-            self.again.set()
+            self.met.set()
         self.asked.set()
-        self.again.wait(0.2)
+        self.met.wait(10.0)
         return False
+
+
+class Lock:
+    """A lock that tells when somebody has to wait for it."""
+
+    def __init__(self, waits: threading.Event) -> None:
+        self._lock, self._waits = threading.Lock(), waits
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._waits.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() -> None:
@@ -38,13 +53,15 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
     pe = PE(cast(Any, None), PeKey("default", "job", 0), cast(Any, process), None, {})
     query = EndedQuery()
     pe._queries.add("out", cast(Any, query), Sources())
+    pe._queries._beating = cast(Any, Lock(query.met))
 
     beat = threading.Thread(target=process.beat[0])
     beat.start()
-    query.asked.wait(10.0)
+    assert query.asked.wait(10.0)
     pe.stop()
     beat.join(10.0)
 
+    assert query.met.is_set(), "they have not met"
     assert calls == [("publisher.renounce", {"export": "out", "query": "query-1"})]
 
 
