@@ -129,3 +129,22 @@ def test_before_a_planned_batch_is_cut(moving: Moving) -> None:
     moving.move()
     assert run.read(end) == list(range(10))
     run.stop()
+
+
+def test_before_a_task_reads_at_an_address_that_another_agent_has_by_then(
+    moving: Moving, tmp_path: Path
+) -> None:
+    moving.publisher.publish(0, rows(0, 10))
+    run = Run(moving.importer, reconnect=SECONDS)
+    end = until(lambda: (e := run.plan()) != run.at and e["streams"] and e, SECONDS, "a plan")
+    (part,) = run.source.partitions(run.at, end)
+    other = AgentProcess(tmp_path / "other", "other", port=moving.exporter.port)
+    other.prepare()
+    moving.move()
+    other.start()
+    try:
+        read = [n for batch in run.source.read(part) for n in batch.column("n").to_pylist()]
+        assert read == list(range(10))
+    finally:
+        other.kill()
+        run.stop()

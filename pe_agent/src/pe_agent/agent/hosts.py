@@ -207,13 +207,13 @@ class Hosts:
             AgentUnreachableError: the ticket is for another agent, which had this address before.
             GrantError, PartMissingError, UnknownPortError: there is nothing to read.
         """
-        if ticket.get("grant") is None:
-            return self.export(str(ticket["export"]))
-        if ticket["agent"] != str(self.pe):
+        export, granted = str(ticket["export"]), ticket.get("grant") is not None
+        wanted = ticket["agent"] if granted else export.rpartition("/")[0]
+        if wanted != str(self.pe):
             raise AgentUnreachableError(
-                f"agent {ticket['agent']} is not at this address any more: agent {self.pe} is."
+                f"agent {wanted} is not at this address any more: agent {self.pe} is."
             )
-        return self.stages.reading(ticket)
+        return self.stages.reading(ticket) if granted else self.export(export)
 
     def _follow(self, view: View) -> None:
         """Bring exports and watches in line with a view."""
