@@ -25,12 +25,13 @@ class Recorder(AgentClient):
         super().__init__(LOCATION)
         self.asked: list[dict[str, Any]] = []
         self.heads: dict[str, int] | None = {"s": 3}
+        self.ended = False
 
     def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
         self.asked.append(body)
         if self.heads is None:
             return {"exports": {e: {"error": "not mine"} for e in body["exports"]}}
-        return {"exports": {e: {"heads": self.heads} for e in body["exports"]}}
+        return {"exports": {e: {"heads": self.heads, "ended": self.ended} for e in body["exports"]}}
 
 
 def view(*ports: str, location: str = LOCATION) -> View:
@@ -75,6 +76,27 @@ def test_heads_that_moved_are_news_and_heads_that_did_not_are_none(watched: Reco
     watch(peers, watched)
     assert news.count == before + 1
     assert watched.asked[1]["exports"][EXPORT]["heads"] == {"s": 3}
+
+
+def test_an_exporter_is_told_what_is_known_of_an_end_so_that_it_answers_what_differs(
+    watched: Recorder,
+) -> None:
+    """What is no longer answered is not known: else a refusal would differ again and again."""
+    peers = Peers(News(), dict, tuple)
+    peers.follow(view("a"))
+    told: list[bool] = []
+    for heads, watched.ended in (
+        ({"s": 3}, False),
+        ({"s": 3}, True),
+        (None, True),
+        ({"s": 3}, False),
+    ):
+        watched.heads = heads
+        with contextlib.suppress(AgentUnreachableError):
+            watch(peers, watched)
+        told.append(watched.asked[-1]["exports"][EXPORT]["ended"])
+        assert peers.ended(EXPORT) is (watched.ended and heads is not None)
+    assert told == [False, False, True, False]
 
 
 def test_a_route_that_is_gone_is_watched_no_more(watched: Recorder) -> None:

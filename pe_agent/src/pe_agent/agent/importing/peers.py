@@ -148,6 +148,7 @@ class Peers:
         exports = {
             export: {
                 "heads": self._heads.get(export),
+                "ended": export in self._ended,
                 "imports": {
                     import_: {"capability": imports[import_], "readers": alive.get(import_, [])}
                     for import_ in imports
@@ -169,7 +170,9 @@ class Peers:
             if "error" in told:
                 refused.append(f"{export}: {told['error']}")
                 if self._is_home(export, watched.location):
-                    self._heads.pop(export, None)
+                    with self._lock:
+                        self._heads.pop(export, None)
+                        self._ended.discard(export)
                 continue
             known = export in watched.routes and self._is_home(export, watched.location)
             with self._lock:
