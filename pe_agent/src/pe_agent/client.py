@@ -1,7 +1,8 @@
 """Calls to an agent over Flight: small JSON actions, rows in, rows out.
 
 Used by the driver, by Spark's Python workers and by other agents. A client is kept per process
-and address, because workers are reused and opening a connection costs a millisecond.
+and address while it is used, because workers are reused and opening a connection costs a
+millisecond.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -35,7 +37,20 @@ STALL_SECONDS = 60.0
 _Shown: TypeAlias = "tuple[bytes | None, tuple[bytes, bytes] | None]"
 """What a connection is made with: the certificates to trust, and the own chain and key."""
 
-_clients: dict[tuple[int, str], tuple[_Shown, flight.FlightClient]] = {}
+IDLE_SECONDS = 600.0
+"""For how long a connection that nobody uses is kept: agents move, and come to other addresses."""
+
+
+@dataclass(slots=True)
+class _Connection:
+    """A client that is kept: what it was made with, and when it was used last."""
+
+    shown: _Shown
+    client: flight.FlightClient
+    used: float
+
+
+_clients: dict[tuple[int, str], _Connection] = {}
 _trust: AgentTrust | None = None
 
 
@@ -55,11 +70,24 @@ def _trusted() -> AgentTrust:
 def _client(location: str, trust: AgentTrust) -> flight.FlightClient:
     anchors = trust.anchors_for(location)
     with_ = (anchors, None if anchors is None else trust.pair())
-    key = (os.getpid(), location)
+    key, now = (os.getpid(), location), time.monotonic()
     found = _clients.get(key)
-    if found is None or found[0] != with_:
-        found = _clients[key] = (with_, _connected(location, *with_))
-    return found[1]
+    if found is None or found.shown != with_:
+        _let_go(now)
+        found = _clients[key] = _Connection(with_, _connected(location, *with_), now)
+    found.used = now
+    return found.client
+
+
+def _let_go(now: float) -> None:
+    """Forget the connections of this process that nobody has used for long.
+
+    A call that is under way has its own hold on one. Those of a parent process are left alone:
+    they cannot be ended here.
+    """
+    for key, kept in _clients.copy().items():
+        if key[0] == os.getpid() and now > kept.used + IDLE_SECONDS:
+            _clients.pop(key, None)
 
 
 def _connected(
