@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pe_agent.datasource.source import NothingGivenError
 from pe_agent.flight_errors import AgentUnreachableError
 from support.agents import AgentProcess, Pair, Publishing, error_code, pair, rows
 from support.sources import Run
@@ -104,6 +105,23 @@ def test_a_run_fails_when_an_agent_it_needs_stays_away(agents: Pair, which: str)
         AgentUnreachableError, match=EXPORT if which == "exporter" else f":{agents.importer.port} "
     ):
         list(run.batches())
+
+
+def test_a_run_fails_when_an_export_refuses_what_it_needs(agents: Pair) -> None:
+    publish(agents, 1)
+    agents.plumb(filter="prize > 1")
+    agents.importer.restart()
+    run = Run(agents.importer, reconnect=0.5)
+    run.source.prepareForTriggerAvailableNow()
+    with pytest.raises(NothingGivenError, match=f"{EXPORT}: .*prize"):
+        list(run.batches())
+    run.stop()
+    agents.plumb(filter="n > 3")
+    agents.importer.restart()
+    again = Run(agents.importer, reconnect=SECONDS, at=run.at)
+    again.source.prepareForTriggerAvailableNow()
+    assert [n for batch in again.batches() for n in batch] == list(range(4, 10))
+    again.stop()
 
 
 def test_a_run_that_has_read_all_ends_although_the_exporter_is_away(agents: Pair) -> None:

@@ -14,7 +14,7 @@ from pe_agent.agent.importing.imports import UnknownPortError
 from pe_agent.agent.importing.peers import Peers
 from pe_agent.agent.importing.readers import ReaderInUseError
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
-from streambroker_core.ledger import ReadersExceededError
+from streambroker_core.ledger import NotRoutedError, ReadersExceededError
 from streambroker_core.offset import Offset, ranges
 from streambroker_core.wire.view import ImportRoute, seal
 from support.imports import A, B, Bench, Reply, answer, away, bench, plan, refused
@@ -172,6 +172,23 @@ def test_a_lease_is_given_to_one_process_at_a_time(made: Bench) -> None:
         made.next(first, session="two", renewals=busy["renewals"])
 
 
+def test_a_checkpoint_is_of_one_import(made: Bench) -> None:
+    """Also after the agent was started again."""
+    made.connect(A, ports=("in", "other"))
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    end = made.offset()
+    asked = len(made.asked)
+    for _ in range(2):
+        for use in (made.next, lambda e, **more: made.cut(None, e, **more)):
+            with pytest.raises(NotRoutedError, match="import default/alerts/0/in, not of default"):
+                use(end, **{"import": "other"})
+        made.host.peers.close()
+        made.store.close()
+        made.open()
+    assert len(made.asked) == asked
+    assert made.next(end) == {"offset": None}
+
+
 def test_slices_are_the_same_whenever_they_are_cut_and_by_whom(made: Bench) -> None:
     made.connect(A, B)
     made.replies[A] = lambda _: answer(plan("s", 0, 2))
@@ -301,6 +318,44 @@ def test_a_call_that_was_given_up_asks_no_further_exporter(made: Bench) -> None:
     assert [body["export"] for _, body in made.asked] == [B, A, B]
 
 
+def test_of_the_calls_that_wait_their_turn_only_the_newest_asks(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of them gets the turn first is nobody's choice: a lock is not first come, first served.
+
+    A call that gives way does not say that all is read, either.
+    """
+    monkeypatch.setattr(Peers, "ended", lambda *_: True)
+    made.connect(A)
+    made.replies[A] = lambda _: answer()
+    first = made.offset()
+    reader = made.host.readers[first["reader"]]
+    made.asked.clear()
+    answers: dict[int, dict[str, Any]] = {}
+
+    def call(budget: int) -> threading.Thread:
+        thread = threading.Thread(
+            target=lambda: answers.update({budget: made.next(first, max_bytes=budget)})
+        )
+        thread.start()
+        return thread
+
+    made.replies[A] = lambda body: answer(plan("s", 0, 1))
+    before = reader.calls
+    with reader.one_at_a_time:
+        calls = []
+        for number in range(1, 4):
+            calls.append(call(100 + number))
+            until(lambda: reader.calls == before + number, 10, "it waits its turn")  # noqa: B023
+    for one in calls:
+        one.join(10)
+
+    assert [body["budget"] for _, body in made.asked] == [103]
+    assert answers[101] == answers[102] == {"offset": None}
+    assert answers[103]["offset"] is not None
+    assert not reader.ended
+
+
 def test_a_first_call_that_is_repeated_is_the_same_reader(made: Bench) -> None:
     made.declared.add("in")
     one = made.next(None, mint="a" * 32)["offset"]
@@ -424,6 +479,21 @@ def test_who_is_silent_below_the_limit_is_named(made: Bench) -> None:
     made.replies[A] = away
     assert made.next(first, limit={"s": 2}) == {"offset": None}
     assert made.next(first, limit={"s": 3}) == {"offset": None, "behind": [A]}
+
+
+@pytest.mark.parametrize("how", ["misfit", "refusal"])
+def test_who_refuses_below_the_limit_is_named_with_its_reason(made: Bench, how: str) -> None:
+    made.connect(A, B)
+    misfit = {**answer(plan("s", 0, 0)), "misfits": ["no column 'n'"]}
+    made.replies[A] = (lambda _: misfit) if how == "misfit" else refused("CapabilityInvalid")
+    made.replies[B] = lambda body: answer(plan("t", body["positions"].get("t", 0), 2))
+    first = made.next(None, limit={"s": 2, "t": 2})["offset"]
+    why = "no column 'n'" if how == "misfit" else "no"
+    told = {"offset": None, "behind": [A], "refused": {A: why}}
+    assert made.next(first, limit={"s": 2, "t": 2}) == told
+    assert made.next(first, limit={"t": 2}) == {"offset": None}
+    made.connect(B)
+    assert made.next(first, limit={"s": 2, "t": 2}) == {"offset": None}, "its route is cut"
 
 
 def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(

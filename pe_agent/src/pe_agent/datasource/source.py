@@ -50,6 +50,12 @@ AHEAD_SECONDS = 1.0
 HEADS_WAIT = 10.0
 
 
+class NothingGivenError(StreambrokerError):
+    """An export refuses what a run up to a limit has still to read of it."""
+
+    code = "NothingGiven"
+
+
 class StreambrokerDataSource(DataSource):
     """``spark.readStream.format("streambroker").option("import", port)`` and the like.
 
@@ -176,6 +182,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         Raises:
             AgentUnreachableError: in a run up to a limit, the own agent, or an exporter's that has
                 not reached it, stayed away for ``reconnect`` seconds.
+            NothingGivenError: an export that has not reached it has refused for as long.
         """
         request = self._request(start)
         if self._to_end:
@@ -233,13 +240,24 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             if "behind" not in answer:
                 until = time.monotonic() + self._options.reconnect
             elif time.monotonic() > until:
-                raise AgentUnreachableError(
-                    f"import {self._options.port}: {', '.join(answer['behind'])} did not answer for"
-                    f" {self._options.reconnect:.0f} s, and has more that this run is to read. What"
-                    " was read is kept; start the query again."
-                )
+                raise self._left_behind(answer["behind"], answer.get("refused", {}))
             else:
                 time.sleep(AWAY_SECONDS)
+
+    def _left_behind(self, behind: list[str], refused: dict[str, str]) -> StreambrokerError:
+        """Return why a run up to a limit cannot reach it."""
+        import_, seconds = f"import {self._options.port}", f"{self._options.reconnect:.0f} s"
+        silent = [export for export in behind if export not in refused]
+        if not silent:
+            why = "; ".join(f"{export}: {said}" for export, said in sorted(refused.items()))
+            return NothingGivenError(
+                f"{import_} is given nothing for {seconds}, and there is more that this run is to"
+                f" read. {why}. What was read is kept; correct that, and start the query again."
+            )
+        return AgentUnreachableError(
+            f"{import_}: {', '.join(silent)} did not answer for {seconds}, and has more that this"
+            " run is to read. What was read is kept; start the query again."
+        )
 
     def _end_of(self, answer: dict[str, Any]) -> dict[str, Any] | None:
         end = answer["offset"]

@@ -79,21 +79,22 @@ class ImportHost(Slices, Heads):
         Returns:
             ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``;
             with ``gated``, the export whose log is full, if there may be something, and with
-            ``behind``, the exports that do not answer and have not reached the limit;
+            ``behind``, the exports that give nothing and have not reached the limit;
+            ``refused``, why those of them give nothing that do answer;
             ``ended`` if all its exports have ended and all they have is read;
             ``together`` if it is known that a call may wait without holding up other streams.
 
         Raises:
-            ReaderInUseError, UnknownPortError, DataLossError.
+            NotRoutedError, ReaderInUseError, UnknownPortError, DataLossError.
         """
         start = Offset.decode(request["start"])
         reader_id = start.reader or request.get("mint") or secrets.token_hex(16)
         claimed = self._claim(request, reader_id)
         if isinstance(claimed, dict):
             return claimed
-        claimed.calls += 1
+        call = self.readers.call(claimed)  # before its turn: locks are not first come, first served
         with claimed.one_at_a_time:
-            return self._next(claimed, start, request, claimed.calls)
+            return self._next(claimed, start, request, call)
 
     def _next(
         self, reader: OwnReader, start: Offset, request: Mapping[str, Any], call: int
@@ -106,7 +107,9 @@ class ImportHost(Slices, Heads):
             gate = turn.gate()
             ended = gate is None and not limited and self._have_ended(request["import"])
             asked = request if gate is None else {**request, "limit": {}}
-            end = self._advance(reader, start, asked, call)
+            end = self._advance(reader, start, asked, call) if reader.calls == call else None
+            if end is None and reader.calls != call:
+                return {"offset": None}
             reader.ended = ended and end is None and not (reader.silent or reader.refused)
             if end is not None:
                 turn.gave()
@@ -123,6 +126,7 @@ class ImportHost(Slices, Heads):
                 told = {
                     "gated": gate,
                     "behind": behind,
+                    "refused": {e: reader.refused[e] for e in behind if e in reader.refused},
                     "together": turn.together,
                     "ended": reader.ended,
                 }
@@ -131,14 +135,15 @@ class ImportHost(Slices, Heads):
     def _behind(
         self, reader: OwnReader, start: Offset, limit: Mapping[str, int] | None
     ) -> list[str]:
-        """Return the exports that do not answer and have more to give below the limit."""
+        """Return the exports that do not answer, or refuse, and have more below the limit."""
         short = [
             stream
             for stream, next_ in (limit or {}).items()
             if stream not in start.streams or start.streams[stream].next < next_
         ]
         homes = {reader.homes.get(s) for s in short}
-        return sorted(e for e in reader.silent if e in homes or None in homes)
+        nothing_of = {*reader.silent, *reader.refused}
+        return sorted(e for e in nothing_of if e in homes or None in homes)
 
     def _have_ended(self, port: str) -> bool:
         """Whether there are exporters, and all have said that they have ended."""
@@ -156,10 +161,7 @@ class ImportHost(Slices, Heads):
         end = _with_missed(reader, start, end)
         changed = end != start
         left = most = int(request["max_bytes"])
-        routes = [r for r in import_.routes if r.location is not None] if import_ else []
-        reader.silent = (
-            {str(r.export) for r in import_.routes if not r.location} if import_ else set()
-        )
+        routes = _located(reader, import_)
         for index, route in enumerate(_in_turn(reader, routes)):
             if reader.calls != call:
                 return None  # the caller has given up and asks anew, perhaps from further on
@@ -373,6 +375,20 @@ class ImportHost(Slices, Heads):
             "queries": self.queries.status(),
             "missing": {port: exports for port, exports in self.missing.items() if exports},
         }
+
+
+def _located(reader: OwnReader, import_: ImportPort | None) -> list[ImportRoute]:
+    """Return the routes whose exporter has an address; who has none is silent.
+
+    What an export refused is forgotten with its route.
+    """
+    reader.silent = set()
+    if import_ is None:
+        return []
+    reader.silent |= {str(r.export) for r in import_.routes if r.location is None}
+    routed = {str(r.export) for r in import_.routes}
+    reader.refused = {e: why for e, why in reader.refused.items() if e in routed}
+    return [r for r in import_.routes if r.location is not None]
 
 
 def _in_turn(reader: OwnReader, routes: list[ImportRoute]) -> list[ImportRoute]:

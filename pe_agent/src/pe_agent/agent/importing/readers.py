@@ -13,7 +13,7 @@ from pe_agent.agent.importing.peers import READER_LEASE
 from pe_agent.agent.importing.received import Received
 from pe_agent.agent.store import Store
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger import ReadersExceededError
+from streambroker_core.ledger import NotRoutedError, ReadersExceededError
 from streambroker_core.offset import Lost
 
 READERS = 1_000
@@ -139,12 +139,19 @@ class OwnReaders:
             renewals: what it was told with its last ``busy`` answer, None at the first try.
 
         Raises:
+            NotRoutedError: the reader is another import's.
             ReaderInUseError: the other process has renewed the lease meanwhile.
             ReadersExceededError: it is not known, and too many live.
         """
         now = time.monotonic()
         with self._lock:
             reader = self._readers.get(id_) or self._take_in(id_, import_, now)
+            if reader.import_ != import_:
+                raise NotRoutedError(
+                    f"the checkpoint of reader {id_} is one of import {reader.import_}, not of"
+                    f" {import_}. Start the query with a new checkpoint, or set the option `import`"
+                    " back."
+                )
             if reader.session not in ("", session) and reader.until > now:
                 if renewals is not None and renewals != reader.renewals:
                     raise ReaderInUseError(id_)
@@ -152,6 +159,12 @@ class OwnReaders:
             reader.renewals += reader.session == session
             reader.session, reader.until = session, now + READER_LEASE
             return reader
+
+    def call(self, reader: OwnReader) -> int:
+        """Count a call, which is the reader's newest from now on, and return its number."""
+        with self._lock:
+            reader.calls += 1
+            return reader.calls
 
     def _take_in(self, id_: str, import_: str, now: float) -> OwnReader:
         """Beyond so many readers the one that has been away longest is forgotten.
