@@ -318,8 +318,9 @@ def test_a_call_that_was_given_up_asks_no_further_exporter(made: Bench) -> None:
     assert [body["export"] for _, body in made.asked] == [B, A, B]
 
 
+@pytest.mark.parametrize("routed", [True, False])
 def test_of_the_calls_that_wait_their_turn_only_the_newest_asks(
-    made: Bench, monkeypatch: pytest.MonkeyPatch
+    made: Bench, monkeypatch: pytest.MonkeyPatch, routed: bool
 ) -> None:
     """Which of them gets the turn first is nobody's choice: a lock is not first come, first served.
 
@@ -327,8 +328,10 @@ def test_of_the_calls_that_wait_their_turn_only_the_newest_asks(
     """
     monkeypatch.setattr(Peers, "ended", lambda *_: True)
     made.connect(A)
-    made.replies[A] = lambda _: answer()
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
     first = made.offset()
+    if not routed:
+        made.connect()
     reader = made.host.readers[first["reader"]]
     made.asked.clear()
     answers: dict[int, dict[str, Any]] = {}
@@ -340,7 +343,7 @@ def test_of_the_calls_that_wait_their_turn_only_the_newest_asks(
         thread.start()
         return thread
 
-    made.replies[A] = lambda body: answer(plan("s", 0, 1))
+    made.replies[A] = lambda _: answer(plan("s", 1, 2))
     before = reader.calls
     with reader.one_at_a_time:
         calls = []
@@ -350,9 +353,9 @@ def test_of_the_calls_that_wait_their_turn_only_the_newest_asks(
     for one in calls:
         one.join(10)
 
-    assert [body["budget"] for _, body in made.asked] == [103]
+    assert [body["budget"] for _, body in made.asked] == [103 if routed else 0]
     assert answers[101] == answers[102] == {"offset": None}
-    assert answers[103]["offset"] is not None
+    assert (answers[103]["offset"] is not None) is routed
     assert not reader.ended
 
 
