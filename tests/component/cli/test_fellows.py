@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from streambroker_operator.rest import reports
-from support.agents import AgentProcess, free_port
+from support.agents import AgentProcess
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.commands import Cli
+from support.free_ports import free_port
 
 FEED = "/job/feed/pe/0"
 HOME = "default/feed/0"
