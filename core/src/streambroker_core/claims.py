@@ -97,6 +97,14 @@ class Reader:
         """Whether it loses the oldest epochs instead of holding them."""
         return self.policy == "drop" or self.turned
 
+    def places(self, stream: str) -> set[int]:
+        """Return the epochs of a stream at which it stands, may come back, or begins to count."""
+        known = {self.resume.get(stream, 0), self.agreed.get(stream, 0)}
+        cursor = self.cursors.get(stream)
+        if cursor is not None:
+            known |= {cursor.next, cursor.first, cursor.given, *(cursor.planned or ())}
+        return known
+
     @property
     def waits(self) -> bool:
         """Whether it holds what it has not finished, while it lives and for grace."""
@@ -256,12 +264,19 @@ class Claims:
 
     @contextlib.contextmanager
     def _moving(self, id_: str, now: float) -> Iterator[None]:
-        """Keep the fronts right while one reader comes, moves or is seen again."""
+        """Keep the fronts right while one reader comes, moves or is seen again.
+
+        One that comes, and is refused, has not come.
+        """
         if now > self._fronts_until:
             self._forget_fronts()
-        before = self._places(id_, now)
+        before, known = self._places(id_, now), id_ in self.readers
         try:
             yield
+        except Exception:
+            if not known:
+                self.readers.pop(id_, None)
+            raise
         finally:
             after = self._places(id_, now)
             if after:
@@ -330,7 +345,11 @@ class Claims:
                     total -= stream.remove(number).bytes
                     removed.setdefault(stream.id, []).append(number)
                 number = stream.at_or_after(end or number + 1)
+            stream.forget_sums(self._places_in)
         return removed
+
+    def _places_in(self, stream: str) -> set[int]:
+        return {place for reader in self.readers.values() for place in reader.places(stream)}
 
     def _plans_in(self, stream: Stream, now: float) -> list[tuple[int, int]]:
         return [

@@ -1,17 +1,19 @@
 """The epochs of one stream as the ledger sees them: numbers, sizes, and what is gone.
 
-Sums of rows and bytes before each epoch outlive the epoch, so that what a reader has lost can be
-counted from its position alone. What a question costs does not grow with what is retained.
+The sum of rows below an epoch outlives the epoch, so that what a reader has lost can be counted
+from its position alone. Of removed epochs only the latest sums are kept, and those at places of
+readers. What a question costs does not grow with what is retained.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 TOMBSTONES = 100_000
-_SLACK = 1_000
+"""How many sums of removed epochs are kept beside those that readers need."""
+SLACK = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,32 +48,41 @@ def holes(ranges: Iterable[tuple[int, int]], first: int, next_: int) -> Iterator
 
 
 class Sums:
-    """A sum before each of many numbers; the lowest are forgotten when there are too many."""
+    """Rows of all epochs below each of many numbers that no epoch stands for any more."""
 
     __slots__ = ("_known", "_numbers")
 
     def __init__(self) -> None:
-        self._known = {0: 0}
-        self._numbers = [0]
+        self._known: dict[int, int] = {}
+        self._numbers: list[int] = []
 
-    def __getitem__(self, number: int) -> int:
-        """Return the sum before a number; where it is not known any more, the nearest below."""
-        if number in self._known:
-            return self._known[number]
-        at = bisect_right(self._numbers, number)
-        return self._known[self._numbers[max(0, at - 1)]]
+    def __getitem__(self, number: int) -> int | None:
+        """Return the sum below a number; of one that is not known, that of the next above."""
+        if number not in self._known:
+            at = bisect_left(self._numbers, number)
+            if at == len(self._numbers):
+                return None
+            number = self._numbers[at]
+        return self._known[number]
 
     def __setitem__(self, number: int, sum_: int) -> None:
         if number not in self._known:
             insort(self._numbers, number)
         self._known[number] = sum_
-        if len(self._numbers) > TOMBSTONES + _SLACK:
-            for one in self._numbers[:_SLACK]:
-                del self._known[one]
-            del self._numbers[:_SLACK]
 
     def __contains__(self, number: int) -> bool:
         return number in self._known
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def forget(self, count: int, needed: Callable[[int], bool]) -> None:
+        """Forget those of the lowest ``count`` numbers that are not needed."""
+        lowest = self._numbers[:count]
+        kept = [n for n in lowest if needed(n)]
+        for number in set(lowest).difference(kept):
+            del self._known[number]
+        self._numbers[:count] = kept
 
 
 @dataclass(slots=True)
@@ -81,8 +92,10 @@ class Stream:
     Attributes:
         sealed: a successor was opened; no epoch is added any more.
         epochs: what is retained, by number, ascending; planned epochs may stand alone.
-        rows_before: rows of all earlier epochs, by epoch number; kept for removed ones, too.
-        bytes_before: likewise, bytes.
+        rows: of all epochs that there ever were.
+        before: rows and bytes of all earlier epochs, by the number of a retained epoch. Bytes are
+            counted from where the stream was opened.
+        removed: rows below numbers of which there is no epoch any more.
         whole: from here on no epoch is missing.
         alone: retained epochs below ``whole``, ascending.
     """
@@ -92,36 +105,41 @@ class Stream:
     next: int = 0
     bytes: int = 0
     epochs: dict[int, Epoch] = field(default_factory=dict)
-    rows_before: Sums = field(default_factory=Sums)
-    bytes_before: Sums = field(default_factory=Sums)
+    rows: int = 0
+    before: dict[int, tuple[int, int]] = field(default_factory=dict)
+    removed: Sums = field(default_factory=Sums)
     whole: int = 0
     alone: list[int] = field(default_factory=list)
+    _bytes: int = 0
+    _kept: int = 0
 
     def add(self, epoch: Epoch) -> None:
         """Take in the epoch that ``next`` announced."""
         self.epochs[epoch.number] = epoch
+        self.before[epoch.number] = (self.rows, self._bytes)
         self.bytes += epoch.bytes
+        self._bytes += epoch.bytes
+        self.rows += epoch.rows
         self.next = epoch.number + 1
-        self.rows_before[self.next] = self.rows_before[epoch.number] + epoch.rows
-        self.bytes_before[self.next] = self.bytes_before[epoch.number] + epoch.bytes
 
     def skip_to(self, number: int, rows_before: int) -> None:
         """Go on at a later epoch: the ones between are gone, ``rows_before`` is the sum there."""
         if number > self.next:
             self.alone.extend(range(self.whole, self.next))
             self.whole = number
-        self.bytes_before[number] = self.bytes_before[self.next]
-        self.rows_before[number] = rows_before
+            self.removed[self.next] = self.rows
+        self.rows = rows_before
         self.next = number
 
     def recall(self, number: int, rows_before: int) -> None:
         """Learn a sum again that a restart made us forget; a known one stays."""
-        if number < self.next and number not in self.rows_before:
-            self.rows_before[number] = rows_before
+        if number < self.next and not self.knows(number):
+            self.removed[number] = rows_before
 
     def remove(self, number: int) -> Epoch:
         """Take an epoch out; its sums stay."""
         epoch = self.epochs.pop(number)
+        self.removed[number] = self.before.pop(number)[0]
         self.bytes -= epoch.bytes
         if number < self.whole:
             del self.alone[bisect_left(self.alone, number)]
@@ -129,6 +147,20 @@ class Stream:
             self.alone.extend(range(self.whole, number))
             self.whole = number + 1
         return epoch
+
+    def forget_sums(self, places: Callable[[str], Collection[int]]) -> None:
+        """Forget the oldest sums of removed epochs, if there are many.
+
+        Args:
+            places: returns the numbers of a stream whose sums are kept in any case, as are those
+                at the end of a retained epoch.
+        """
+        if len(self.removed) > max(self._kept, TOMBSTONES) + SLACK:
+            needed = frozenset(places(self.id))
+            self.removed.forget(
+                len(self.removed) - TOMBSTONES, lambda n: n in needed or n - 1 in self.epochs
+            )
+            self._kept = len(self.removed)
 
     def at_or_after(self, number: int) -> int:
         """Return the first retained epoch not below ``number``, or ``next`` if there is none."""
@@ -149,10 +181,27 @@ class Stream:
         """Return the number from which on no epoch is missing."""
         return self.whole
 
+    def knows(self, number: int) -> bool:
+        """Whether the sum of rows below a number is known exactly."""
+        return number <= 0 or number in self.before or number in self.removed or number == self.next
+
+    def rows_before(self, number: int) -> int:
+        """Return the rows of all epochs below ``number``, removed ones included.
+
+        Where the sum is forgotten it is that of the next number of which it is known.
+        """
+        if number <= 0:
+            return 0
+        found = self.at_or_after(number)
+        rows = self.before[found][0] if found < self.next else self.rows
+        removed = self.removed[number] if found > number else None
+        return rows if removed is None else min(removed, rows)
+
     def rows_between(self, first: int, last: int) -> int:
         """Return the rows of epochs ``[first, last)``, removed ones included."""
-        return self.rows_before[last] - self.rows_before[first]
+        return self.rows_before(last) - self.rows_before(first)
 
     def bytes_from(self, number: int) -> int:
-        """Return the bytes of the epochs from ``number`` on."""
-        return self.bytes_before[self.next] - self.bytes_before[number]
+        """Return the bytes from the first epoch on that is retained and not below ``number``."""
+        found = self.at_or_after(number)
+        return self._bytes - self.before[found][1] if found < self.next else 0

@@ -369,6 +369,32 @@ def test_dropped_rows_are_exact_though_the_epochs_around_the_position_are_gone(
     assert plan.dropped == (4, 11 + 12 + 13 + 14)
 
 
+def test_after_a_restart_rows_are_counted_exactly_from_each_place_of_a_reader(
+    cramped: Bench,
+) -> None:
+    made = cramped
+    made.limit(max_bytes=1)
+    made.route("drop")
+    made.publish(0, rows(0, 8))
+    made.plan()
+    made.publish(1, rows(0, 9))
+    made.plan({made.stream: 1})
+    for batch in range(2, 5):
+        made.publish(batch, rows(100 * batch, 10 + batch))
+    made.export.set_routes({})
+    made.route("drop")
+    places = made.export.ledger.readers["reader"].places(made.stream)
+    assert places == {0, 1, 2, 4}
+    for batch in range(5, 9):
+        made.publish(batch, rows(100 * batch, 10 + batch))
+    before = made.export.ledger.streams[made.stream]
+    made.reopen()
+    after = made.export.ledger.streams[made.stream]
+    assert after is not before
+    assert all(after.knows(place) for place in places)
+    assert [after.rows_before(n) for n in places] == [before.rows_before(n) for n in places]
+
+
 def test_what_was_dropped_counts_once_when_an_older_checkpoint_comes_back(made: Bench) -> None:
     made.limit(max_bytes=1)
     made.route("drop")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streambroker_core import epochs
@@ -25,11 +28,7 @@ def test_a_stream_answers_as_one_that_looks_at_every_epoch(steps: list[tuple[str
     for kind, number in steps:
         if kind == ADD:
             rows[stream.next + 1] = rows[stream.next] + number
-            stream.add(
-                Epoch(
-                    number=stream.next, rows=number, bytes=1, published=0.0, query="q", batch=number
-                )
-            )
+            stream.add(epoch(stream.next, rows=number, bytes_=1))
         elif kind == SKIP:
             rows[stream.next + number] = rows[stream.next] + 7 * (number > 0)
             stream.skip_to(stream.next + number, rows[stream.next + number])
@@ -44,22 +43,96 @@ def test_a_stream_answers_as_one_that_looks_at_every_epoch(steps: list[tuple[str
         while whole - 1 in stream.epochs:
             whole -= 1
         assert stream.whole_from() == whole
-        assert all(stream.rows_between(0, n) == total for n, total in rows.items())
+        assert all(stream.rows_before(n) == total for n, total in rows.items())
 
 
-def test_sums_that_are_forgotten_are_answered_by_the_nearest_below(
-    monkeypatch: pytest.MonkeyPatch,
+@example([(ADD, n) for n in range(20)] + [(REMOVE, 1)] * 18, frozenset())
+@given(
+    st.lists(st.tuples(st.sampled_from([ADD, REMOVE]), st.integers(0, 30)), max_size=80),
+    st.frozensets(st.integers(0, 40), max_size=4),
+)
+def test_sums_are_exact_at_each_retained_epoch_at_its_end_and_at_places_of_readers(
+    steps: list[tuple[str, int]], places: frozenset[int]
 ) -> None:
-    monkeypatch.setattr(epochs, "TOMBSTONES", 10)
-    made = ledger(max_bytes=10**9)
-    put(made, "A", 2_000, rows=2)
-    stream = made.streams["A"]
-    assert stream.rows_between(1_999, 2_000) == 2
-    first = stream.rows_before[0] // 2
-    assert 0 < first <= 2_000 - 10
-    assert stream.rows_between(0, 2_000) == 2 * (2_000 - first)
-    stream.recall(5, 10)
-    assert stream.rows_between(5, 2_000) == 2 * (2_000 - 5)
+    stream, rows, bytes_ = Stream("s"), [0], [0]
+    with few_sums():
+        for kind, number in steps:
+            if kind == ADD:
+                rows.append(rows[-1] + number)
+                bytes_.append(bytes_[-1] + 2 * number + 1)
+                stream.add(epoch(stream.next, rows=number, bytes_=2 * number + 1))
+            elif stream.epochs:
+                stream.remove(list(stream.epochs)[number % len(stream.epochs)])
+            stream.forget_sums(lambda _: places)
+            there = [n for n in stream.epochs for n in (n, n + 1)]
+            for n in {*there, *(p for p in places if p <= stream.next), stream.next}:
+                assert stream.knows(n)
+                assert stream.rows_before(n) == rows[n]
+            assert all(stream.bytes_from(n) == bytes_[-1] - bytes_[n] for n in stream.epochs)
+            assert all(stream.rows_before(n) >= total for n, total in enumerate(rows))
+            assert len(stream.removed) <= 3 + 2 * (1 + len(places) + len(stream.epochs))
+
+
+def test_a_sum_that_is_forgotten_counts_no_row_too_much() -> None:
+    with few_sums():
+        made = ledger(max_bytes=100)
+        for _ in range(20):
+            put(made, "A", 5, rows=2)
+            made.sweep(0)
+        stream = made.streams["A"]
+        assert stream.rows_between(0, 100) == 200
+        assert not stream.knows(50)
+        assert stream.rows_between(96, 100) == 2 * 4
+        assert 2 * 3 <= stream.rows_between(50, 100) <= 2 * 50
+        stream.recall(50, 100)
+        assert stream.rows_between(50, 100) == 100
+
+
+def test_a_log_is_as_full_as_its_epochs_are_large_however_many_there_are() -> None:
+    with few_sums():
+        made = ledger(max_bytes=100 * 100)
+        put(made, "A", 1)
+        made.plan(ask(), 0)
+        for count in range(2, 101):
+            assert not made.blocked_by(0)
+            put(made, "A", 1)
+            made.sweep(0)
+            assert made.lag(made.readers["r"])[:3] == (count, 10 * count, 100 * count)
+        assert [h.bytes for h in made.blocked_by(0)] == [100 * 100]
+
+
+def test_what_readers_dropped_is_counted_to_the_row_however_long_they_were_away() -> None:
+    with few_sums():
+        made = ledger(max_bytes=100)
+        made.set_routes({IMPORT: "drop"})
+        for name in ("r", "s"):
+            made.plan(ask(reader=name), 0)
+        put(made, "A", 2, rows=3)
+        for at, name in enumerate(("r", "s")):
+            made.plan(ask({"A": at}, reader=name, budget=100), 0)
+        for rows in range(100):
+            put(made, "A", 1, rows=rows)
+            made.sweep(1000)
+        below = 2 * 3 + sum(range(99))
+        for position in (1, 2):
+            answer = made.plan(
+                ask({"A": position}, reader=f"{'rs'[position - 1]}", known=True), 1000
+            )
+            assert answer.planned[0].dropped == (101 - position, below - 3 * position)
+        assert len(made.streams["A"].removed) < 30
+
+
+@contextmanager
+def few_sums() -> Iterator[None]:
+    """Let a stream keep three sums of removed epochs, beside those that are needed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(epochs, "TOMBSTONES", 3)
+        patch.setattr(epochs, "SLACK", 1)
+        yield
+
+
+def epoch(number: int, *, rows: int, bytes_: int) -> Epoch:
+    return Epoch(number=number, rows=rows, bytes=bytes_, published=0.0, query="q", batch=number)
 
 
 def with_epochs(count: int, **limits: int) -> Ledger:

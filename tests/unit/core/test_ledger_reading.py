@@ -206,6 +206,29 @@ def test_a_replay_of_a_stream_that_is_unknown_is_data_loss() -> None:
         ledger().replan(ask({"A": 0}), {"A": (0, 2)}, 0)
 
 
+def test_a_reader_that_comes_and_is_refused_has_not_come() -> None:
+    made = ledger()
+    put(made, "A", 3)
+    for call in (
+        lambda: made.plan(ask({"A": 4}, known=True), 0),
+        lambda: made.plan(ask({"A": 1}, known=True, limit={"A": "two"}), 0),
+        lambda: made.replan(ask({"A": 4}), {"A": (1, 2)}, 0),
+    ):
+        with pytest.raises((DataLossError, TypeError)):
+            call()
+        assert made.readers == {}
+        assert made.held_bytes(0) == 0
+
+
+def test_a_reader_that_is_known_stays_when_it_is_refused() -> None:
+    made = ledger()
+    put(made, "A", 3)
+    made.plan(ask({"A": 1}, known=True), 0)
+    with pytest.raises(DataLossError):
+        made.plan(ask({"A": 4}, known=True), 0)
+    assert made.held_bytes(0) == 200
+
+
 def test_a_wait_reader_away_for_longer_than_grace_is_told_of_its_loss() -> None:
     made = ledger(max_bytes=150, grace=10)
     put(made, "A", 3)
@@ -258,7 +281,7 @@ def test_a_position_learned_again_after_a_restart_counts_exactly() -> None:
     made.open("A")
     stream = made.streams["A"]
     stream.skip_to(10, 100)
-    assert stream.rows_between(4, 10) == 100
+    assert stream.rows_between(4, 10) == 0
     stream.recall(4, 37)
     assert stream.rows_between(4, 10) == 63
     stream.recall(12, 5)

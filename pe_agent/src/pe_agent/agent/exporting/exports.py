@@ -61,7 +61,7 @@ class HostedExport(PublishingSide, ReadingSide, SpreadSide):
             self.streams[id_] = hosted
             self._forget_released(hosted)
             self._restore_stream(hosted, bool(sealed), next_, total)
-        self.published_rows = sum(s.rows_before[s.next] for s in self.ledger.streams.values())
+        self.published_rows = sum(s.rows for s in self.ledger.streams.values())
         read = "SELECT COALESCE(SUM(rows), 0) FROM streams WHERE export = ? AND sealed = 2"
         self.published_rows += int(self._store.query(read, self.key)[0][0])
         restore_publisher(self.publisher, self._store, self.streams.values(), now=self._clock())

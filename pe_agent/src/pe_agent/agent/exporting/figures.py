@@ -30,7 +30,7 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
                 "next": s.next,
                 "retained": len(s.epochs),
                 "bytes": s.bytes,
-                "rows": s.rows_before[s.next],
+                "rows": s.rows,
                 "sealed": s.sealed,
                 "schema": export.streams[s.id].ddl if s.id in export.streams else None,
             }

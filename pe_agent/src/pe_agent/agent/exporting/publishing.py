@@ -349,7 +349,7 @@ class PublishingSide(WaitingSide, SpreadSide):
             bytes=sum(s.bytes for s in stages.values()) + sum(s.bytes for s in sealed.values()),
             published=self._clock(),
             ddl=ddl,
-            rows_before=known.rows_before[known.next],
+            rows_before=known.rows,
             blocks=blocks,
             agents=agents,
             gap=self.publisher.gap_before(batch),

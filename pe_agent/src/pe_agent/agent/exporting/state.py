@@ -21,7 +21,7 @@ from pe_agent.agent.exporting.waits import Waits
 from pe_agent.agent.store import Store
 from pe_agent.agent.unnamed import Unnamed
 from pe_agent.log import Committer
-from streambroker_core.ledger import Cursor, Ledger, Limits
+from streambroker_core.ledger import Ledger, Limits
 from streambroker_core.publishing import Publisher
 
 log = logging.getLogger("pe_agent")
@@ -134,8 +134,8 @@ class ExportState:
         reader = self.ledger.readers[id_]
         state = encode_reader(reader, self.deliveries.of(id_))
         state["rows_before"] = {
-            name: [[n, self.ledger.streams[name].rows_between(0, n)] for n in _ends(cursor)]
-            for name, cursor in reader.cursors.items()
+            s.id: [[n, s.rows_before(n)] for n in sorted(reader.places(s.id)) if s.knows(n)]
+            for s in self.ledger.streams.values()
         }
         self._store.write(
             "INSERT OR REPLACE INTO readers VALUES (?, ?, ?)", self.key, id_, json.dumps(state)
@@ -160,8 +160,3 @@ class ExportState:
         with self._lock:
             for stream in self.streams.values():
                 stream.log.close()
-
-
-def _ends(cursor: Cursor) -> set[int]:
-    """Return the positions a reader may come back with."""
-    return {cursor.next, *(cursor.planned or ())}
