@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.agent.exporting.blocks import BlockReader, Read
+from pe_agent.log import Address
 from support.counting import lines
 from support.exports import DDL, Bench, bench, rows
 
@@ -128,6 +129,36 @@ def test_small_epochs_between_large_failures_do_not_keep_their_segments(made: Be
     made.reopen()
     assert disk(made) <= bound(30_000, 55_000)
     assert read_all(made, range(30)) == [[n] for n in range(30)]
+
+
+def test_a_damaged_block_keeps_its_segment_and_makes_nobody_write_the_others_again(
+    made: Bench,
+) -> None:
+    made.limit(max_bytes=1 << 20)
+    for batch in range(3):
+        made.publish(batch, rows(batch, 1))
+    stream = made.export.streams[made.stream]
+    damage(made, stream.manifests[1].own[0].address)
+    for batch in range(3, 30):
+        made.admit(batch)
+        stage = made.stage(batch, rows(0, 55, size=1000))["stage"]
+        made.export.abort(query="q", run="r", batch=batch, stages=[stage])
+        made.publish(batch, rows(batch, 1))
+        assert disk(made) <= bound(1000 * (batch + 1), 55_000) + SEGMENT
+    size = sum(s.bytes for s in stream.log.segments())
+    stream.reclaim()
+    assert sum(s.bytes for s in stream.log.segments()) == size
+    stream.remove([1])
+    assert stream.manifests[0].own[0].address.segment > 1
+    assert disk(made) <= bound(30_000, 55_000)
+
+
+def damage(made: Bench, address: Address) -> None:
+    """Change a byte of a frame's rows on the disk."""
+    (path,) = (made.directory / "log").rglob(f"{address.segment:010d}.segment")
+    with path.open("r+b") as file:
+        file.seek(address.offset + address.length - 40)
+        file.write(b"\xff\xff\xff\xff")
 
 
 def test_a_read_under_way_goes_on_where_its_epoch_was_moved_to(made: Bench) -> None:

@@ -67,6 +67,8 @@ class HostedStream:
         self._segment_bytes = segment_bytes
         self._addresses: dict[int, Address] = {}
         self._space = Space()
+        self._stuck: dict[int, int] = {}
+        """Segments that nothing can be moved out of, and the epoch whose block is damaged."""
 
     @staticmethod
     def open(
@@ -245,6 +247,8 @@ class HostedStream:
             if epoch in self.manifests:
                 self._space.release(self._frames_of(epoch))
                 del self.manifests[epoch], self._addresses[epoch]
+        gone = frozenset(epochs)
+        self._stuck = {n: epoch for n, epoch in self._stuck.items() if epoch not in gone}
         self.reclaim()
 
     def sweep_stages(self, gone: Callable[[Stage], bool]) -> None:
@@ -264,10 +268,13 @@ class HostedStream:
 
         What is left over in the others comes to a segment at most: beyond that, what is still
         needed of the segment with the most of it is written once more, and the segment removed.
+        One with a damaged block stays as it is until the block's epoch is removed.
         """
         floor, moved = self._drop(), set[int]()
         while (victim := self._victim(floor)) is not None and victim not in moved:
             moved.add(victim)
+            if not self._readable(victim):
+                continue
             try:
                 self._move_out_of(victim)
             except LogError as error:
@@ -288,7 +295,7 @@ class HostedStream:
         left_over = {
             one.number: one.bytes - self._space.needed(one.number)
             for one in self.log.segments()[:-1]
-            if floor is None or one.number < floor
+            if (floor is None or one.number < floor) and one.number not in self._stuck
         }
         if sum(left_over.values()) <= self._segment_bytes:
             return None
@@ -298,6 +305,20 @@ class HostedStream:
         if sum(left_over.values()) <= self._segment_bytes:
             return None
         return max(left_over, key=left_over.__getitem__)
+
+    def _readable(self, segment: int) -> bool:
+        """Whether all that epochs need of a segment can be read; one that has damage is noted."""
+        for epoch, manifest in self.manifests.items():
+            for block in manifest.own:
+                if block.address.segment != segment:
+                    continue
+                try:
+                    self.log.read(block.address)
+                except LogError as error:
+                    log.warning("segment %s of stream %s stays: %s", segment, self.id, error)
+                    self._stuck[segment] = epoch
+                    return False
+        return True
 
     def _move_out_of(self, segment: int) -> None:
         """Write again what epochs need of a segment; readers find it by the new manifests."""
