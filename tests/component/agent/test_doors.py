@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -262,6 +263,21 @@ def test_an_unknown_action_is_refused_by_name(agents: Pair) -> None:
 def test_fields_that_are_missing_or_wrong_are_told(agents: Pair, body: dict[str, Any]) -> None:
     code = error_code(lambda: agents.exporter.client.call("publisher.publish", **body))
     assert code in ("BodyInvalid", "UnknownPort")
+
+
+def test_a_plan_that_is_refused_for_its_fields_makes_no_reader(agents: Pair) -> None:
+    body: dict[str, Any] = {
+        "export": "trades",
+        "import": "any",
+        "reader": "new",
+        "lease": 5,
+        "positions": {},
+    }
+    for wrong in ({"limit": {"s": "two"}}, {"positions": {"s": -1}}, {"start": "yesterday"}):
+        for action in ("peer.plan", "peer.replan"):
+            call = partial(agents.exporter.client.call, action, **{**body, **wrong})
+            assert error_code(call) == "BodyInvalid"
+    assert "new" not in json.dumps(agents.exporter.status())
 
 
 def test_an_export_that_nobody_declared_is_refused_with_a_remedy(agents: Pair) -> None:

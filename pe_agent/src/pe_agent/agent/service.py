@@ -17,31 +17,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from pe_agent.agent.asks import MAX_LEASE, BodyInvalidError, read_ask, read_ranges, under
 from pe_agent.agent.exporting.blocks import BlockReader, NotPlannedError, Read
 from pe_agent.agent.fellows.grants import Grant
-from pe_agent.agent.hosts import Asked, Hosts
+from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.importing.peers import plan_body
 from pe_agent.agent.listener import Shown
 from pe_agent.flight_errors import to_flight
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger import Ask
 
 log = logging.getLogger("pe_agent")
 
 MAX_BODY = 16 << 20
-MAX_LEASE = 60.0
 
 
 class TokenWrongError(StreambrokerError):
     """The caller does not know the agent's token; nothing was done."""
 
     code = "TokenWrong"
-
-
-class BodyInvalidError(StreambrokerError):
-    """A request that is not the JSON this agent understands; nothing was done."""
-
-    code = "BodyInvalid"
 
 
 class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -180,23 +173,30 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     # -- what other agents ask ---------------------------------------------------------------
 
     def _plan(self, body: dict[str, Any]) -> dict[str, Any]:
+        ask = read_ask(body, "peer.plan")
         asked = self._hosts.peer(body)
         export = asked.export
         self._hosts.check_filter(export, body["filter"])
         unfit = export.misfits(body["filter"], body["columns"], body.get("schema"))
         answer = export.plan(
-            _ask(body, asked), filter_=body["filter"], columns=body["columns"], unfit=unfit
+            under(ask, asked.policy, granted=asked.granted),
+            filter_=body["filter"],
+            columns=body["columns"],
+            unfit=unfit,
         )
         return {**plan_body(answer), "misfits": list(unfit.values())}
 
     def _replan(self, body: dict[str, Any]) -> dict[str, Any]:
+        ask, ranges = read_ask(body, "peer.replan"), read_ranges(body)
         asked = self._hosts.peer(body, planned=True)
         export = asked.export
         if not export.planned_under(str(body["reader"]), body["filter"]):
             self._hosts.check_filter(export, body["filter"])
-        ranges = {s: (int(r[0]), int(r[1])) for s, r in body["ranges"].items()}
         again = export.replan(
-            _ask(body, asked), ranges, filter_=body["filter"], columns=body["columns"]
+            under(ask, asked.policy, granted=asked.granted),
+            ranges,
+            filter_=body["filter"],
+            columns=body["columns"],
         )
         grant = Grant(
             export=export.key,
@@ -273,25 +273,6 @@ def _differs(asked: dict[str, Any], told: dict[str, Any]) -> bool:
     if told.get("heads") != asked["heads"]:
         return True
     return "ended" in asked and told.get("ended", False) != bool(asked["ended"])
-
-
-def _ask(body: dict[str, Any], asked: Asked) -> Ask:
-    return Ask(
-        reader=body["reader"],
-        import_=body["import"],
-        policy=asked.policy,
-        start=body.get("start", "latest"),
-        known=bool(body.get("known", True)),
-        last=None if body.get("last") is None else (str(body["last"][0]), int(body["last"][1])),
-        positions={s: int(n) for s, n in body["positions"].items() if asked.granted},
-        own=frozenset(body.get("own", ())),
-        limit=body.get("limit"),
-        budget=int(body.get("budget", 0)),
-        one=bool(body.get("one", True)),
-        lease=min(MAX_LEASE, float(body["lease"])),
-        lossy=bool(body.get("lossy", False)),
-        granted=asked.granted,
-    )
 
 
 def _batches(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.RecordBatch]:

@@ -124,7 +124,7 @@ class ExportState:
         with self._store.transaction() as db:
             db.execute(
                 "UPDATE streams SET sealed = 3, next = ?, rows = ? WHERE id = ?",
-                (known.next, known.rows_before[known.next], id_),
+                (known.next, known.rows, id_),
             )
             self._unnamed.add(id_, db)
         self.streams.pop(id_).log.close()
