@@ -63,6 +63,7 @@ def files_by_batch(checkpoint: Path, source: int = 0) -> list[list[int]]:
     One batch takes several entries of the source's own log if the query was killed after it had
     written one there, and before it planned the batch.
     """
+    last = committed(checkpoint)  # before the entries are read: the query may go on meanwhile
     of_entry: dict[int, int] = {}
     for log in (checkpoint / "sources" / str(source)).glob("[0-9]*"):
         for line in log.read_text().splitlines()[1:]:
@@ -70,7 +71,7 @@ def files_by_batch(checkpoint: Path, source: int = 0) -> list[list[int]]:
             number = int(entry["path"].rpartition("/")[2].removesuffix(".parquet"))
             of_entry[int(entry["batchId"])] = number
     result, first = [], 0
-    for batch in range(committed(checkpoint) + 1):
+    for batch in range(last + 1):
         lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
         next_ = int(json.loads(lines[2 + source])["logOffset"]) + 1
         result.append([of_entry[entry] for entry in range(first, next_)])
