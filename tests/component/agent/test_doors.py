@@ -269,7 +269,7 @@ def test_a_plan_that_is_refused_for_its_fields_makes_no_reader(agents: Pair) -> 
     body: dict[str, Any] = {
         "export": "trades",
         "import": "any",
-        "reader": "new",
+        "reader": "reader-of-wrong-fields",
         "lease": 5,
         "positions": {},
     }
@@ -277,7 +277,7 @@ def test_a_plan_that_is_refused_for_its_fields_makes_no_reader(agents: Pair) -> 
         for action in ("peer.plan", "peer.replan"):
             call = partial(agents.exporter.client.call, action, **{**body, **wrong})
             assert error_code(call) == "BodyInvalid"
-    assert "new" not in json.dumps(agents.exporter.status())
+    assert "reader-of-wrong-fields" not in json.dumps(agents.exporter.status())
 
 
 def test_an_export_that_nobody_declared_is_refused_with_a_remedy(agents: Pair) -> None:
