@@ -1,0 +1,90 @@
+"""The control tuple: what it is, when it is delivered, and in which order.
+
+An *identity* is made of who emitted the tuple, in which epoch, and as which one of it. It never
+changes: who forwards a tuple forwards its identity. Two tuples with equal payload are two tuples.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from typing import Any
+
+END_OF_TIME = (1 << 63) - 1
+"""The event time that is after every other: the watermark of an input that has ended."""
+
+
+class Delivery(enum.Enum):
+    """When a control tuple is handed to an operator.
+
+    ``BEGIN``: before all data of the window. ``IMMEDIATE``: at its place between the data of its
+    port. ``END_WINDOW``: after all data of the window, from all ports. ``AT_TIME``: when event time
+    passes ``at``, in this window or a later one.
+    """
+
+    BEGIN = "BEGIN"
+    IMMEDIATE = "IMMEDIATE"
+    END_WINDOW = "END_WINDOW"
+    AT_TIME = "AT_TIME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """For whom a control tuple is meant; others pass it on. None is everybody.
+
+    Attributes:
+        operator: name of an operator.
+        bucket: a bucket of it.
+        key: text of a key; the bucket that holds it is the one that gets the tuple.
+    """
+
+    operator: str | None = None
+    bucket: int | None = None
+    key: str | None = None
+
+
+EVERYBODY = Target()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlTuple:
+    """A user's record that travels with the data.
+
+    Attributes:
+        type: name of the payload's type.
+        id: the identity, as text.
+        delivery: when it is handed to operators.
+        at: event time in microseconds, for ``AT_TIME`` alone; else None.
+        epoch: where it was emitted: the emitter's epoch or window, or 0 for a control log.
+        emitter: who emitted it: ``<stream or query>.<operator>.<bucket>``, or a control log's id.
+        seq: which one of this emitter and epoch, from 0.
+        text: the payload as canonical JSON.
+        target: for whom it is meant.
+    """
+
+    type: str
+    id: str
+    delivery: Delivery
+    epoch: int
+    emitter: str
+    seq: int
+    text: str = "null"
+    at: int | None = None
+    target: Target = EVERYBODY
+
+    @property
+    def payload(self) -> Any:
+        """The payload as JSON value; a new one each time, so nobody changes another's."""
+        return json.loads(self.text)
+
+
+def order_of(control: ControlTuple) -> tuple[int, str, int, int, str]:
+    """Return the key by which tuples of one place are ordered: epoch, emitter, sequence.
+
+    Buckets are compared as numbers, so that bucket 10 comes after bucket 2.
+    """
+    stem, _, last = control.emitter.rpartition(".")
+    if stem and last.isascii() and last.isdigit():
+        return (control.epoch, stem, int(last), control.seq, control.id)
+    return (control.epoch, control.emitter, -1, control.seq, control.id)
