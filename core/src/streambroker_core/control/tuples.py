@@ -11,8 +11,45 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from streambroker_core.errors import StreambrokerError
+
+MAX_TUPLES = 10_000
+MAX_BYTES = 16 << 20
+MAX_PAYLOAD = 1 << 20
+
+ALL_BUCKETS = "*"
+"""Stands in an emitter for the bucket, where all buckets emitted one and the same tuple."""
 END_OF_TIME = (1 << 63) - 1
 """The event time that is after every other: the watermark of an input that has ended."""
+
+KeyValue = str | int | float | bool
+
+
+class ControlError(StreambrokerError):
+    """A control tuple, or its payload, that cannot be written, read or delivered."""
+
+    code = "ControlInvalid"
+
+
+class ControlLimitError(StreambrokerError):
+    """More control tuples in one window than an operator keeps; the window fails as a whole."""
+
+    code = "ControlLimit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How many control tuples one window of one port may bring, and one bucket may emit.
+
+    Attributes:
+        tuples: their number; copies of one tuple count once.
+        bytes: the sum of their payloads, as UTF-8.
+        payload: bytes of one payload.
+    """
+
+    tuples: int = MAX_TUPLES
+    bytes: int = MAX_BYTES
+    payload: int = MAX_PAYLOAD
 
 
 class Delivery(enum.Enum):
@@ -36,12 +73,12 @@ class Target:
     Attributes:
         operator: name of an operator.
         bucket: a bucket of it.
-        key: text of a key; the bucket that holds it is the one that gets the tuple.
+        key: values of an input's key columns; the bucket that holds them gets the tuple.
     """
 
     operator: str | None = None
     bucket: int | None = None
-    key: str | None = None
+    key: tuple[KeyValue, ...] | None = None
 
 
 EVERYBODY = Target()
@@ -73,6 +110,13 @@ class ControlTuple:
     at: int | None = None
     target: Target = EVERYBODY
 
+    def __post_init__(self) -> None:
+        if (self.at is None) == (self.delivery is Delivery.AT_TIME):
+            raise ControlError(
+                f"control tuple {self.type} has delivery {self.delivery.value} and event time"
+                f" {self.at}: AT_TIME, and it alone, needs one, in microseconds."
+            )
+
     @property
     def payload(self) -> Any:
         """The payload as JSON value; a new one each time, so nobody changes another's."""
@@ -82,9 +126,12 @@ class ControlTuple:
 def order_of(control: ControlTuple) -> tuple[int, str, int, int, str]:
     """Return the key by which tuples of one place are ordered: epoch, emitter, sequence.
 
-    Buckets are compared as numbers, so that bucket 10 comes after bucket 2.
+    Buckets are compared as numbers, so that bucket 10 comes after bucket 2; what all buckets of an
+    emitter emitted as one comes before what each emitted by itself.
     """
     stem, _, last = control.emitter.rpartition(".")
     if stem and last.isascii() and last.isdigit():
         return (control.epoch, stem, int(last), control.seq, control.id)
+    if last == ALL_BUCKETS:
+        return (control.epoch, stem, -1, control.seq, control.id)
     return (control.epoch, control.emitter, -1, control.seq, control.id)

@@ -1,0 +1,78 @@
+"""Which epochs a batch of a control reader may take, so that windows hold what they promise.
+
+A window delivers ``END_WINDOW`` tuples after all its data. So that no row of a later epoch comes
+before such a tuple, a batch ends with the first epoch that carries one; and it ends before an epoch
+that carries a ``BEGIN`` tuple, unless it begins with it. Tuples of *mergeable* types do not cut:
+of one emitter the last one holds. ``IMMEDIATE`` tuples have a place and ``AT_TIME`` tuples a time,
+so they do not cut either. Streams are cut each by itself; nothing is promised between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from streambroker_core.control.tuples import ControlTuple, Delivery, Target, order_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlHead:
+    """What the head of an epoch tells of its control tuples.
+
+    Attributes:
+        number: the epoch.
+        begin: types of its ``BEGIN`` tuples.
+        end: types of its ``END_WINDOW`` tuples.
+    """
+
+    number: int
+    begin: frozenset[str] = frozenset()
+    end: frozenset[str] = frozenset()
+
+
+def head_of(number: int, controls: Iterable[ControlTuple]) -> ControlHead:
+    """Return the head of an epoch with these control tuples."""
+    kinds: dict[Delivery, set[str]] = {one: set() for one in Delivery}
+    for one in controls:
+        kinds[one.delivery].add(one.type)
+    return ControlHead(
+        number=number,
+        begin=frozenset(kinds[Delivery.BEGIN]),
+        end=frozenset(kinds[Delivery.END_WINDOW]),
+    )
+
+
+def epochs_of_window(heads: Sequence[ControlHead], mergeable: frozenset[str] = frozenset()) -> int:
+    """Return how many of a stream's next epochs one batch may take; 0 only if there are none.
+
+    Args:
+        heads: of the next epochs, in order; those that a batch could have by size.
+        mergeable: types that do not cut.
+    """
+    for taken, head in enumerate(heads):
+        if taken and head.begin - mergeable:
+            return taken
+        if head.end - mergeable:
+            return taken + 1
+    return len(heads)
+
+
+def merged(
+    controls: Iterable[ControlTuple], mergeable: frozenset[str] = frozenset()
+) -> list[ControlTuple]:
+    """Return the tuples of one stream's epochs in a batch, without those that a later one replaces.
+
+    Of mergeable ``BEGIN`` and ``END_WINDOW`` tuples with one type, emitter and target the last one
+    stays. Others stay as they are: each of them has a place or a time of its own.
+    """
+    given = list(controls)
+    last: dict[tuple[str, str, Delivery, Target], ControlTuple] = {}
+    for one in sorted(given, key=order_of):
+        if _replaceable(one, mergeable):
+            last[one.type, one.emitter, one.delivery, one.target] = one
+    kept = {one.id for one in last.values()}
+    return [one for one in given if one.id in kept or not _replaceable(one, mergeable)]
+
+
+def _replaceable(control: ControlTuple, mergeable: frozenset[str]) -> bool:
+    return control.type in mergeable and control.delivery in (Delivery.BEGIN, Delivery.END_WINDOW)

@@ -1,0 +1,175 @@
+"""What the runner itself keeps for a bucket, beside the operator's state.
+
+``~meta`` says whose state it is, ``~waiting`` holds control tuples until their time, ``~clock`` the
+time that has passed. State of another operator, of another number of buckets or key, or of a newer
+release is refused before anything is changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streambroker_core.control.buckets import HASH
+from streambroker_core.control.emitting import Stage
+from streambroker_core.control.envelope import decode, encode
+from streambroker_core.control.operator import Blobs, Changes, StateError
+from streambroker_core.control.tuples import ControlTuple
+from streambroker_core.wire.canonical import canonical
+
+VERSION = 1
+OWN = "~"
+_META, _WAITING, _CLOCK = "~meta", "~waiting", "~clock"
+
+Waiting = tuple[str, ControlTuple]
+"""A port and a tuple that waits there for its time."""
+
+
+class OperatorBlobs(Mapping[str, bytes]):
+    """The operator's part of a bucket's blobs."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+
+    def __getitem__(self, name: str) -> bytes:
+        if name.startswith(OWN):
+            raise KeyError(name)
+        return self._blobs[name]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and not name.startswith(OWN) and name in self._blobs
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._blobs if not name.startswith(OWN))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@dataclass(slots=True)
+class Kept:
+    """The runner's own state of a bucket.
+
+    Attributes:
+        state: ``state_version`` of the operator that wrote blobs; None if none did.
+        layouts: of the ports seen so far.
+        waiting: tuples that wait for their time, by port and id.
+        clock: the event time that the operator was last advanced to.
+    """
+
+    state: int | None = None
+    layouts: dict[str, str] = field(default_factory=dict)
+    waiting: dict[tuple[str, str], ControlTuple] = field(default_factory=dict)
+    clock: int | None = None
+    _read: dict[str, bytes] = field(default_factory=dict)
+
+    def changes(self, stage: Stage, written: Changes, state_version: int) -> Changes:
+        """Return all blobs to write: the operator's, and what changed of our own.
+
+        Raises:
+            StateError: the operator names a blob that it may not.
+        """
+        for name in written:
+            if not name[:1].isalpha():
+                raise StateError(
+                    f"operator {stage.operator} writes state {name!r}: names begin with a letter."
+                )
+        if written:
+            self.state = state_version
+        own: dict[str, bytes | None] = {
+            _WAITING: self._waiting_text(),
+            _CLOCK: None if self.clock is None else str(self.clock).encode(),
+        }
+        if written or self._read or any(own.values()):
+            own[_META] = canonical(
+                {
+                    "v": VERSION,
+                    "operator": stage.operator,
+                    "state": self.state,
+                    "buckets": stage.buckets,
+                    "hash": HASH,
+                    "layouts": self.layouts,
+                }
+            )
+        changed = {name: blob for name, blob in own.items() if blob != self._read.get(name)}
+        return {**changed, **written}
+
+    def _waiting_text(self) -> bytes | None:
+        if not self.waiting:
+            return None
+        return canonical([[port, encode(one)] for (port, _), one in sorted_items(self.waiting)])
+
+
+def sorted_items(
+    waiting: Mapping[tuple[str, str], ControlTuple],
+) -> list[tuple[tuple[str, str], ControlTuple]]:
+    """Return waiting tuples by port and id."""
+    return sorted(waiting.items(), key=lambda item: item[0])
+
+
+def read(blobs: Blobs, stage: Stage, state_version: int) -> Kept:
+    """Read the runner's own blobs, and check that the state is this operator's.
+
+    Raises:
+        StateError: it is not.
+    """
+    kept = Kept()
+    for name in (_META, _WAITING, _CLOCK):
+        blob = blobs.get(name)
+        if blob is not None:
+            kept._read[name] = bytes(blob)
+    if _META not in kept._read:
+        return kept
+    meta = _json(kept._read[_META], stage)
+    _check(meta, stage, state_version)
+    kept.state, kept.layouts = meta["state"], dict(meta["layouts"])
+    if _WAITING in kept._read:
+        for port, one in _json(kept._read[_WAITING], stage):
+            control = decode(one, "waiting")
+            kept.waiting[port, control.id] = control
+    if _CLOCK in kept._read:
+        kept.clock = int(kept._read[_CLOCK])
+    return kept
+
+
+def _json(blob: bytes, stage: Stage) -> Any:
+    try:
+        return json.loads(blob)
+    except ValueError as error:
+        raise StateError(f"state of operator {stage.operator} is damaged: {error}.") from error
+
+
+def _check(meta: Mapping[str, Any], stage: Stage, state_version: int) -> None:
+    if meta["v"] > VERSION:
+        raise _refused(stage, f"has form {meta['v']}, of a newer release; this reads {VERSION}")
+    if meta["operator"] != stage.operator:
+        raise _refused(stage, f"is that of operator {meta['operator']}")
+    if meta["buckets"] != stage.buckets:
+        raise _refused(stage, f"has {meta['buckets']} buckets and the query {stage.buckets}")
+    if meta["hash"] != HASH:
+        raise _refused(stage, f"has its keys hashed by {meta['hash']} and this release by {HASH}")
+    if meta["state"] is not None and meta["state"] > state_version:
+        raise _refused(
+            stage, f"has version {meta['state']} and the operator reads up to {state_version}"
+        )
+
+
+def take_layouts(kept: Kept, layouts: Mapping[str, str], stage: Stage) -> None:
+    """Compare how rows are spread with how they were when the state was made.
+
+    Raises:
+        StateError: another number of buckets, or another key.
+    """
+    for port, layout in layouts.items():
+        known = kept.layouts.setdefault(port, layout)
+        if known != layout:
+            raise _refused(stage, f"has input {port} spread as {known} and the query as {layout}")
+
+
+def _refused(stage: Stage, why: str) -> StateError:
+    return StateError(
+        f"state of operator {stage.operator} in this checkpoint {why}. Nothing was overwritten:"
+        " go back to what wrote it, or begin a new checkpoint."
+    )

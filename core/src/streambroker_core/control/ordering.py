@@ -1,0 +1,158 @@
+"""Rows of one window put in order again, and cut where control tuples stand between them.
+
+How rows arrive, in how many batches and from whom first, must not show. So batches are joined,
+sorted by sequence if need be, and cut anew: at ports, at control tuples, and every ``CHUNK`` rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker_core.control.operator import OperatorError
+from streambroker_core.control.packing import SEQ
+from streambroker_core.control.rows import Placed
+from streambroker_core.control.tuples import ControlTuple, order_of
+
+CHUNK = 65_536
+"""Rows that ``process`` gets at once, at most."""
+
+Step = tuple[str, pa.RecordBatch | ControlTuple]
+"""Something for a port: rows without their sequence, or a control tuple."""
+
+
+def in_order(port: str, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """Return the rows of a port by rising ``_seq``.
+
+    Raises:
+        OperatorError: batches have different columns, or two rows one sequence.
+    """
+    for batch in batches[1:]:
+        if not batch.schema.equals(batches[0].schema):
+            raise OperatorError(
+                f"rows of input {port} come with the columns {_columns(batches[0])} and with"
+                f" {_columns(batch)}: all rows of an input have the same columns."
+            )
+    spans = sorted(
+        (
+            (one.column(0)[0].as_py(), one.column(0)[-1].as_py(), at)
+            for at, one in enumerate(batches)
+        )
+    )
+    table = pa.Table.from_batches([batches[at] for _, _, at in spans])
+    if all(low[1] < high[0] for low, high in pairwise(spans)):
+        return table
+    table = table.combine_chunks()
+    seq = table.column(SEQ)
+    table = table.take(pc.sort_indices(seq))
+    seq = table.column(SEQ)
+    same = pc.equal(seq.slice(1), seq.slice(0, len(seq) - 1))
+    if pc.any(same).as_py():
+        place = seq[pc.index(same, True).as_py()].as_py()
+        raise OperatorError(
+            f"two rows of input {port} have the sequence {place}: a sequence is of one row. Do"
+            " two sources of a union have one rank?"
+        )
+    return table
+
+
+def by_port(
+    tables: Mapping[str, pa.Table], control: Mapping[str, Sequence[Placed]], ports: Sequence[str]
+) -> Iterator[Step]:
+    """Give rows and ``IMMEDIATE`` tuples, port by port, each port in its order."""
+    for port in ports:
+        placed = sorted(control.get(port, ()), key=lambda one: (one[0], order_of(one[1])))
+        table = tables.get(port)
+        if table is None:
+            yield from ((port, one) for _, one in placed)
+            continue
+        first, seq = 0, _Sequence(table)
+        for position, one in placed:
+            until = bisect_left(seq, position, lo=first)
+            yield from _cut(port, table, first, until)
+            yield port, one
+            first = until
+        yield from _cut(port, table, first, table.num_rows)
+
+
+def by_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[str]) -> Iterator[Step]:
+    """Give rows of all ports merged by a column; at ties by port, then by sequence.
+
+    Nulls come last.
+
+    Raises:
+        OperatorError: a port does not have the column, or with another type.
+    """
+    found = [port for port in ports if port in tables]
+    _check_column(tables, column, found)
+    if not found:
+        return
+    keys = pa.concat_tables(
+        [
+            pa.table(
+                {
+                    "value": tables[port].column(column),
+                    "port": pa.repeat(pa.scalar(at, pa.int32()), tables[port].num_rows),
+                }
+            )
+            for at, port in enumerate(found)
+        ]
+    )
+    starts, total = [], 0
+    for port in found:
+        starts.append(total)
+        total += tables[port].num_rows
+    order = pc.sort_indices(
+        keys.append_column("row", pa.array(range(total), pa.int64())),
+        sort_keys=[("value", "ascending"), ("port", "ascending"), ("row", "ascending")],
+    )
+    of = keys.column("port").combine_chunks().take(order)
+    runs, first = pc.run_end_encode(of), 0
+    for at, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        rows = pc.subtract(order.slice(first, end - first).cast(pa.int64()), starts[at])
+        part = tables[found[at]].take(rows)
+        yield from _cut(found[at], part, 0, part.num_rows)
+        first = end
+
+
+def _check_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[str]) -> None:
+    kinds = {}
+    for port in ports:
+        if column not in tables[port].schema.names:
+            raise OperatorError(
+                f"rows of input {port} have no column {column}, by which the inputs are ordered."
+            )
+        kinds[port] = tables[port].schema.field(column).type
+    if len(set(kinds.values())) > 1:
+        told = ", ".join(f"{kind} in {port}" for port, kind in kinds.items())
+        raise OperatorError(
+            f"column {column}, by which the inputs are ordered, is {told}: cast it to one type."
+        )
+
+
+def _cut(port: str, table: pa.Table, first: int, until: int) -> Iterator[Step]:
+    while first < until:
+        rows = table.slice(first, min(CHUNK, until - first)).drop_columns([SEQ])
+        yield port, rows.combine_chunks().to_batches()[0]
+        first += rows.num_rows
+
+
+def _columns(batch: pa.RecordBatch) -> str:
+    return ", ".join(f"{one.name} {one.type}" for one in batch.schema if one.name != SEQ)
+
+
+class _Sequence(Sequence[int]):
+    """The sequences of a table, read one by one as a search wants them."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._column = table.column(SEQ)
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, at: int | slice) -> int:  # type: ignore[override]
+        return int(self._column[at].as_py())

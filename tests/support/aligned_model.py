@@ -1,0 +1,220 @@
+"""What a graph of aligned operators has to do, said as simply as can be: the oracle of the runner.
+
+Rows one by one in Python lists, every bucket forwards every copy, no Arrow but for the hash of a
+key. Whatever the runner does to be fast or to survive, its operators have to see the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from streambroker_core.control.buckets import buckets_of
+from streambroker_core.control.packing import sequence
+from streambroker_core.control.tuples import ControlTuple, Delivery
+from support.aligned import (
+    QUERY,
+    SOURCE,
+    Entry,
+    Graph,
+    Log,
+    Node,
+    Row,
+    Turn,
+    as_batch,
+    due,
+    layout_of,
+)
+
+Sent = tuple[str, int, Row | ControlTuple]
+"""Output, place, and what was sent; a control tuple stands before the row at its place."""
+
+
+def simulate(graph: Graph, windows: Iterable[Turn]) -> Log:
+    """Return what each bucket of each node sees, window by window."""
+    log: Log = {}
+    waiting: dict[tuple[str, int], dict[tuple[str, str], ControlTuple]] = {}
+    clocks: dict[tuple[str, int], int] = {}
+    for turn in windows:
+        sent: dict[str, list[Sent]] = {SOURCE: _source(turn)}
+        for node in graph.nodes:
+            sent[node.name] = []
+            arrived = _arrived(graph, node, sent)
+            for bucket in range(node.buckets):
+                held = waiting.setdefault((node.name, bucket), {})
+                wake = min((one.at for one in held.values() if one.at is not None), default=None)
+                mine = arrived[bucket]
+                if any(mine.values()) or due(wake, turn.watermark):
+                    one = _Window(node, bucket, turn, held, clocks.get((node.name, bucket)))
+                    one.run(mine)
+                    if turn.watermark is not None:
+                        clocks[node.name, bucket] = turn.watermark
+                    sent[node.name] += one.sent
+                    log.setdefault((node.name, bucket), []).append((turn.number, tuple(one.seen)))
+    return log
+
+
+def _source(turn: Turn) -> list[Sent]:
+    sent: list[Sent] = [
+        ("out", sequence(part=partition, number=number), row)
+        for partition, rows in enumerate(turn.rows)
+        for number, row in enumerate(rows)
+    ]
+    return sent + [("out", position, control) for position, control in turn.control]
+
+
+Arrived = dict[str, list[tuple[int, Row | ControlTuple]]]
+
+
+def _arrived(graph: Graph, node: Node, sent: dict[str, list[Sent]]) -> list[Arrived]:
+    """Return by bucket and port what comes: rows to one bucket, control to all."""
+    out: list[Arrived] = [{port: [] for port in node.inputs} for _ in range(node.buckets)]
+    for rank, edge in graph.into(node.name):
+        layout = layout_of(node, edge.port)
+        for output, place, what in sent[edge.source]:
+            at = sequence(rank=rank) + place
+            if output != edge.output:
+                continue
+            if isinstance(what, ControlTuple):
+                for one in out:
+                    one[edge.port].append((at, what))
+            else:
+                found = buckets_of(as_batch([what]), layout, pa.array([at], pa.int64()))
+                out[found[0].as_py()][edge.port].append((at, what))
+    return out
+
+
+def _once(given: Sequence[tuple[int, Row | ControlTuple]]) -> list[tuple[int, ControlTuple]]:
+    """Return each tuple once, at its first place."""
+    first: dict[str, tuple[int, ControlTuple]] = {}
+    for place, what in sorted(given, key=lambda one: one[0]):
+        if isinstance(what, ControlTuple):
+            first.setdefault(what.id, (place, what))
+    return list(first.values())
+
+
+def _rank(control: ControlTuple) -> tuple[object, ...]:
+    *stem, last = control.emitter.split(".")
+    number = int(last) if last.isdigit() else -1
+    return (control.epoch, ".".join(stem), number, control.seq, control.id)
+
+
+@dataclass
+class _Window:
+    node: Node
+    bucket: int
+    turn: Turn
+    held: dict[tuple[str, str], ControlTuple]
+    clock: int | None
+    seen: list[Entry] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._place = dict.fromkeys(self.node.outputs, sequence(part=self.bucket))
+        self._number = 0
+
+    def run(self, arrived: Arrived) -> None:
+        self.seen.append(("begin",))
+        self._emit_at("begin")
+        unique = {port: _once(given) for port, given in arrived.items()}
+        for port, control in self._all(unique, Delivery.BEGIN):
+            self._control(port, control)
+        self._times(unique)
+        for port, given in arrived.items():
+            items: list[tuple[tuple[object, ...], Row | ControlTuple]] = [
+                ((place, 1), what) for place, what in given if not isinstance(what, ControlTuple)
+            ]
+            items += [
+                ((place, 0, *_rank(one)), one)
+                for place, one in unique[port]
+                if one.delivery is Delivery.IMMEDIATE
+            ]
+            for _, what in sorted(items, key=lambda item: item[0]):
+                if isinstance(what, ControlTuple):
+                    self._control(port, what)
+                else:
+                    self._row(port, what)
+        for port, control in self._all(unique, Delivery.END_WINDOW):
+            self._control(port, control)
+        self._emit_at("end")
+        self.seen.append(("end",))
+
+    def _all(
+        self, unique: dict[str, list[tuple[int, ControlTuple]]], delivery: Delivery
+    ) -> list[tuple[str, ControlTuple]]:
+        found = [
+            (_rank(one), at, port, one)
+            for at, port in enumerate(unique)
+            for _, one in unique[port]
+            if one.delivery is delivery
+        ]
+        return [(port, one) for _, _, port, one in sorted(found, key=lambda it: it[:2])]
+
+    def _times(self, unique: dict[str, list[tuple[int, ControlTuple]]]) -> None:
+        for port, control in self._all(unique, Delivery.AT_TIME):
+            if self.node.answer is None:
+                self._send(control)
+            else:
+                self.held[port, control.id] = control
+        now = self.turn.watermark
+        if now is None:
+            return
+        passed = -(1 << 62) if self.clock is None else self.clock
+        ports = list(self.node.inputs)
+        ready = sorted(
+            (
+                (one.at, _rank(one), ports.index(port), port, one)
+                for (port, _), one in self.held.items()
+                if one.at is not None and one.at <= now
+            ),
+            key=lambda it: it[:3],
+        )
+        for at, _, _, port, control in ready:
+            if at > passed:
+                self.seen.append(("advance", str(at)))
+                passed = at
+            self._control(port, control)
+            del self.held[port, control.id]
+        self.seen.append(("advance", str(now)))
+
+    def _row(self, port: str, row: Row) -> None:
+        self.seen.append(("row", port, str(row[1])))
+        for output in self.node.outputs:
+            self.sent.append((output, self._place[output], row))
+            self._place[output] += 1
+        if row[1] % 10 == 0:
+            self._emit_at("row")
+
+    def _control(self, port: str, control: ControlTuple) -> None:
+        answer = self.node.answer
+        if answer is not None:
+            self.seen.append(("control", port, control.id))
+        if answer == "new":
+            self._emit(None, control.text)
+        if answer in (None, "forward", "repeat"):
+            self._send(control)
+
+    def _emit_at(self, point: str) -> None:
+        if point in self.node.emits:
+            self._emit(point if self.node.once else None, f'{{"name":"{point}"}}')
+
+    def _emit(self, once: str | None, text: str) -> None:
+        emitter = f"{QUERY}.{self.node.name}.{'*' if once else self.bucket}"
+        self._send(
+            ControlTuple(
+                type="Note",
+                id=f"{emitter}/{self.turn.number}/{once or self._number}",
+                delivery=self.node.delivery,
+                epoch=self.turn.number,
+                emitter=emitter,
+                seq=0 if once else self._number,
+                text=text,
+            )
+        )
+        self._number += 0 if once else 1
+
+    def _send(self, control: ControlTuple) -> None:
+        for output in self.node.outputs:
+            self.sent.append((output, self._place[output], control))
