@@ -246,8 +246,8 @@ def _read_bytes(value: Any, path: str) -> bytes:
 
 def _read_time(value: Any, path: str) -> datetime:
     try:
-        return datetime.fromisoformat(value)
-    except (TypeError, ValueError) as error:
+        return datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except (AttributeError, ValueError) as error:
         raise ControlError(f"{path} has to be a time as ISO 8601 writes it: {error}.") from error
 
 

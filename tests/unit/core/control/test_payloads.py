@@ -1,0 +1,195 @@
+"""Payloads are dataclasses that come back equal, and what cannot is refused by type and field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streambroker_core.control.payloads import Payloads, encode, mergeable, type_name
+from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Whole:
+    text: str
+    number: int
+    share: float
+    flag: bool
+    data: bytes
+    when: datetime
+    parts: list[Part]
+    pair: tuple[int, str]
+    many: tuple[int, ...]
+    table: dict[str, float]
+    part: Part | None = None
+    anything: Any = None
+    extra: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Mark:
+    control_type: ClassVar[str] = "watermark"
+    mergeable: ClassVar[bool] = True
+    at: int
+
+
+def sent(payload: object) -> ControlTuple:
+    kind, text = encode(payload)
+    return received(kind, text)
+
+
+def received(kind: str, text: str) -> ControlTuple:
+    return ControlTuple(
+        type=kind,
+        id="e/1/0",
+        delivery=Delivery.IMMEDIATE,
+        epoch=1,
+        emitter="e",
+        seq=0,
+        text=text,
+    )
+
+
+PARTS = st.builds(Part, name=st.text(), size=st.integers(-(1 << 63), (1 << 63) - 1))
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+WHOLES = st.builds(
+    Whole,
+    text=st.text(),
+    number=st.integers(-(1 << 63), (1 << 63) - 1),
+    share=FLOATS,
+    flag=st.booleans(),
+    data=st.binary(),
+    when=st.datetimes(timezones=st.just(timezone.utc)),
+    parts=st.lists(PARTS, max_size=3),
+    pair=st.tuples(st.integers(0, 9), st.text()),
+    many=st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    table=st.dictionaries(st.text(), FLOATS, max_size=3),
+    part=st.none() | PARTS,
+    anything=st.none() | st.booleans() | st.lists(st.text(), max_size=2),
+    extra=st.dictionaries(st.text(), st.lists(st.integers(0, 9), max_size=2), max_size=2),
+)
+
+
+@given(whole=WHOLES)
+def test_a_payload_comes_back_equal(whole: Whole) -> None:
+    assert Payloads([Whole]).decode(sent(whole)) == whole
+
+
+def test_equal_payloads_have_equal_text() -> None:
+    assert encode(Part(name="ü", size=1)) == ("Part", '{"name":"\\u00fc","size":1}')
+
+
+def test_the_type_has_the_name_that_the_class_gives_it() -> None:
+    assert type_name(Mark) == "watermark"
+    assert Payloads([Mark]).decode(sent(Mark(at=3))) == Mark(at=3)
+    assert mergeable([Mark, Part]) == {"watermark"}
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ({"a": 1}, "has to be a dataclass, not builtins.dict"),
+        (Part, "has to be a dataclass, not builtins.type"),
+        (Part(name=object()), "Part.name holds a builtins.object, which cannot be written"),  # type: ignore[arg-type]
+        (Part(name="a", size=1 << 63), "Part.size is 9223372036854775808, which is not an int64"),
+        (Part(name="\ud800"), "Part.name holds half of a surrogate pair"),
+        (Part(name=datetime(2020, 1, 1)), "Part.name is a time without a zone"),  # type: ignore[arg-type]  # noqa: DTZ001
+        (Part(name=float("nan")), "Part.name is nan, which JSON cannot hold"),  # type: ignore[arg-type]
+        (Part(name=[1, {2: 3}]), r"Part.name\[1\] has the key 2, which is not a text"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_written_is_refused_by_type_and_field(payload: object, message: str) -> None:
+    with pytest.raises(ControlError, match=message):
+        encode(payload)
+
+
+def test_a_payload_that_is_part_of_itself_is_refused() -> None:
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(ControlError, match="nested deeper than 32"):
+        encode(Part(name=loop))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("Other", "{}", "has type Other, which is not known to this receiver; it knows Part"),
+        ("Part", "[]", "Part has to be an object, not a list"),
+        ("Part", "{}", "Part.name is missing"),
+        ("Part", '{"name":1}', "Part.name has to be a text, not an integer"),
+        ("Part", '{"name":"a","size":true}', "Part.size has to be an integer, not a boolean"),
+        ("Part", '{"name":"a","size":1.5}', "Part.size has to be an integer, not a number"),
+        ("Part", '{"name":"a","new":1}', "Part has the field new, which its type here does not"),
+        ("Part", '{"name":null}', "Part.name has to be a text, not null"),
+    ],
+)
+def test_what_does_not_fit_is_refused_where_it_is_received(
+    kind: str, text: str, message: str
+) -> None:
+    with pytest.raises(ControlError, match=message):
+        Payloads([Part]).decode(received(kind, text))
+
+
+def test_nested_places_are_named() -> None:
+    good = sent(
+        Whole(
+            text="",
+            number=0,
+            share=0.0,
+            flag=False,
+            data=b"",
+            when=datetime(2020, 1, 1, tzinfo=timezone.utc),
+            parts=[],
+            pair=(1, ""),
+            many=(),
+            table={},
+        )
+    )
+    for old, new, message in (
+        ('"parts":[]', '"parts":[{"name":"a"},3]', r"Whole.parts\[1\] has to be an object"),
+        ('"pair":[1,""]', '"pair":[1]', "Whole.pair has 1 entries, not 2"),
+        ('"data":""', '"data":"!"', "Whole.data has to be bytes in base64"),
+        ('"when":"2020', '"when":"x2020', "Whole.when has to be a time as ISO 8601"),
+        ('"table":{}', '"table":{"k":"v"}', "Whole.table.k has to be a number, not a text"),
+        ('"many":[]', '"many":{}', "Whole.many has to be a list, not an object"),
+    ):
+        assert old in good.text
+        with pytest.raises(ControlError, match=message):
+            Payloads([Whole]).decode(received("Whole", good.text.replace(old, new)))
+
+
+def test_two_types_with_one_name_and_types_that_are_no_dataclasses_are_refused() -> None:
+    @dataclass
+    class Other:
+        control_type: ClassVar[str] = "Part"
+
+    with pytest.raises(ControlError, match="two payload types have the name Part"):
+        Payloads([Part, Other])
+    with pytest.raises(ControlError, match="payload type int is no dataclass"):
+        Payloads([int])
+
+
+def test_a_type_that_refuses_its_values_is_heard() -> None:
+    with pytest.raises(ControlError, match="Checked is refused by its type: x is negative"):
+        Payloads([Checked]).decode(received("Checked", '{"x":-1}'))
+
+
+@dataclass
+class Checked:
+    x: int
+
+    def __post_init__(self) -> None:
+        if self.x < 0:
+            raise ValueError("x is negative")
