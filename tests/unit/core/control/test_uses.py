@@ -1,0 +1,376 @@
+"""What control tuples are for: five uses, each over several partitions and however rows arrive.
+
+Batches that begin and end, a watermark, a property that changes in the same window everywhere,
+recording that starts and stops, and the end of a file; and a change at an event time, which holds
+for the same rows wherever windows are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from streambroker_core.control.aligned import AlignedRunner, Outcome
+from streambroker_core.control.buckets import Layout
+from streambroker_core.control.cutting import epochs_of_window, head_of, merged
+from streambroker_core.control.emitting import EmittedRows, Stage
+from streambroker_core.control.operator import Blobs, Changes, Operator, Window
+from streambroker_core.control.packing import Packed, by_bucket, pack, pack_control
+from streambroker_core.control.payloads import encode, mergeable
+from streambroker_core.control.rows import Placed
+from streambroker_core.control.tuples import ControlTuple, Delivery
+from streambroker_core.control.typed import TypedOperator, handles
+
+BUCKETS = 4
+LAYOUT = Layout(port="in", buckets=BUCKETS, key=(("k", pa.int64()),))
+
+
+@dataclass(frozen=True)
+class BatchBegin:
+    name: str
+
+
+@dataclass(frozen=True)
+class BatchEnd:
+    name: str
+
+
+@dataclass(frozen=True)
+class Watermark:
+    mergeable: ClassVar[bool] = True
+    time: int
+
+
+@dataclass(frozen=True)
+class SetFactor:
+    factor: int
+
+
+@dataclass(frozen=True)
+class Record:
+    on: bool
+
+
+@dataclass(frozen=True)
+class EndOfFile:
+    path: str
+
+
+Rows = Sequence[tuple[int, ...]]
+
+
+@dataclass
+class Line:
+    """Operators one behind the other, with state by bucket; rows are ``k, v`` or ``k, v, t``."""
+
+    makes: Sequence[Callable[[], Operator]]
+    seed: int = 0
+    state: dict[tuple[int, int], dict[str, bytes]] = field(default_factory=dict)
+    number: int = 0
+
+    def window(
+        self, rows: Rows = (), *controls: ControlTuple, watermark: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Run a window; return the rows that come out at the end."""
+        self.number += 1
+        random = Random(self.seed + self.number)
+        columns = list(zip(*rows, strict=True)) or [(), (), ()]
+        whole = pa.RecordBatch.from_arrays(
+            [pa.array(one, pa.int64()) for one in columns], list("kvt")[: len(columns)]
+        )
+        cuts = sorted({0, len(rows), *random.choices(range(len(rows) + 1), k=2)})
+        given = [pack(whole.slice(a, b - a), LAYOUT, a) for a, b in pairwise(cuts)]
+        given.append(pack_control([(0, one) for one in controls], "in", BUCKETS))
+        for level in range(len(self.makes)):
+            random.shuffle(given)
+            given = self._level(level, given, watermark)
+        out = []
+        for batch in given:
+            out += batch.to_pylist()
+        return out
+
+    def _level(
+        self, level: int, given: list[pa.RecordBatch], watermark: int | None
+    ) -> list[pa.RecordBatch]:
+        arrived: dict[int, list[Packed]] = {at: [] for at in range(BUCKETS)}
+        for batch in given:
+            for bucket, one in by_bucket(batch):
+                arrived[bucket].append(one)
+        stage = Stage(query="q", operator=f"op{level}", buckets=BUCKETS)
+        outcomes = [
+            self._bucket(level, stage, at, packed, watermark) for at, packed in arrived.items()
+        ]
+        emitted = [one for outcome in outcomes for one in outcome.emitted]
+        rows = [one for one in emitted if isinstance(one, EmittedRows)]
+        if level == len(self.makes) - 1:
+            return [one.batch for one in rows]
+        controls: list[Placed] = [
+            (one.position, one.control) for one in emitted if not isinstance(one, EmittedRows)
+        ]
+        return [
+            *(pack(one.batch, LAYOUT, one.seq) for one in rows),
+            pack_control(controls, "in", BUCKETS),
+        ]
+
+    def _bucket(
+        self, level: int, stage: Stage, bucket: int, packed: list[Packed], watermark: int | None
+    ) -> Outcome:
+        blobs = self.state.setdefault((level, bucket), {})
+        window = Window(
+            number=self.number, time=0, watermark=watermark, bucket=bucket, buckets=BUCKETS
+        )
+        outcome = AlignedRunner(self.makes[level], stage).run(window, packed, blobs)
+        for name, blob in outcome.changes.items():
+            if blob is None:
+                del blobs[name]
+            else:
+                blobs[name] = blob
+        return outcome
+
+
+def told(payload: object, epoch: int, seq: int = 0, **more: Any) -> ControlTuple:
+    kind, text = encode(payload)
+    fields: dict[str, Any] = {"delivery": Delivery.END_WINDOW, **more}
+    return ControlTuple(
+        type=kind,
+        id=f"S/{epoch}/{seq}",
+        epoch=epoch,
+        emitter="S",
+        seq=seq,
+        text=text,
+        **fields,
+    )
+
+
+class Summing(TypedOperator):
+    """Sums between the begin and the end of a batch; each bucket hands out its sum at the end."""
+
+    total = 0
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        self.total = int(blobs["total"])
+
+    def snapshot(self) -> Changes:
+        return {"total": str(self.total).encode()}
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        self.total += sum(batch.column("v").to_pylist())
+
+    @handles(BatchBegin)
+    def begin(self, port: str, payload: BatchBegin, control: ControlTuple) -> bool:
+        self.total = 0
+        return True
+
+    @handles(BatchEnd)
+    def end(self, port: str, payload: BatchEnd, control: ControlTuple) -> bool:
+        self.emit(pa.RecordBatch.from_pydict({"batch": [payload.name], "sum": [self.total]}))
+        return True
+
+
+SEEDS = pytest.mark.parametrize("seed", range(3))
+
+
+@SEEDS
+def test_a_batch_that_begins_and_ends_is_summed_over_several_windows(seed: int) -> None:
+    line = Line([Summing], seed)
+    rows = [(k, 1) for k in range(20)]
+    assert line.window(rows) == []
+    assert line.window(rows, told(BatchBegin("b"), 2, delivery=Delivery.BEGIN)) == []
+    out = line.window(rows, told(BatchEnd("b"), 3))
+    assert sum(one["sum"] for one in out) == 40
+    assert {one["batch"] for one in out} == {"b"}
+    out = line.window(
+        rows, told(BatchBegin("c"), 4, delivery=Delivery.BEGIN), told(BatchEnd("c"), 4, 1)
+    )
+    assert sum(one["sum"] for one in out) == 20
+
+
+def test_watermarks_do_not_cut_and_of_those_in_one_window_the_last_holds() -> None:
+    seen: list[int] = []
+
+    class Following(TypedOperator):
+        @handles(Watermark)
+        def pass_time(self, port: str, payload: Watermark, control: ControlTuple) -> bool:
+            seen.append(payload.time)
+            return True
+
+    kinds = mergeable([Watermark, EndOfFile])
+    epochs = [[told(Watermark(10 * number), number)] for number in range(1, 4)]
+    heads = [head_of(number, controls) for number, controls in enumerate(epochs)]
+    assert epochs_of_window(heads, kinds) == 3
+    line = Line([Following])
+    line.window([], *merged([one for controls in epochs for one in controls], kinds))
+    assert seen == [30] * BUCKETS
+
+
+class Multiplying(TypedOperator):
+    """Multiplies by a factor that a control tuple sets."""
+
+    factor = 1
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        self.factor = int(blobs["factor"])
+
+    def snapshot(self) -> Changes:
+        return {"factor": str(self.factor).encode()}
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        values = [one * self.factor for one in batch.column("v").to_pylist()]
+        self.emit(pa.RecordBatch.from_pydict({"k": batch.column("k"), "v": values}))
+
+    @handles(SetFactor)
+    def change(self, port: str, payload: SetFactor, control: ControlTuple) -> bool:
+        self.factor = payload.factor
+        return False
+
+
+@SEEDS
+def test_a_property_changes_in_the_same_window_in_all_partitions_of_several_operators(
+    seed: int,
+) -> None:
+    line = Line([Multiplying, Multiplying, Multiplying], seed)
+    rows = [(k, 1) for k in range(20)]
+    assert {one["v"] for one in line.window(rows)} == {1}
+    assert {one["v"] for one in line.window(rows, told(SetFactor(3), 2))} == {1}
+    assert {one["v"] for one in line.window(rows)} == {27}
+
+
+class Recording(TypedOperator):
+    """Passes rows on while it records."""
+
+    on = False
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        self.on = blobs["on"] == b"1"
+
+    def snapshot(self) -> Changes:
+        return {"on": b"1" if self.on else b"0"}
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        if self.on:
+            self.emit(batch)
+
+    @handles(Record)
+    def record(self, port: str, payload: Record, control: ControlTuple) -> bool:
+        self.on = payload.on
+        return False
+
+
+@SEEDS
+def test_recording_starts_and_stops_in_the_same_windows_everywhere(seed: int) -> None:
+    line = Line([Recording], seed)
+    found = []
+    for number, tell in enumerate([None, True, None, False, None], 1):
+        controls = [] if tell is None else [told(Record(tell), number)]
+        out = line.window([(k, number) for k in range(20)], *controls)
+        found.append(sorted((one["k"], one["v"]) for one in out))
+    windows = [[], [], *([(k, number) for k in range(20)] for number in (3, 4)), []]
+    assert found == windows
+
+
+class Filing(TypedOperator):
+    """Counts the rows since the last end of a file and hands out path and count when it comes."""
+
+    count = 0
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        self.count = int(blobs["count"])
+
+    def snapshot(self) -> Changes:
+        return {"count": str(self.count).encode()}
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        self.count += batch.num_rows
+
+    @handles(EndOfFile)
+    def close(self, port: str, payload: EndOfFile, control: ControlTuple) -> bool:
+        self.emit(
+            pa.RecordBatch.from_pydict(
+                {"path": [payload.path], "rows": [self.count], "id": [control.id]}
+            )
+        )
+        self.count = 0
+        return True
+
+
+@SEEDS
+def test_a_file_ends_in_every_bucket_with_its_rows_and_under_one_identity(seed: int) -> None:
+    """A sink closes the file when all buckets have said so: ``BUCKETS`` rows of one identity."""
+    epochs: list[tuple[Rows, list[ControlTuple]]] = [
+        ([(k, 1) for k in range(10)], []),
+        ([(k, 1) for k in range(5)], [told(EndOfFile("f1"), 1)]),
+        ([(k, 1) for k in range(7)], [told(EndOfFile("f2"), 2)]),
+    ]
+    line, heads = Line([Filing], seed), [head_of(at, it[1]) for at, it in enumerate(epochs)]
+    files, next_ = [], 0
+    while next_ < len(epochs):
+        taken = epochs[next_ : next_ + epochs_of_window(heads[next_:])]
+        rows = [row for of, _ in taken for row in of]
+        files.append(line.window(rows, *(one for _, controls in taken for one in controls)))
+        next_ += len(taken)
+    for out, path, count, id_ in zip(files, ("f1", "f2"), (15, 7), ("S/1/0", "S/2/0"), strict=True):
+        assert {(one["path"], one["id"]) for one in out} == {(path, id_)}
+        assert (len(out), sum(one["rows"] for one in out)) == (BUCKETS, count)
+
+
+class InTime(Multiplying):
+    """The same, on rows in the order of their event time: they wait until it has passed."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, int, int]] = []
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        self.factor, *rows = (int(one) for one in blobs["held"].split())
+        self.waiting = list(zip(rows[::3], rows[1::3], rows[2::3], strict=True))
+
+    def snapshot(self) -> Changes:
+        held = [self.factor, *(number for row in self.waiting for number in row)]
+        return {"held": " ".join(map(str, held)).encode()}
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        rows = zip(*(batch.column(name).to_pylist() for name in "tkv"), strict=True)
+        self.waiting = sorted([*self.waiting, *rows])
+
+    def advance(self, time: int) -> None:
+        due = [row for row in self.waiting if row[0] <= time]
+        self.waiting = self.waiting[len(due) :]
+        if due:
+            _, keys, values = (list(column) for column in zip(*due, strict=True))
+            super().process("in", pa.RecordBatch.from_pydict({"k": keys, "v": values}))
+
+    def wake_at(self) -> int | None:
+        return self.waiting[0][0] if self.waiting else None
+
+
+@pytest.mark.parametrize("windows", [1, 2, 5, 40])
+def test_a_change_at_an_event_time_holds_for_the_same_rows_wherever_windows_are_cut(
+    windows: int,
+) -> None:
+    random = Random(windows)
+    times = list(range(40))
+    rows = [(time % 7, 1, time) for time in times]
+    for low in range(0, 40, 5):  # out of order, within a window's reach
+        part = rows[low : low + 5]
+        random.shuffle(part)
+        rows[low : low + 5] = part
+    change = told(SetFactor(2), 1, delivery=Delivery.AT_TIME, at=17)
+    line, found, passed = Line([InTime]), dict[int, list[int]](), -1
+    size = 40 // windows
+    for at in range(0, 40, size):
+        controls = [change] if at == 0 else []
+        out = line.window(rows[at : at + size], *controls, watermark=passed if at else None)
+        passed = max(passed, max(row[2] for row in rows[at : at + size]) - 5)
+        for one in out:
+            found.setdefault(one["v"], []).append(one["k"])
+    for one in line.window(watermark=100):
+        found.setdefault(one["v"], []).append(one["k"])
+    assert {factor: sorted(keys) for factor, keys in found.items()} == {
+        1: sorted(time % 7 for time in times if time <= 17),
+        2: sorted(time % 7 for time in times if time > 17),
+    }
