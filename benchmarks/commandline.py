@@ -34,6 +34,7 @@ NAMES = (
     "polling",
     "log_append",
     "explain",
+    "control",
     "matching",
     "cold_start",
     "feed",

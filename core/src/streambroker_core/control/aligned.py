@@ -343,7 +343,7 @@ class _Delivering:
         target = control.target
         if target.bucket is not None and target.bucket != self._window.bucket:
             return False
-        layout = self._keyed(port)
+        layout = None if target.key is None else self._keyed(port)
         if target.key is None or layout is None:
             return True
         return bucket_of_key(target.key, layout) == self._window.bucket

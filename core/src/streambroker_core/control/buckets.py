@@ -7,9 +7,9 @@ it is computed, and a change of it is a change of format.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -146,17 +146,12 @@ def _number(column: pa.Array, layout: Layout) -> pa.Array:
             " a boolean, a date or a time."
         )
     encoded = column.dictionary_encode()
-    hashes = pa.array([_hash(value) for value in encoded.dictionary.to_pylist()], _U64)
-    return hashes.take(encoded.indices)
+    values = encoded.dictionary.cast(pa.large_binary()).to_pylist()
+    return pa.array([crc32(value) for value in values], _U64).take(encoded.indices)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _hash(value: str | bytes) -> int:
-    data = value.encode() if isinstance(value, str) else value
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
 
 def _mix(number: pa.Array) -> pa.Array:

@@ -70,13 +70,13 @@ def by_port(
         if table is None:
             yield from ((port, one) for _, one in placed)
             continue
-        first, seq = 0, _Sequence(table)
+        rows, seq, first = _without_sequence(table), _sequences(table), 0
         for position, one in placed:
             until = bisect_left(seq, position, lo=first)
-            yield from _cut(port, table, first, until)
+            yield from _cut(port, rows, first, until)
             yield port, one
             first = until
-        yield from _cut(port, table, first, table.num_rows)
+        yield from _cut(port, rows, first, table.num_rows)
 
 
 def by_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[str]) -> Iterator[Step]:
@@ -114,8 +114,8 @@ def by_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[str])
     runs, first = pc.run_end_encode(of), 0
     for at, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
         rows = pc.subtract(order.slice(first, end - first).cast(pa.int64()), starts[at])
-        part = tables[found[at]].take(rows)
-        yield from _cut(found[at], part, 0, part.num_rows)
+        part = _without_sequence(tables[found[at]].take(rows))
+        yield from _cut(found[at], part, 0, end - first)
         first = end
 
 
@@ -134,25 +134,29 @@ def _check_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[s
         )
 
 
-def _cut(port: str, table: pa.Table, first: int, until: int) -> Iterator[Step]:
-    while first < until:
-        rows = table.slice(first, min(CHUNK, until - first)).drop_columns([SEQ])
-        yield port, rows.combine_chunks().to_batches()[0]
-        first += rows.num_rows
+def _without_sequence(table: pa.Table) -> list[pa.RecordBatch]:
+    """Return the rows for an operator: one batch, or more if a column is too long for one."""
+    return list(table.drop_columns([SEQ]).combine_chunks().to_batches())
+
+
+def _sequences(table: pa.Table) -> Sequence[int]:
+    """Return the sequences of a table's rows; a view, so that a search costs no objects."""
+    column = table.column(SEQ).combine_chunks()
+    whole = memoryview(column.buffers()[1]).cast("B").cast("q")
+    return whole[column.offset : column.offset + len(column)]
+
+
+def _cut(port: str, batches: Sequence[pa.RecordBatch], first: int, until: int) -> Iterator[Step]:
+    for batch in batches:
+        end = min(until, batch.num_rows)
+        while first < end:
+            rows = min(CHUNK, end - first)
+            yield port, batch.slice(first, rows)
+            first += rows
+        first, until = max(0, first - batch.num_rows), until - batch.num_rows
+        if until <= 0:
+            return
 
 
 def _columns(batch: pa.RecordBatch) -> str:
     return ", ".join(f"{one.name} {one.type}" for one in batch.schema if one.name != SEQ)
-
-
-class _Sequence(Sequence[int]):
-    """The sequences of a table, read one by one as a search wants them."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._column = table.column(SEQ)
-
-    def __len__(self) -> int:
-        return len(self._column)
-
-    def __getitem__(self, at: int | slice) -> int:  # type: ignore[override]
-        return int(self._column[at].as_py())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
+import zlib
 from collections import Counter
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -80,10 +80,6 @@ def splitmix(number: int) -> int:
     return number ^ (number >> 31)
 
 
-def digest(value: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(value, digest_size=8).digest(), "big")
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "number"),
     [
@@ -92,10 +88,10 @@ def digest(value: bytes) -> int:
         (pa.uint64(), 2**64 - 7, 2**64 - 7),
         (pa.bool_(), True, 1),
         (pa.float64(), 1.5, int.from_bytes(struct.pack(">d", 1.5), "big")),
-        (pa.string(), "IBM", digest(b"IBM")),
-        (pa.large_string(), "\u00fc", digest("\u00fc".encode())),
-        (pa.binary(), b"IBM", digest(b"IBM")),
-        (pa.decimal128(10, 2), Decimal("1.50"), digest(b"1.50")),
+        (pa.string(), "IBM", zlib.crc32(b"IBM")),
+        (pa.large_string(), "\u00fc", zlib.crc32("\u00fc".encode())),
+        (pa.binary(), b"IBM", zlib.crc32(b"IBM")),
+        (pa.decimal128(10, 2), Decimal("1.50"), zlib.crc32(b"1.50")),
         (pa.date32(), date(1970, 1, 11), 10),
         (pa.timestamp("ms", "UTC"), datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc), 1_000_000),
     ],
