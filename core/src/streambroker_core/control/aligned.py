@@ -72,7 +72,10 @@ class Outcome:
         emitted: rows and control tuples, in order.
         changes: blobs to write; None removes one.
         wake_at: event time at which the bucket wants a window, rows or not; None for never.
-        watermark: what operators after this one may take for passed; None for nothing yet.
+        held_at: earliest event time of what waits in this bucket; None for nothing. It holds also
+            in later windows in which the bucket has nothing to do.
+        watermark: what operators after this one may take for passed, as far as this bucket is
+            concerned; None for nothing yet.
         applied: the control tuples that were handed to the operator, in order.
         control: counts by delivery.
         rows_in: rows processed.
@@ -82,6 +85,7 @@ class Outcome:
     emitted: tuple[Emission, ...] = ()
     changes: Changes = field(default_factory=dict)
     wake_at: int | None = None
+    held_at: int | None = None
     watermark: int | None = None
     applied: tuple[Applied, ...] = ()
     control: Mapping[Delivery, ControlCounts] = field(default_factory=dict)
@@ -194,7 +198,7 @@ class AlignedRunner:
     ) -> None:
         for port, control in self._sorted(arrived, Delivery.AT_TIME):
             if delivering.is_for_me(port, control):
-                kept.waiting[port, control.id] = control
+                kept.wait(port, control, self._stage)
             else:
                 delivering.deliver(port, control)
         now = window.watermark
@@ -210,7 +214,7 @@ class AlignedRunner:
                 operator.advance(at)
                 kept.clock = at
             delivering.deliver(port, control)
-            del kept.waiting[port, control.id]
+            kept.waited(port, control)
         operator.advance(now)
         kept.clock = now if self._timed else None
 
@@ -263,6 +267,7 @@ class AlignedRunner:
             emitted=tuple(emissions.emitted),
             changes=changes,
             wake_at=min(wakes if own is None else [*wakes, own], default=None),
+            held_at=held,
             watermark=_held(window.watermark, held),
             applied=tuple(applied),
             control=_counts(arrived, kept, emissions, applied),

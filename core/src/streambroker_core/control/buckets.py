@@ -14,7 +14,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.control.operator import OperatorError
+from streambroker_core.control.operator import Input, OperatorError
 from streambroker_core.control.tuples import ControlError, KeyValue
 
 HASH = "mix64-1"
@@ -56,6 +56,27 @@ class Layout:
         if not how:
             how = "broadcast" if self.broadcast else "sequence"
         return f"{HASH};{self.buckets};{how}"
+
+
+def layout_of(input_: Input, schema: pa.Schema, buckets: int, *, nulls: bool = False) -> Layout:
+    """Return how an operator's input is spread, its key's types taken from the rows' schema.
+
+    Raises:
+        OperatorError: the rows do not have a key column.
+    """
+    lost = [name for name in input_.key if name not in schema.names]
+    if lost:
+        raise OperatorError(
+            f"input {input_.name} has the key {', '.join(input_.key)}, and its rows have no column"
+            f" {lost[0]}; they have {', '.join(schema.names)}."
+        )
+    return Layout(
+        port=input_.name,
+        buckets=buckets,
+        key=tuple((name, schema.field(name).type) for name in input_.key),
+        broadcast=input_.broadcast,
+        nulls=nulls,
+    )
 
 
 def buckets_of(batch: pa.RecordBatch, layout: Layout, seq: pa.Array) -> pa.Array:

@@ -16,7 +16,7 @@ from streambroker_core.control.buckets import HASH
 from streambroker_core.control.emitting import Stage
 from streambroker_core.control.envelope import decode, encode
 from streambroker_core.control.operator import Blobs, Changes, StateError
-from streambroker_core.control.tuples import ControlTuple
+from streambroker_core.control.tuples import ControlLimitError, ControlTuple
 from streambroker_core.wire.canonical import canonical
 
 VERSION = 1
@@ -64,6 +64,29 @@ class Kept:
     waiting: dict[tuple[str, str], ControlTuple] = field(default_factory=dict)
     clock: int | None = None
     _read: dict[str, bytes] = field(default_factory=dict)
+    _touched: bool = False
+
+    def wait(self, port: str, control: ControlTuple, stage: Stage) -> None:
+        """Keep a tuple until its time.
+
+        Raises:
+            ControlLimitError: too many wait.
+        """
+        if (port, control.id) in self.waiting:
+            return
+        self.waiting[port, control.id] = control
+        self._touched = True
+        if len(self.waiting) > stage.limits.tuples:
+            raise ControlLimitError(
+                f"{len(self.waiting)} control tuples wait for their time at operator"
+                f" {stage.operator}, the limit is {stage.limits.tuples}. Does its watermark move?"
+                f" The last one is a {control.type} for {control.at}."
+            )
+
+    def waited(self, port: str, control: ControlTuple) -> None:
+        """Forget a tuple that was delivered."""
+        del self.waiting[port, control.id]
+        self._touched = True
 
     def changes(self, stage: Stage, written: Changes, state_version: int) -> Changes:
         """Return all blobs to write: the operator's, and what changed of our own.
@@ -97,16 +120,17 @@ class Kept:
         return {**changed, **written}
 
     def _waiting_text(self) -> bytes | None:
+        if not self._touched:
+            return self._read.get(_WAITING)
         if not self.waiting:
             return None
-        return canonical([[port, encode(one)] for (port, _), one in sorted_items(self.waiting)])
+        return canonical(
+            [[port, encode(one)] for (port, _), one in sorted(self.waiting.items(), key=_place)]
+        )
 
 
-def sorted_items(
-    waiting: Mapping[tuple[str, str], ControlTuple],
-) -> list[tuple[tuple[str, str], ControlTuple]]:
-    """Return waiting tuples by port and id."""
-    return sorted(waiting.items(), key=lambda item: item[0])
+def _place(item: tuple[tuple[str, str], ControlTuple]) -> tuple[str, str]:
+    return item[0]
 
 
 def read(blobs: Blobs, stage: Stage, state_version: int) -> Kept:

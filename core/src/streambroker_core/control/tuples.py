@@ -51,6 +51,13 @@ class Limits:
     bytes: int = MAX_BYTES
     payload: int = MAX_PAYLOAD
 
+    def __post_init__(self) -> None:
+        if not 0 < self.payload <= MAX_PAYLOAD:
+            raise ControlError(
+                f"a payload may have 1 to {MAX_PAYLOAD} bytes, not {self.payload}: what reads it"
+                " elsewhere takes no more."
+            )
+
 
 class Delivery(enum.Enum):
     """When a control tuple is handed to an operator.
@@ -121,6 +128,40 @@ class ControlTuple:
     def payload(self) -> Any:
         """The payload as JSON value; a new one each time, so nobody changes another's."""
         return json.loads(self.text)
+
+
+def logged(
+    log: str,
+    seq: int,
+    *,
+    type_: str,
+    text: str,
+    delivery: Delivery = Delivery.BEGIN,
+    at: int | None = None,
+    target: Target = EVERYBODY,
+) -> ControlTuple:
+    """Return the tuple that stands in a control log; log and sequence are its identity.
+
+    Args:
+        log: id of the log.
+        seq: place in it.
+        type_: name of the payload's type.
+        text: the payload as canonical JSON.
+        delivery: when it is delivered in the window that the log's offset pins it to.
+        at: event time in microseconds, with ``AT_TIME``.
+        target: for whom.
+    """
+    return ControlTuple(
+        type=type_,
+        id=f"{log}/{seq}",
+        delivery=delivery,
+        at=at,
+        epoch=0,
+        emitter=log,
+        seq=seq,
+        text=text,
+        target=target,
+    )
 
 
 def order_of(control: ControlTuple) -> tuple[int, str, int, int, str]:

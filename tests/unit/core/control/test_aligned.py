@@ -25,10 +25,13 @@ from streambroker_core.control.packing import Packed, by_bucket, pack, pack_cont
 from streambroker_core.control.rows import Placed
 from streambroker_core.control.tuples import (
     ControlError,
+    ControlLimitError,
     ControlTuple,
     Delivery,
     Limits,
     Target,
+    logged,
+    order_of,
 )
 from streambroker_core.control.typed import TypedOperator, handles
 
@@ -451,6 +454,16 @@ def test_a_waiting_tuple_is_in_the_state_wakes_its_bucket_and_is_forgotten_once_
     assert "~waiting" not in apply(blobs, last)
 
 
+def test_of_those_that_wait_there_may_be_as_many_as_in_a_window() -> None:
+    small, blobs = stage(limits=Limits(tuples=2)), dict[str, bytes]()
+    for number in (1, 2):
+        one = sent(control(number, delivery=Delivery.AT_TIME, at=number))
+        blobs = apply(blobs, run(Seeing, one, of=small, blobs=blobs, at=window(number)))
+    one = sent(control(3, delivery=Delivery.AT_TIME, at=3))
+    with pytest.raises(ControlLimitError, match=r"3 control tuples wait .* operator op, the limit"):
+        run(Seeing, one, of=small, blobs=blobs, at=window(3))
+
+
 class Advancing(Seeing):
     def advance(self, time: int) -> None:
         self.seen.append(("advance", time))
@@ -490,7 +503,7 @@ def test_what_waits_holds_the_watermark_and_what_is_due_wakes_the_bucket() -> No
             return 6
 
     outcome = run(Holding, at=window(watermark=9))
-    assert (outcome.watermark, outcome.wake_at) == (3, 6)
+    assert (outcome.watermark, outcome.held_at, outcome.wake_at) == (3, 4, 6)
     assert run(Holding).watermark is None
     assert run(Operator, at=window(watermark=9)).watermark == 9
 
@@ -597,5 +610,15 @@ def test_what_was_applied_is_reported_with_window_bucket_and_whether_it_went_on(
 def test_limits_may_be_set_for_an_operator() -> None:
     small = stage(limits=Limits(tuples=1))
     assert run(Seeing, sent(control(0)), of=small).applied
-    with pytest.raises(Exception, match="the limit is 1 tuples"):
+    with pytest.raises(ControlLimitError, match="the limit is 1 tuples"):
         run(Seeing, sent(control(0), control(1)), of=small)
+    with pytest.raises(ControlError, match="a payload may have 1 to 1048576 bytes, not 1048577"):
+        Limits(payload=1_048_577)
+
+
+def test_what_stands_in_a_control_log_has_its_identity_from_there() -> None:
+    one = logged("log-7", 12, type_="T", text='{"x":1}')
+    assert (one.id, one.emitter, one.epoch, one.seq) == ("log-7/12", "log-7", 0, 12)
+    assert one.delivery is Delivery.BEGIN
+    later = logged("log-7", 13, type_="T", text="{}", delivery=Delivery.AT_TIME, at=5)
+    assert sorted([later, one], key=order_of) == [one, later]

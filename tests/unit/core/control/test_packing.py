@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.control.buckets import Layout, bucket_of_key, buckets_of
-from streambroker_core.control.operator import OperatorError
+from streambroker_core.control.buckets import Layout, bucket_of_key, buckets_of, layout_of
+from streambroker_core.control.operator import Input, OperatorError
 from streambroker_core.control.ordering import CHUNK, by_column, by_port, in_order
 from streambroker_core.control.packing import (
     NO_BUCKET,
@@ -166,6 +166,16 @@ def test_a_sequence_has_to_rise() -> None:
     for wrong in ([1, 1], [2, 1], [1, None]):
         with pytest.raises(OperatorError, match="does not rise from row to row"):
             pack(batch(k=[1, 2]), KEYED, pa.array(wrong, pa.int64()))
+
+
+def test_the_layout_of_an_input_takes_the_types_of_its_key_from_the_rows() -> None:
+    schema = pa.schema([("k", pa.int32()), ("v", pa.string())])
+    keyed = layout_of(Input(name="in", key=("v", "k")), schema, 8, nulls=True)
+    assert keyed.text() == "mix64-1;8;v:string,k:int32"
+    assert keyed.nulls
+    assert layout_of(Input(broadcast=True), schema, 8).text() == "mix64-1;8;broadcast"
+    with pytest.raises(OperatorError, match="has the key k, x, and its rows have no column x"):
+        layout_of(Input(key=("k", "x")), schema, 8)
 
 
 def test_layouts_that_cannot_be_are_refused() -> None:
