@@ -136,7 +136,8 @@ def _check_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[s
 
 def _without_sequence(table: pa.Table) -> list[pa.RecordBatch]:
     """Return the rows for an operator: one batch, or more if a column is too long for one."""
-    return list(table.drop_columns([SEQ]).combine_chunks().to_batches())
+    rows = table.drop_columns([SEQ]).replace_schema_metadata(None)
+    return list(rows.combine_chunks().to_batches())
 
 
 def _sequences(table: pa.Table) -> Sequence[int]:

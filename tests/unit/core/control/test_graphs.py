@@ -9,10 +9,25 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.control.aligned import Outcome
+from streambroker_core.control.cutting import epochs_of_window, head_of
 from streambroker_core.control.packing import sequence
 from streambroker_core.control.rows import Placed
 from streambroker_core.control.tuples import Delivery
-from support.aligned import SOURCE, Edge, Graph, Node, Plant, Row, Turn, Wild, at_time, note
+from support.aligned import (
+    SOURCE,
+    Edge,
+    Entry,
+    Graph,
+    Node,
+    Plant,
+    Row,
+    Turn,
+    Wild,
+    at_time,
+    chain,
+    note,
+    sink,
+)
 from support.aligned_model import simulate
 
 BY_NODES = [Delivery.BEGIN, Delivery.IMMEDIATE, Delivery.END_WINDOW]
@@ -83,7 +98,7 @@ def check(graph: Graph, script: list[Turn], seed: int) -> None:
     assert Plant(graph, Wild(seed)).run(script).log == simulate(graph, script)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(graph=graphs(), script=windows(), seed=st.integers(0, 2**32))
 def test_operators_see_what_the_model_says(graph: Graph, script: list[Turn], seed: int) -> None:
     check(graph, script, seed)
@@ -108,7 +123,7 @@ def results(plant: Plant) -> dict[tuple[str, int], Outcome]:
     return {where: replace(one, control={}) for where, one in plant.outcomes.items()}
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(graph=graphs(), script=windows(), seeds=st.tuples(*[st.integers(0, 2**32)] * 2))
 def test_how_rows_arrive_changes_neither_what_is_emitted_nor_the_state(
     graph: Graph, script: list[Turn], seeds: tuple[int, int]
@@ -117,3 +132,46 @@ def test_how_rows_arrive_changes_neither_what_is_emitted_nor_the_state(
     assert one.state == other.state
     assert results(one) == results(other)
     assert one.applied == other.applied
+
+
+EPOCHS = st.lists(
+    st.tuples(
+        st.lists(ROW, max_size=4),
+        st.lists(st.sampled_from([d for d in Delivery if d is not Delivery.AT_TIME]), max_size=2),
+    ),
+    max_size=6,
+)
+
+
+def seen_of_stream(
+    epochs: list[tuple[list[Row], list[Delivery]]], most: int
+) -> dict[int, list[Entry]]:
+    """Return what the buckets of an operator see of a stream, read ``most`` epochs at once."""
+    controls = [
+        [note("c", one, 0, number, seq) for seq, one in enumerate(deliveries)]
+        for number, (_, deliveries) in enumerate(epochs)
+    ]
+    heads = [head_of(number, given) for number, given in enumerate(controls)]
+    script, first = list[Turn](), 0
+    while first < len(epochs):
+        until = first + epochs_of_window(heads[first : first + most])
+        rows, placed = list[Row](), list[Placed]()
+        for number in range(first, until):
+            middle = len(rows) + len(epochs[number][0]) // 2
+            rows += epochs[number][0]
+            placed += [(middle, one) for one in controls[number]]
+        script.append(Turn(number=len(script), rows=(tuple(rows),), control=tuple(placed)))
+        first = until
+    log = Plant(chain(sink(3)), Wild(most)).run(script).log
+    return {
+        bucket: [entry for _, seen in windows for entry in seen if len(entry) > 1]
+        for (_, bucket), windows in log.items()
+    }
+
+
+@settings(max_examples=12)
+@given(epochs=EPOCHS, most=st.integers(1, 5))
+def test_how_a_stream_is_cut_into_windows_changes_no_order_of_rows_and_tuples(
+    epochs: list[tuple[list[Row], list[Delivery]]], most: int
+) -> None:
+    assert seen_of_stream(epochs, most) == seen_of_stream(epochs, 1)

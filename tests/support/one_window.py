@@ -1,0 +1,97 @@
+"""One window of one operator, with as little around it as a test of the runner needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from streambroker_core.control.aligned import AlignedRunner, Outcome
+from streambroker_core.control.buckets import Layout
+from streambroker_core.control.emitting import EmittedControl, Stage
+from streambroker_core.control.operator import Blobs, Operator, Window
+from streambroker_core.control.packing import Packed, by_bucket, pack, pack_control
+from streambroker_core.control.rows import Placed
+from streambroker_core.control.tuples import ControlTuple, Delivery
+
+
+def stage(buckets: int = 1, **more: Any) -> Stage:
+    """Return operator ``op`` of query ``q``."""
+    return Stage(query="q", operator="op", buckets=buckets, **more)
+
+
+def window(
+    number: int = 1, *, bucket: int = 0, buckets: int = 1, watermark: int | None = None
+) -> Window:
+    """Return a window."""
+    return Window(number=number, time=0, watermark=watermark, bucket=bucket, buckets=buckets)
+
+
+def batch(**columns: list[Any]) -> pa.RecordBatch:
+    """Return rows as Arrow."""
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def rows(*values: int, port: str = "in", buckets: int = 1, seq: int = 0) -> list[Packed]:
+    """Return packed rows with one column ``k``."""
+    layout = Layout(port=port, buckets=buckets)
+    return [one for _, one in by_bucket(pack(batch(k=list(values)), layout, seq))]
+
+
+def control(seq: int = 0, **more: Any) -> ControlTuple:
+    """Return a tuple of emitter ``e``, at the end of the window unless said otherwise."""
+    fields: dict[str, Any] = {
+        "type": "T",
+        "id": f"e/1/{seq}",
+        "delivery": Delivery.END_WINDOW,
+        "epoch": 1,
+        "emitter": "e",
+        "seq": seq,
+    }
+    return ControlTuple(**{**fields, **more})
+
+
+def sent(*given: ControlTuple | Placed, port: str = "in") -> list[Packed]:
+    """Return packed tuples, as the first bucket gets them."""
+    placed = [one if isinstance(one, tuple) else (0, one) for one in given]
+    return [one for at, one in by_bucket(pack_control(placed, port, 1)) if at == 0]
+
+
+class Seeing(Operator):
+    """Writes down what it sees, in a list that the class holds."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        self.seen.append((port, batch.column(0).to_pylist()))
+
+    def process_control(self, port: str, control: ControlTuple) -> bool:
+        self.seen.append((port, control.id))
+        return True
+
+
+def run(
+    make: Callable[[], Operator],
+    packed: Iterable[Packed] = (),
+    *,
+    blobs: Blobs | None = None,
+    at: Window | None = None,
+    of: Stage | None = None,
+) -> Outcome:
+    """Run a window."""
+    return AlignedRunner(make, of or stage()).run(at or window(), packed, blobs or {})
+
+
+def emitted(outcome: Outcome) -> list[ControlTuple]:
+    """Return the tuples that were sent on."""
+    return [one.control for one in outcome.emitted if isinstance(one, EmittedControl)]
+
+
+def apply(blobs: dict[str, bytes], outcome: Outcome) -> dict[str, bytes]:
+    """Return the state after a window."""
+    after = {**blobs, **{name: blob for name, blob in outcome.changes.items() if blob}}
+    for name, blob in outcome.changes.items():
+        if blob is None:
+            del after[name]
+    return after

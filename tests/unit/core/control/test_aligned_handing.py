@@ -1,0 +1,145 @@
+"""The runner: whom it hands a control tuple, by address and by type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from streambroker_core.control.aligned import AlignedRunner
+from streambroker_core.control.buckets import Layout, bucket_of_key
+from streambroker_core.control.operator import (
+    Operator,
+)
+from streambroker_core.control.packing import by_bucket, pack_control
+from streambroker_core.control.tuples import (
+    ControlError,
+    ControlTuple,
+    Delivery,
+    Target,
+)
+from streambroker_core.control.typed import TypedOperator, handles
+from support.one_window import (
+    Seeing,
+    control,
+    emitted,
+    run,
+    sent,
+    stage,
+    window,
+)
+
+KEYED = Layout(port="in", buckets=4, key=(("k", pa.int64()),))
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    Seeing.seen.clear()
+
+
+def given_to(target: Target, make: Callable[[], Operator] = Seeing) -> tuple[list[int], int]:
+    """Return the buckets that were handed the tuple, and how many copies went on."""
+    runner = AlignedRunner(make, stage(4), layouts={"in": KEYED})
+    packed = pack_control([(0, control(target=target))], "in", 4)
+    buckets, copies = [], 0
+    for bucket, one in by_bucket(packed):
+        outcome = runner.run(window(bucket=bucket, buckets=4), [one], {})
+        buckets += [it.bucket for it in outcome.applied]
+        copies += len(emitted(outcome))
+    return buckets, copies
+
+
+def test_an_addressed_tuple_is_handed_to_whom_it_is_meant_for_and_passed_on_by_others() -> None:
+    at = bucket_of_key([7], KEYED)
+    assert given_to(Target()) == ([0, 1, 2, 3], 0)
+    assert given_to(Target(operator="op")) == ([0, 1, 2, 3], 0)
+    assert given_to(Target(operator="other")) == ([], 1)
+    assert given_to(Target(operator="op", bucket=2)) == ([2], 0)
+    assert given_to(Target(bucket=2)) == ([2], 0)
+    assert given_to(Target(bucket=9)) == ([], 1)
+    assert given_to(Target(key=(7,))) == ([at], 0)
+    assert given_to(Target(operator="op", key=(7,))) == ([at], 0)
+    assert given_to(Target(operator="op"), Operator) == ([], 1)
+
+
+def test_an_address_that_the_named_operator_does_not_have_is_refused() -> None:
+    with pytest.raises(ControlError, match="addressed to operator op, bucket 4, and there are 4"):
+        given_to(Target(operator="op", bucket=4))
+    with pytest.raises(ControlError, match="does not fit column k"):
+        given_to(Target(operator="op", key=("x",)))
+    with pytest.raises(ControlError, match=r"operator op, key \[7\], and no input has a key"):
+        run(Seeing, sent(control(target=Target(operator="op", key=(7,)))))
+    assert emitted(run(Seeing, sent(control(target=Target(key=(7,))))))
+
+
+def test_a_tuple_for_a_time_waits_only_where_it_is_meant_for() -> None:
+    at_time = control(delivery=Delivery.AT_TIME, at=5, target=Target(operator="other"))
+    outcome = run(Seeing, sent(at_time))
+    assert emitted(outcome) == [at_time]
+    assert (outcome.wake_at, outcome.changes) == (None, {})
+
+
+@dataclass
+class Open:
+    path: str
+
+
+@dataclass
+class Close:
+    path: str
+
+
+class Typed(TypedOperator):
+    seen: ClassVar[list[Any]] = []
+
+    @handles(Open)
+    def open(self, port: str, payload: Open, control: ControlTuple) -> bool:
+        self.seen.append((port, payload, control.id))
+        return True
+
+
+class Further(Typed):
+    strict = True
+
+    @handles(Close)
+    def close(self, port: str, payload: Close, control: ControlTuple) -> bool:
+        self.seen.append(payload)
+        return False
+
+
+def test_each_type_has_its_method_and_other_types_go_on() -> None:
+    Typed.seen.clear()
+    opened = control(1, type="Open", text='{"path":"f"}')
+    closed = control(2, type="Close", text='{"path":"f"}')
+    assert emitted(run(Typed, sent(opened, closed))) == [closed]
+    assert Typed.seen == [("in", Open(path="f"), "e/1/1")]
+    assert emitted(run(Further, sent(opened, closed))) == [closed]
+    assert Typed.seen[1:] == [("in", Open(path="f"), "e/1/1"), Close(path="f")]
+
+
+def test_a_strict_operator_refuses_types_that_it_does_not_know() -> None:
+    with pytest.raises(ControlError, match=r"has type T, which is not known .* knows Close, Open"):
+        run(Further, sent(control()))
+
+
+def test_two_methods_for_one_type_are_refused_where_the_class_is_made() -> None:
+    with pytest.raises(ControlError, match="has two methods for Open"):
+
+        class Twice(TypedOperator):
+            @handles(Open)
+            def one(self, port: str, payload: Open, control: ControlTuple) -> bool:
+                return True
+
+            @handles(Open)
+            def two(self, port: str, payload: Open, control: ControlTuple) -> bool:
+                return True
+
+
+def test_a_typed_operator_without_methods_passes_all_on() -> None:
+    class Plain(TypedOperator):
+        pass
+
+    assert emitted(run(Plain, sent(control()))) == [control()]
