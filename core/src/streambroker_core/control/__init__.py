@@ -4,6 +4,7 @@ A *control tuple* is a user's record that travels with the data. An *operator* r
 and window: it is given rows in order and control tuples at their places, and hands out rows and
 control tuples. Nothing here knows Spark, a clock or a thread.
 
-Modules that need Arrow import it themselves; this page, ``tuples`` and ``operator`` do not, so
-that a broker can read a control tuple without it.
+``tuples``, ``payloads``, ``envelope`` and ``cutting`` do not import Arrow, so that a broker or an
+agent's planning can read control tuples without it. ``operator`` is the contract, ``aligned`` runs
+a window.
 """
