@@ -17,7 +17,7 @@ from streambroker_core.control.operator import OperatorError
 from streambroker_core.control.ordering import in_order
 from streambroker_core.control.packing import Packed, unpack
 from streambroker_core.control.rows import Placed
-from streambroker_core.control.tuples import ControlError, ControlLimitError, ControlTuple, Delivery
+from streambroker_core.control.tuples import ControlLimitError, Delivery, IdentityError
 
 
 @dataclass(slots=True)
@@ -93,19 +93,11 @@ def _take_control(arrived: Arrived, port: str, placed: Iterable[Placed]) -> None
         if other is None:
             known[control.id] = (position, control)
             continue
-        if _content(other[1]) != _content(control):
-            raise ControlError(
-                f"two control tuples have the identity {control.id} and differ: {other[1].text}"
-                f" and {control.text}. Emitted with once, they have to be the same in every bucket;"
-                " does the operator use a clock or randomness?"
-            )
+        if other[1].differs(control):
+            raise IdentityError(other[1], control)
         arrived.duplicates[control.delivery] = arrived.duplicates.get(control.delivery, 0) + 1
         if position < other[0]:
             known[control.id] = (position, control)
-
-
-def _content(control: ControlTuple) -> tuple[object, ...]:
-    return (control.type, control.delivery, control.at, control.target, control.text)
 
 
 def _check_limits(control: Mapping[str, Mapping[str, Placed]], stage: Stage) -> None:

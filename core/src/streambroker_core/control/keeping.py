@@ -16,7 +16,7 @@ from streambroker_core.control.buckets import HASH
 from streambroker_core.control.emitting import Stage
 from streambroker_core.control.envelope import decode, encode
 from streambroker_core.control.operator import Blobs, Changes, StateError
-from streambroker_core.control.tuples import ControlLimitError, ControlTuple
+from streambroker_core.control.tuples import ControlLimitError, ControlTuple, IdentityError
 from streambroker_core.wire.canonical import canonical
 
 VERSION = 1
@@ -70,9 +70,13 @@ class Kept:
         """Keep a tuple until its time.
 
         Raises:
+            IdentityError: another tuple with its identity waits.
             ControlLimitError: too many wait.
         """
-        if (port, control.id) in self.waiting:
+        known = self.waiting.get((port, control.id))
+        if known is not None:
+            if known.differs(control):
+                raise IdentityError(known, control)
             return
         self.waiting[port, control.id] = control
         self._touched = True

@@ -108,7 +108,7 @@ def by_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[str])
         total += tables[port].num_rows
     order = pc.sort_indices(
         keys.append_column("row", pa.array(range(total), pa.int64())),
-        sort_keys=[("value", "ascending"), ("port", "ascending"), ("row", "ascending")],
+        sort_keys=[("value", "ascending"), ("row", "ascending")],
     )
     of = keys.column("port").combine_chunks().take(order)
     runs, first = pc.run_end_encode(of), 0

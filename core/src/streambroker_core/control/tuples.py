@@ -31,6 +31,17 @@ class ControlError(StreambrokerError):
     code = "ControlInvalid"
 
 
+class IdentityError(ControlError):
+    """Two control tuples have one identity and differ; the window fails as a whole."""
+
+    def __init__(self, one: ControlTuple, other: ControlTuple) -> None:
+        super().__init__(
+            f"two control tuples have the identity {one.id} and differ: {one.type} {one.text} and"
+            f" {other.type} {other.text}. Emitted with once, they have to be the same in every"
+            " bucket; does the operator use a clock or randomness?"
+        )
+
+
 class ControlLimitError(StreambrokerError):
     """More control tuples in one window than an operator keeps; the window fails as a whole."""
 
@@ -123,6 +134,16 @@ class ControlTuple:
                 f"control tuple {self.type} has delivery {self.delivery.value} and event time"
                 f" {self.at}: AT_TIME, and it alone, needs one, in microseconds."
             )
+
+    def differs(self, other: ControlTuple) -> bool:
+        """Whether two tuples of one identity are not copies of one tuple."""
+        return (self.type, self.delivery, self.at, self.target, self.text) != (
+            other.type,
+            other.delivery,
+            other.at,
+            other.target,
+            other.text,
+        )
 
     @property
     def payload(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from streambroker_core.control.operator import (
 )
 from streambroker_core.control.packing import by_bucket, pack
 from streambroker_core.control.tuples import (
+    ControlError,
     ControlLimitError,
     Delivery,
     Limits,
@@ -135,6 +137,14 @@ def test_of_those_that_wait_there_may_be_as_many_as_in_a_window() -> None:
     one = sent(control(3, delivery=Delivery.AT_TIME, at=3))
     with pytest.raises(ControlLimitError, match=r"3 control tuples wait .* operator op, the limit"):
         run(Seeing, one, of=small, blobs=blobs, at=window(3))
+
+
+def test_another_tuple_with_the_identity_of_one_that_waits_is_refused() -> None:
+    one = control(delivery=Delivery.AT_TIME, at=5)
+    blobs = apply({}, run(Seeing, sent(one)))
+    for other in (replace(one, at=6), replace(one, text="1")):
+        with pytest.raises(ControlError, match="two control tuples have the identity e/1/0"):
+            run(Seeing, sent(other), blobs=blobs, at=window(2))
 
 
 class Advancing(Seeing):

@@ -337,3 +337,44 @@ def test_a_column_to_merge_by_has_to_be_there_with_one_type() -> None:
         with pytest.raises(OperatorError, match=message):
             list(by_column({"x": one, "y": other}, "t", ["x", "y"]))
     assert list(by_column({}, "t", ["x"])) == []
+
+
+def walked(table: pa.Table, *places: int) -> list[list[int] | str]:
+    placed = [(place, control(seq)) for seq, place in enumerate(places)]
+    return [
+        one.id if isinstance(one, ControlTuple) else one.column("k").to_pylist()
+        for _, one in by_port({"in": table}, {"in": placed}, ["in"])
+    ]
+
+
+def table_of(*chunks: list[int]) -> pa.Table:
+    batches = [
+        pa.RecordBatch.from_arrays([pa.array(one, pa.int64())] * 2, ["_seq", "k"]) for one in chunks
+    ]
+    return pa.Table.from_batches(batches)
+
+
+def test_places_are_found_in_a_table_that_is_a_part_of_another() -> None:
+    part = table_of([0, 1, 2, 3, 4, 5]).slice(2, 3)
+    assert walked(part, 3, 5) == [[2], "e/1/0", [3, 4], "e/1/1"]
+
+
+def test_columns_that_are_too_long_for_one_batch_are_walked_batch_by_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "streambroker_core.control.ordering._without_sequence",
+        lambda table: table.drop_columns(["_seq"]).to_batches(),
+    )
+    table = table_of([0, 1, 2], [3], [4, 5])
+    assert walked(table, 0, 2, 3, 5) == [
+        "e/1/0",
+        [0, 1],
+        "e/1/1",
+        [2],
+        "e/1/2",
+        [3],
+        [4],
+        "e/1/3",
+        [5],
+    ]
