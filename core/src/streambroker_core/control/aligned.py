@@ -150,14 +150,15 @@ class AlignedRunner:
                 f" has {stage.buckets}."
             )
         operator = self._make()
-        kept = keeping.read(blobs, stage, operator.state_version)
+        kept = keeping.read(blobs, stage, operator.state_version, self._ports)
         arrived = collect(packed, stage, self._ports)
         keeping.take_layouts(kept, arrived.layouts, stage)
         emissions = Emissions(stage, window, self.outputs, self._thread)
+        operator.bind(window, None)
+        if kept.state is not None:
+            operator.restore(kept.state, keeping.OperatorBlobs(blobs))
         operator.bind(window, emissions)
         try:
-            if kept.state is not None:
-                operator.restore(kept.state, keeping.OperatorBlobs(blobs))
             applied = self._drive(operator, window, arrived, kept, emissions)
         finally:
             operator.bind(window, None)

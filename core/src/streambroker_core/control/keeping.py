@@ -8,7 +8,7 @@ release is refused before anything is changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,11 +137,12 @@ def _place(item: tuple[tuple[str, str], ControlTuple]) -> tuple[str, str]:
     return item[0]
 
 
-def read(blobs: Blobs, stage: Stage, state_version: int) -> Kept:
+def read(blobs: Blobs, stage: Stage, state_version: int, ports: Sequence[str]) -> Kept:
     """Read the runner's own blobs, and check that the state is this operator's.
 
     Raises:
-        StateError: it is not.
+        StateError: it is not, or it is damaged.
+        FormatTooNewError: a tuple that waits is of a newer release.
     """
     kept = Kept()
     for name in (_META, _WAITING, _CLOCK):
@@ -150,23 +151,22 @@ def read(blobs: Blobs, stage: Stage, state_version: int) -> Kept:
             kept._read[name] = bytes(blob)
     if _META not in kept._read:
         return kept
-    meta = _json(kept._read[_META], stage)
-    _check(meta, stage, state_version)
-    kept.state, kept.layouts = meta["state"], dict(meta["layouts"])
-    if _WAITING in kept._read:
-        for port, one in _json(kept._read[_WAITING], stage):
-            control = decode(one, "waiting")
-            kept.waiting[port, control.id] = control
-    if _CLOCK in kept._read:
-        kept.clock = int(kept._read[_CLOCK])
-    return kept
-
-
-def _json(blob: bytes, stage: Stage) -> Any:
     try:
-        return json.loads(blob)
-    except ValueError as error:
-        raise StateError(f"state of operator {stage.operator} is damaged: {error}.") from error
+        meta = json.loads(kept._read[_META])
+        _check(meta, stage, state_version)
+        kept.state, kept.layouts = meta["state"], dict(meta["layouts"])
+        kept.clock = int(kept._read[_CLOCK]) if _CLOCK in kept._read else None
+        waiting = json.loads(kept._read.get(_WAITING, b"[]"))
+        given = [(port, decode(one, "waiting")) for port, one in waiting]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"state of operator {stage.operator} is damaged: {error!r}.") from error
+    for port, control in given:
+        if port not in ports:
+            raise _refused(
+                stage, f"has tuples that wait at input {port}, which the operator does not have"
+            )
+        kept.waiting[port, control.id] = control
+    return kept
 
 
 def _check(meta: Mapping[str, Any], stage: Stage, state_version: int) -> None:

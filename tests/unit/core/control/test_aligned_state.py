@@ -12,6 +12,7 @@ from streambroker_core.control.buckets import Layout
 from streambroker_core.control.operator import (
     Blobs,
     Changes,
+    Input,
     Operator,
     OperatorError,
     StateError,
@@ -90,6 +91,7 @@ def test_state_of_another_checkpoint_is_refused() -> None:
         (b'"buckets":1', b'"buckets":2', "has 2 buckets and the query 1"),
         (b"mix64-1", b"mix32-1", "has its keys hashed by mix32-1"),
         (b"{", b"", "is damaged"),
+        (b'"layouts"', b'"other"', "is damaged: KeyError"),
     ):
         other = {**blobs, "~meta": blobs["~meta"].replace(old, new, 1)}
         assert other != blobs
@@ -104,6 +106,26 @@ def test_rows_with_another_key_than_that_of_the_state_are_refused() -> None:
         StateError, match="input in spread as mix64-1;1;sequence and the query as mix64-1;1;k:int64"
     ):
         run(Counting, keyed, blobs=blobs)
+
+
+def test_a_tuple_that_waits_at_an_input_that_is_gone_is_not_lost_in_silence() -> None:
+    class Renamed(Seeing):
+        inputs = (Input(name="new"),)
+
+    blobs = apply({}, run(Seeing, sent(control(delivery=Delivery.AT_TIME, at=5))))
+    with pytest.raises(StateError, match="tuples that wait at input in, which the operator does"):
+        run(Renamed, blobs=blobs)
+
+
+def test_an_operator_does_not_emit_while_it_is_restored() -> None:
+    class Early(Counting):
+        def restore(self, version: int, blobs: Blobs) -> None:
+            assert self.window.number == 2
+            self.emit(batch(k=[1]))
+
+    blobs = apply({}, run(Early, rows(1)))
+    with pytest.raises(OperatorError, match="Early emits outside of a window"):
+        run(Early, rows(1), blobs=blobs, at=window(2))
 
 
 def test_names_of_blobs_begin_with_a_letter() -> None:
