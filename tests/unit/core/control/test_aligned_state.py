@@ -128,6 +128,16 @@ def test_an_operator_does_not_emit_while_it_is_restored() -> None:
         run(Early, rows(1), blobs=blobs, at=window(2))
 
 
+def test_an_operator_is_restored_only_from_what_it_wrote() -> None:
+    class Stateless(Seeing):
+        def restore(self, version: int, blobs: Blobs) -> None:
+            self.seen.append("restored")
+
+    blobs = apply({}, run(Stateless, sent(control(delivery=Delivery.AT_TIME, at=5))))
+    run(Stateless, rows(1), blobs=blobs, at=window(2))
+    assert Seeing.seen == [("in", [1])]
+
+
 def test_names_of_blobs_begin_with_a_letter() -> None:
     class Own(Operator):
         def snapshot(self) -> Changes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -54,18 +56,19 @@ def filled(count: int) -> Store:
     return store
 
 
-KEYS = st.binary(max_size=2)
+KEYS = st.integers(0, 50).map(lambda number: bytes([number * 5]))
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), KEYS, st.binary(max_size=4)),
         st.tuples(st.just("delete"), KEYS, st.just(b"")),
-        st.tuples(st.just("window"), st.just(b""), st.just(b"")),
+        st.tuples(st.just("window"), KEYS, st.just(b"")),
     ),
-    max_size=60,
+    min_size=20,
+    max_size=200,
 )
 
 
-@given(steps=STEPS, block=st.integers(1, 9))
+@given(steps=STEPS, block=st.sampled_from([1, 2, 5, 16, 24]))
 def test_it_is_a_sorted_map_whatever_is_done_and_wherever_windows_end(
     steps: list[tuple[str, bytes, bytes]], block: int
 ) -> None:
@@ -126,6 +129,48 @@ def test_blocks_that_became_small_are_joined() -> None:
     assert [name for name, _ in KeyedState("keys", store).scan()] == [
         key(number * BLOCK_KEYS) for number in range(20)
     ]
+
+
+HALF = BLOCK_KEYS // 2
+"""Keys in each block but the last of a state that was filled in order."""
+
+
+def test_a_small_block_joins_one_that_the_window_did_not_touch() -> None:
+    store = filled(2 * BLOCK_KEYS)
+    held = [name for name, _ in KeyedState("keys", store).scan()]
+    for gone in (range(20, HALF), range(HALF + BLOCK_KEYS // 8 - 1, BLOCK_KEYS)):
+        state = KeyedState("keys", store)
+        for number in gone:
+            state.delete(key(number))
+            held.remove(key(number))
+        store.apply(state.changes())
+    assert [name for name, _ in KeyedState("keys", store).scan()] == held
+    assert roots(store)[:2] == [b"", key(BLOCK_KEYS)]
+
+
+def test_no_block_grows_by_joining_beyond_what_a_block_holds() -> None:
+    store = filled(2 * BLOCK_KEYS)
+    state = KeyedState("keys", store)
+    for number in range(HALF):
+        state.put(key(number) + b"x", b"")
+    for number in range(HALF, BLOCK_KEYS - 1):
+        state.delete(key(number))
+    store.apply(state.changes())
+    counts = [
+        sum(1 for _ in KeyedState("keys", store).scan(low, high))
+        for low, high in pairwise([*roots(store), b"\xff"])
+    ]
+    assert max(counts) <= BLOCK_KEYS
+
+
+def roots(store: Store) -> list[bytes]:
+    """Return the first key of each block."""
+    data, at, found = store.blobs["keys"], 9, []
+    while at < len(data):
+        size, _ = struct.unpack_from("<II", data, at)
+        found.append(data[at + 8 : at + 8 + size])
+        at += 8 + size
+    return found
 
 
 def test_keys_may_be_deleted_while_they_are_scanned() -> None:

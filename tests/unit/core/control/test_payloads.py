@@ -159,6 +159,7 @@ def test_nested_places_are_named() -> None:
     )
     for old, new, message in (
         ('"parts":[]', '"parts":[{"name":"a"},3]', r"Whole.parts\[1\] has to be an object"),
+        ('"share":0.0', '"share":true', "Whole.share has to be a number, not a boolean"),
         ('"pair":[1,""]', '"pair":[1]', "Whole.pair has 1 entries, not 2"),
         ('"data":""', '"data":"!"', "Whole.data has to be bytes in base64"),
         ('"when":"2020', '"when":"x2020', "Whole.when has to be a time as ISO 8601"),
