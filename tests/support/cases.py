@@ -7,7 +7,7 @@ cases of unsupported kinds, if there are any. The exit status is 0 only if
 nothing failed and nothing is unsupported.
 
 A filter is decided by the scalar evaluator and by the Arrow mask; where they
-differ, the case fails whatever it expects.
+differ, the case fails whatever it expects. Cases of patterns are run by `pattern_cases`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from typing import Any
 
 import pyarrow as pa
 
+if not __package__:  # run as a script, beside the package of the same files
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from pe_agent.filters import compile_filter
 from streambroker_core.errors import ExpressionError, StreambrokerError
 from streambroker_core.expression import check_filter, parse
 from streambroker_core.schema import Column, Schema
 from streambroker_core.topics import topic_matches, valid_pattern, valid_topic
+from support import pattern_cases
 
 ERROR = "error"
 _SPARK = {
@@ -62,7 +66,7 @@ def counted(cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def supported(case: dict[str, Any]) -> bool:
     """Tell whether the kind of a case is known here."""
-    return case.get("kind") in _RUNNERS
+    return case.get("kind") in _RUNNERS or case.get("kind") in pattern_cases.KINDS
 
 
 def expected(case: dict[str, Any]) -> object:
@@ -178,6 +182,8 @@ _RUNNERS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 def failure(case: dict[str, Any]) -> str | None:
     """Return what is wrong with the answer to a case, None if nothing is."""
+    if case["kind"] in pattern_cases.KINDS:
+        return pattern_cases.failure(case)
     try:
         got: object = run(case)
     except (StreambrokerError, pa.ArrowException, ArithmeticError, LookupError, TypeError) as error:

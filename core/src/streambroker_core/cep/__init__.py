@@ -1,0 +1,29 @@
+"""Patterns over events, and rules made of them that change while a job runs.
+
+>>> shape = Pattern.begin("a").where("price > 10").followed_by("b").where("price > last(a.price)")
+>>> compile_pattern(shape.within("10s")).stages
+('a', 'b')
+"""
+
+from streambroker_core.cep.compiler import compile_pattern
+from streambroker_core.cep.pattern import Pattern, Skip
+from streambroker_core.cep.refusals import (
+    ConditionError,
+    PatternArgumentError,
+    PatternError,
+    PatternUnsupportedError,
+    RuleError,
+    RunError,
+)
+
+__all__ = [
+    "ConditionError",
+    "Pattern",
+    "PatternArgumentError",
+    "PatternError",
+    "PatternUnsupportedError",
+    "RuleError",
+    "RunError",
+    "Skip",
+    "compile_pattern",
+]

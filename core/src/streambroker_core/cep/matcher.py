@@ -1,0 +1,274 @@
+"""Runs of one pattern for one key: events in, matches and timed-out partial matches out.
+
+Rule 1: time goes on before each event. Rule 2: a run sees only events behind the one it began
+with. Rule 3: results come in the order of runs, runs in the order of their first events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from streambroker_core.cep.automaton import FINAL, Automaton, Decision, Step
+from streambroker_core.cep.history import Event, Node, chain
+from streambroker_core.cep.pattern import Skip
+from streambroker_core.cep.refusals import RunError
+from streambroker_core.cep.truths import Truths
+
+NEVER = 2**64
+
+
+class Run(NamedTuple):
+    """A partial match, or one that is complete and waits for its turn.
+
+    Attributes:
+        state: where it is.
+        node: the last event it took; through it all others.
+        start: place of its first event in the order of the key.
+        began: time of its first event.
+        due: when its time is over; `NEVER` for not at all.
+    """
+
+    state: int
+    node: Node
+    start: int
+    began: int
+    due: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A complete match.
+
+    Attributes:
+        events: by stage, in the order of the pattern; stages that took nothing are left out.
+        time: of its last event or, where a last stage is negated, when its window ended.
+        noticed: the time at which that was known: of an event, or the watermark.
+    """
+
+    events: dict[str, list[Event]]
+    time: int
+    noticed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeout:
+    """A partial match whose time is over.
+
+    Attributes:
+        events: by stage, as in `Match`.
+        time: when it was over.
+        waited: what it waited for.
+    """
+
+    events: dict[str, list[Event]]
+    time: int
+    waited: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much one key may keep of one rule.
+
+    Attributes:
+        runs: partial matches and matches that wait; None for any number.
+        policy: what goes beyond: ``drop_oldest`` gives up those that began first, ``refuse`` begins
+            no new ones, ``fail`` stops the rule.
+    """
+
+    runs: int | None = 10_000
+    policy: str = "drop_oldest"
+
+
+@dataclass(slots=True)
+class Matcher:
+    """The runs of one key.
+
+    Attributes:
+        runs: partial matches, in the order in which they are asked; the run that has not begun is
+            not among them.
+        held: matches that wait for earlier runs, which is only so with a skip strategy.
+        dropped: runs given up because of the limits.
+    """
+
+    automaton: Automaton
+    truths: Truths
+    limits: Limits = field(default_factory=Limits)
+    runs: list[Run] = field(default_factory=list)
+    held: list[Run] = field(default_factory=list)
+    due: int = NEVER
+    dropped: int = 0
+
+    def process(self, event: Event, bits: int | None = None) -> tuple[list[Match], list[Timeout]]:
+        """Take the next event of the key.
+
+        Args:
+            event: behind all events before, in order and so in time.
+            bits: which local conditions hold; None to ask them.
+
+        Raises:
+            RunError: a function raised, a skip has no target, or the limit says to fail. What the
+                runs are then is not promised; the rule has to be given up.
+        """
+        matches, timeouts = self.advance(event.time)
+        if bits is None:
+            bits = self.truths.local(event)
+        runs: list[Run] = []
+        found: list[Run] = []
+        for run in self.runs:
+            self._continued(run, event, bits, runs, found)
+        self._begun(event, bits, runs, found)
+        self.runs = self._limited(runs)
+        matches += self._released(found, event.time)
+        return matches, timeouts
+
+    def advance(self, now: int) -> tuple[list[Match], list[Timeout]]:
+        """Let time go on: what it ends becomes a match or a timed-out partial match.
+
+        Raises:
+            RunError: a skip has no target.
+        """
+        if now < self.due:
+            return [], []
+        states = self.automaton.states
+        over = [run for run in self.runs if run.due <= now]
+        self.runs = [run for run in self.runs if run.due > now]
+        self.due = min((run.due for run in self.runs), default=NEVER)
+        pending = [run for run in over if states[run.state].kind == "pending"]
+        timeouts = [
+            Timeout(events=self.events_of(run.node), time=run.due, waited=states[run.state].waits)
+            for run in over
+            if states[run.state].kind != "pending" and not self._silent(run)
+        ]
+        return self._released(pending, now), timeouts
+
+    def _silent(self, run: Run) -> bool:
+        """Tell whether another run with the same past goes on, as this one is only its twin."""
+        window = self.automaton.window
+        in_whole = bool(window) and run.due == run.began + window
+        return self.automaton.states[run.state].twin and not in_whole
+
+    def _continued(
+        self, run: Run, event: Event, bits: int, runs: list[Run], found: list[Run]
+    ) -> None:
+        bits = self.truths.of_run(bits, self.automaton.asked[run.state], event, run.node)
+        decision = self.automaton.decide(run.state, bits)
+        if decision.same:
+            runs.append(run)
+            return
+        for step in decision.steps:
+            if step.take:
+                if step.gap and event.time - run.node.event.time >= step.gap:
+                    continue
+                node = Node(event, step.stage, run.node)
+                self._taken(step, node, run.start, run.began, decision, runs, found)
+            elif step.match:
+                found.append(run)
+            elif not decision.stopped:
+                runs.append(self.run_in(step.target, run.node, run.start, run.began))
+
+    def _begun(self, event: Event, bits: int, runs: list[Run], found: list[Run]) -> None:
+        start = self.automaton.start
+        bits = self.truths.of_run(bits, self.automaton.asked[start], event, None)
+        decision = self.automaton.decide(start, bits)
+        for step in decision.steps:
+            if step.take:
+                if self._full(len(runs)):
+                    self.dropped += 1
+                    continue
+                node = Node(event, step.stage, None)
+                self._taken(step, node, event.seq, event.time, decision, runs, found)
+
+    def _taken(
+        self,
+        step: Step,
+        node: Node,
+        start: int,
+        began: int,
+        decision: Decision,
+        runs: list[Run],
+        found: list[Run],
+    ) -> None:
+        if step.target != FINAL and not decision.stopped:
+            runs.append(self.run_in(step.target, node, start, began))
+        if step.match:
+            found.append(Run(FINAL, node, start, began, NEVER))
+
+    def run_in(self, state: int, node: Node, start: int, began: int) -> Run:
+        """Return a run in a state, with the time at which it is over."""
+        window, longest = self.automaton.window, self.automaton.longest[state]
+        due = began + window if window else NEVER
+        if longest:
+            due = min(due, node.event.time + longest)
+        self.due = min(self.due, due)
+        return Run(state, node, start, began, due)
+
+    def _full(self, runs: int) -> bool:
+        limit = self.limits
+        return limit.policy == "refuse" and limit.runs is not None and runs >= limit.runs
+
+    def _limited(self, runs: list[Run]) -> list[Run]:
+        most = self.limits.runs
+        if most is None or len(runs) <= most or self.limits.policy == "refuse":
+            return runs
+        if self.limits.policy == "fail":
+            raise RunError(
+                "its limits", f"one key has {len(runs)} runs, at most {most} are allowed"
+            )
+        self.dropped += len(runs) - most
+        return sorted(runs, key=lambda run: run.start)[-most:] if most else []
+
+    def _released(self, found: list[Run], now: int) -> list[Match]:
+        skip = self.automaton.pattern.skip
+        if skip.strategy == "no_skip":
+            return [self._match(run, now) for run in found]
+        self.held = sorted([*self.held, *found], key=lambda run: run.start)
+        matches: list[Match] = []
+        while self.held:
+            earliest = self.held[0]
+            if any(run.start < earliest.start for run in self.runs):
+                break
+            del self.held[0]
+            matches.append(self._match(earliest, now))
+            pruned = self._pruned(skip, earliest)
+            self.runs = [run for run in self.runs if not pruned(run)]
+            self.held = [run for run in self.held if not pruned(run)]
+        return matches
+
+    def _pruned(self, skip: Skip, match: Run) -> Callable[[Run], bool]:
+        """Return what a match ends: itself has been told already."""
+        if skip.strategy == "skip_to_next":
+            return lambda run: run.start == match.start
+        if skip.strategy == "skip_past_last":
+            last = match.node.event.seq
+            return lambda run: run.start <= last
+        target = self._target(skip, match)
+        return lambda run: target is not None and run.start < target
+
+    def _target(self, skip: Skip, match: Run) -> int | None:
+        names = self.automaton.stages
+        taken = [node.event.seq for node in chain(match.node) if names[node.stage] == skip.stage]
+        if not taken:
+            if skip.throw_on_miss:
+                raise RunError(skip.strategy, f"stage `{skip.stage}` took no event of the match")
+            return None
+        target = taken[0 if skip.strategy == "skip_to_first" else -1]
+        if target == match.start and skip.throw_on_miss:
+            raise RunError(
+                skip.strategy,
+                f"stage `{skip.stage}` took the match's own first event, so the skip would not end",
+            )
+        return target
+
+    def _match(self, run: Run, now: int) -> Match:
+        pending = self.automaton.states[run.state].kind == "pending"
+        time = run.due if pending else now if run.state != FINAL else run.node.event.time
+        return Match(events=self.events_of(run.node), time=time, noticed=now)
+
+    def events_of(self, node: Node) -> dict[str, list[Event]]:
+        """Return what a run has taken, by stage."""
+        taken: dict[int, list[Event]] = {}
+        for each in chain(node):
+            taken.setdefault(each.stage, []).append(each.event)
+        return {self.automaton.stages[stage]: taken[stage] for stage in sorted(taken)}

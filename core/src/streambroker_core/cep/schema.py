@@ -1,0 +1,129 @@
+"""The JSON Schema of rule documents, and the fields that there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RULE_FIELDS = (
+    "id", "version", "pattern", "key", "scheduled", "function", "onError", "keepMatches",
+    "limits", "labels",
+)  # fmt: skip
+PATTERN_FIELDS = ("stages", "within", "skip")
+STAGE_FIELDS = (
+    "name", "group", "join", "where", "times", "optional", "greedy", "until", "within",
+    "withinPrevious",
+)  # fmt: skip
+TIMES_FIELDS = ("from", "to", "inner", "gap")
+
+_DURATION: dict[str, Any] = {
+    "description": "seconds, or a text with a unit",
+    "oneOf": [
+        {"type": "number", "minimum": 0},
+        {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*(us|ms|s|m|h|d)\s*$"},
+    ],
+}
+_CONDITION: dict[str, Any] = {
+    "oneOf": [
+        {"type": "string", "minLength": 1, "maxLength": 2048},
+        {"type": "object", "additionalProperties": False, "required": ["function"],
+         "properties": {"function": {"type": "string", "minLength": 1}}},
+        *(
+            {"type": "object", "additionalProperties": False, "required": [word],
+             "properties": {word: {"type": "array", "minItems": 1,
+                                   "items": {"$ref": "#/$defs/condition"}}}}
+            for word in ("all", "any")
+        ),
+    ]
+}  # fmt: skip
+_STAGE: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "oneOf": [{"required": ["name"]}, {"required": ["group"]}],
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "pattern": "^[^:]*$"},
+        "group": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/stage"}},
+        "join": {
+            "enum": [
+                "begin", "next", "followed_by", "followed_by_any", "not_next", "not_followed_by",
+            ]
+        },
+        "where": {"$ref": "#/$defs/condition"},
+        "times": {
+            "oneOf": [
+                {"type": "integer", "minimum": 1, "maximum": 1000},
+                {"type": "object", "additionalProperties": False, "required": ["from"],
+                 "properties": {
+                     "from": {"type": "integer", "minimum": 0, "maximum": 1000},
+                     "to": {"type": "integer", "minimum": 1, "maximum": 1000},
+                     "inner": {"enum": ["relaxed", "strict", "combinations"]},
+                     "gap": {"$ref": "#/$defs/duration"},
+                 }},
+            ]
+        },
+        "optional": {"type": "boolean"},
+        "greedy": {"type": "boolean"},
+        "until": {"$ref": "#/$defs/condition"},
+        "within": {"$ref": "#/$defs/duration"},
+        "withinPrevious": {"$ref": "#/$defs/duration"},
+    },
+}  # fmt: skip
+_PATTERN: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["stages"],
+    "properties": {
+        "stages": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/stage"}},
+        "within": {"$ref": "#/$defs/duration"},
+        "skip": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "strategy": {
+                    "enum": [
+                        "no_skip", "skip_to_next", "skip_past_last", "skip_to_first",
+                        "skip_to_last",
+                    ]
+                },
+                "stage": {"type": "string"},
+                "throwOnMiss": {"type": "boolean"},
+            },
+        },
+    },
+}  # fmt: skip
+
+RULE_SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "PatternProcessor",
+    "description": "A rule of dynamic patterns",
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["id", "version", "pattern"],
+    "properties": {
+        "id": {"type": "string", "minLength": 1, "maxLength": 253},
+        "version": {"type": "integer", "minimum": 0},
+        "pattern": {"$ref": "#/$defs/pattern"},
+        "key": {
+            "oneOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}},
+            ]
+        },
+        "scheduled": {"type": "string", "format": "date-time"},
+        "function": {"type": "string", "minLength": 1},
+        "onError": {"enum": ["fail", "disable"]},
+        "keepMatches": {"type": "boolean"},
+        "limits": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "runs": {"type": ["integer", "null"], "minimum": 1},
+                "policy": {"enum": ["drop_oldest", "refuse", "fail"]},
+            },
+        },
+        "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "$defs": {
+        "condition": _CONDITION, "duration": _DURATION, "pattern": _PATTERN, "stage": _STAGE,
+    },
+}  # fmt: skip
+"""Draft 2020-12. What it refuses `read_rule` refuses; `read_rule` refuses more."""

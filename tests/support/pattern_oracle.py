@@ -1,0 +1,405 @@
+"""All matches of a pattern by trying every sub-sequence of the events.
+
+A pattern is written out as *words*: every way to repeat and leave out its stages, as a list of
+*slots*. A match is a word with one event for each slot, in order. What may lie between two of them
+is said by the slot that comes next. There is no automaton here: no states, no runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from streambroker_core.cep.pattern import NEGATED, Element, Group, Pattern, Stage
+
+Test: TypeAlias = "Callable[[int], bool]"
+"""Whether the event of this number fulfils a condition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What lies between two slots.
+
+    Attributes:
+        nots: may not come at all, from not_followed_by.
+        gates: may not be the very next event, from not_next.
+        kept: what a greedy stage before keeps for itself, and its stop condition.
+    """
+
+    nots: tuple[Any, ...] = ()
+    gates: tuple[Any, ...] = ()
+    kept: tuple[Any, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One event of a word; conditions are those of the pattern."""
+
+    stage: Stage
+    contiguity: str
+    before: Before
+    take_until: tuple[Any, ...]
+    pass_until: tuple[Any, ...]
+    gap: int
+    direct: bool
+    """The stage cannot take more: what follows is waited for at once."""
+    stops: tuple[Any, ...] = ()
+    """As the very next event these end everything, though the slot does not ask for them."""
+    kept: tuple[Any, Any] | None = None
+    """But not those that the greedy stage keeps for itself."""
+
+
+Word: TypeAlias = "tuple[tuple[Slot, ...], Before]"
+
+
+def words(pattern: Pattern, most: int) -> list[Word]:
+    """Return every word of at most so many slots, and what lies behind its last."""
+    return list(_chain(pattern.elements, "begin", Before(), (), (), most))
+
+
+def _chain(
+    elements: tuple[Element, ...],
+    contiguity: str,
+    before: Before,
+    until: tuple[Any, ...],
+    stops: tuple[Any, ...],
+    most: int,
+) -> Iterator[Word]:
+    if not elements:
+        yield (), before
+        return
+    first, rest = elements[0], elements[1:]
+    behind = rest[0].contiguity if rest else ""
+    for slots, after in _element(first, rest, contiguity, before, until, stops, most):
+        left = () if slots else stops
+        for more, end in _chain(rest, behind, after, until, left, most - len(slots)):
+            yield slots + more, end
+
+
+def _element(
+    element: Element,
+    rest: tuple[Element, ...],
+    contiguity: str,
+    before: Before,
+    until: tuple[Any, ...],
+    stops: tuple[Any, ...],
+    most: int,
+) -> Iterator[Word]:
+    if isinstance(element, Stage) and element.contiguity == "not_followed_by":
+        yield (), replace(before, nots=(*before.nots, element.condition))
+    elif isinstance(element, Stage) and element.contiguity == "not_next":
+        yield (), replace(before, gates=(*before.gates, element.condition))
+    elif isinstance(element, Stage):
+        yield from _stage(element, rest, contiguity, before, until, stops, most)
+    else:
+        yield from _group(element, rest, contiguity, before, until, stops, most)
+
+
+def _negated(rest: tuple[Element, ...], kind: str) -> tuple[Any, ...]:
+    found = []
+    for element in rest:
+        if element.contiguity != kind or not isinstance(element, Stage):
+            break
+        found.append(element.condition)
+    return tuple(found)
+
+
+def _stage(
+    stage: Stage,
+    rest: tuple[Element, ...],
+    contiguity: str,
+    before: Before,
+    until: tuple[Any, ...],
+    stops: tuple[Any, ...],
+    most: int,
+) -> Iterator[Word]:
+    quantifier = stage.quantifier
+    greedy = quantifier.greedy and quantifier.low != quantifier.high
+    after = Before(kept=(stage.condition, stage.until) if greedy else None)
+    if quantifier.optional:
+        yield (), replace(before, kept=after.kept or before.kept)
+    own = (*until, *(() if stage.until is None else (stage.until,)))
+    single = quantifier.kind == "one"
+    looped = Before(nots=_negated(rest, "not_followed_by"))
+    slots: tuple[Slot, ...] = ()
+    for count in range(1, min(quantifier.high or most, most) + 1):
+        direct = count == quantifier.high
+        if count == 1:
+            gap = (stage.within_previous or 0) if single else 0
+            slot = Slot(stage, contiguity, before, own, until, gap, direct, stops)
+        else:
+            gates = _negated(rest, "not_next") if count > quantifier.low else ()
+            slot = Slot(
+                stage, quantifier.inner, looped, own, own, quantifier.gap, direct, gates, after.kept
+            )
+        slots = (*slots, slot)
+        if count >= quantifier.low:
+            yield slots, after
+
+
+def _group(
+    group: Group,
+    rest: tuple[Element, ...],
+    contiguity: str,
+    before: Before,
+    until: tuple[Any, ...],
+    stops: tuple[Any, ...],
+    most: int,
+) -> Iterator[Word]:
+    quantifier = group.quantifier
+    if quantifier.optional:
+        yield (), before
+    own = (*until, *(() if group.until is None else (group.until,)))
+    looped = _negated(rest, "not_followed_by")
+    gates = _negated(rest, "not_next")
+    done: list[Word] = list(_chain(group.elements, contiguity, before, own, stops, most))
+    for count in range(1, (quantifier.high or most) + 1):
+        if count >= quantifier.low:
+            yield from done if count == quantifier.high else map(_undecided, done)
+        further = []
+        for slots, after in done:
+            held = replace(after, nots=(*after.nots, *looped))
+            ends = gates if count >= quantifier.low else ()
+            left = most - len(slots)
+            for more, end in _chain(group.elements, quantifier.inner, held, own, ends, left):
+                further.append((slots + more, end))
+        done = [each for each in further if len(each[0]) <= most]
+        if not done:
+            return
+
+
+def _undecided(word: Word) -> Word:
+    """Return a word after which the group could go on."""
+    slots, end = word
+    return (*slots[:-1], *(replace(slot, direct=False) for slot in slots[-1:])), end
+
+
+@dataclass
+class Oracle:
+    """The matches of a pattern in a list of events.
+
+    Attributes:
+        holds: tells whether a condition holds of an event, by its number.
+        times: the events' times, not going down.
+        window: of the whole match, exclusive; 0 for none.
+    """
+
+    pattern: Pattern
+    holds: Callable[[Any, int], bool]
+    times: list[int]
+    window: int
+
+    def matches(self) -> list[tuple[tuple[tuple[str, int], ...], int]]:
+        """Return each match as (stage, event) pairs and the event at which it is known.
+
+        Matches that are known only when time is over have the number of events as theirs.
+        """
+        found = []
+        for slots, end in words(self.pattern, len(self.times)):
+            if slots:
+                for taken in self._taken(slots, end, ()):
+                    at = self._known(slots, end, taken)
+                    if at is not None:
+                        pairs = zip(slots, taken, strict=True)
+                        found.append((tuple((slot.stage.name, i) for slot, i in pairs), at))
+        return found
+
+    def living(self, now: int) -> set[int]:
+        """Return the first events of all partial matches that may go on behind an event."""
+        starts: set[int] = set()
+        for slots, end in words(self.pattern, len(self.times) + 1):
+            if not slots:
+                continue
+            for size in range(1, len(slots) + 1):
+                follow = slots[size] if size < len(slots) else None
+                if follow is None and not self._pends():
+                    continue
+                for taken in self._taken(slots[:size], None, (), now):
+                    if taken[-1] <= now and self._open(slots, size, follow, end, taken, now):
+                        starts.add(taken[0])
+        return starts
+
+    def _pends(self) -> bool:
+        return self.pattern.elements[-1].contiguity in NEGATED
+
+    def _open(
+        self,
+        slots: tuple[Slot, ...],
+        size: int,
+        follow: Slot | None,
+        end: Before,
+        taken: tuple[int, ...],
+        now: int,
+    ) -> bool:
+        """Tell whether what was taken can wait for what follows until behind ``now``."""
+        last, time = taken[-1], self.times[now]
+        if self.window and time - self.times[taken[0]] >= self.window:
+            return False
+        if follow is None:
+            return self._waits(slots[size - 1], end, last, now)
+        if follow.gap and time - self.times[last] >= follow.gap:
+            return False
+        return all(self._passes(follow, last, g) for g in range(last + 1, now + 1))
+
+    def _waits(self, slot: Slot, end: Before, last: int, now: int) -> bool:
+        """Tell whether a negated end is still open."""
+        if end.gates:
+            return now == last
+        limit = self._limit()
+        if limit and self.times[now] - self.times[last] >= limit:
+            return False
+        return all(self._quiet(end, last, g) for g in range(last + 1, now + 1))
+
+    def _limit(self) -> int:
+        return self.pattern.elements[-1].within_previous or 0
+
+    def _taken(
+        self,
+        slots: tuple[Slot, ...],
+        end: Before | None,
+        so_far: tuple[int, ...],
+        most: int | None = None,
+    ) -> Iterator[tuple[int, ...]]:
+        if len(so_far) == len(slots):
+            yield so_far
+            return
+        slot = slots[len(so_far)]
+        final = len(so_far) + 1 == len(slots) and end is not None and not self._pends()
+        begin = so_far[-1] + 1 if so_far else 0
+        for q in range(begin, len(self.times) if most is None else most + 1):
+            before = so_far[-1] if so_far else q - 1
+            if self._fits(slot, so_far, before, q, final=final):
+                yield from self._taken(slots, end, (*so_far, q), most)
+
+    def _fits(
+        self, slot: Slot, so_far: tuple[int, ...], before: int, q: int, *, final: bool
+    ) -> bool:
+        if not self._true(slot.stage.condition, q) or self._any(slot.take_until, q):
+            return False
+        if so_far:
+            since_first = self.times[q] - self.times[so_far[0]]
+            if self.window and since_first >= self.window:
+                return False
+            if slot.gap and self.times[q] - self.times[before] >= slot.gap:
+                return False
+            if not all(self._passes(slot, before, g) for g in range(before + 1, q)):
+                return False
+            if q == before + 1 and self._any(slot.before.gates, q):
+                return False
+            ends = self._any(slot.before.nots, q) or self._stopped(slot, before, q)
+            if ends and not final:
+                return False
+        return not self._kept(slot.before, before, q)
+
+    def _passes(self, slot: Slot, before: int, g: int) -> bool:
+        """Tell whether an event may lie before that of a slot."""
+        if slot.contiguity in ("next", "strict", "begin"):
+            return False
+        relaxed = slot.contiguity in ("followed_by", "relaxed")
+        if (relaxed and self._true(slot.stage.condition, g)) or self._any(slot.pass_until, g):
+            return False
+        first = g == before + 1
+        if (first and self._any(slot.before.gates, g)) or self._stopped(slot, before, g):
+            return False
+        return self._quiet(slot.before, before, g)
+
+    def _stopped(self, slot: Slot, before: int, g: int) -> bool:
+        kept = Before(kept=slot.kept)
+        return g == before + 1 and self._any(slot.stops, g) and not self._kept(kept, before, g)
+
+    def _quiet(self, between: Before, before: int, g: int) -> bool:
+        return not self._any(between.nots, g) and not self._kept(between, before, g)
+
+    def _kept(self, between: Before, before: int, g: int) -> bool:
+        """Tell whether a greedy stage before keeps an event, which its stop condition prevents."""
+        if between.kept is None:
+            return False
+        condition, until = between.kept
+        if until is not None and self.holds(until, before + 1):
+            return False
+        if between.gates and g != before + 1:
+            return False
+        return self._true(condition, g)
+
+    def _known(self, slots: tuple[Slot, ...], end: Before, taken: tuple[int, ...]) -> int | None:
+        """Return the event at which a match is known; None if it is none in the end."""
+        last = taken[-1]
+        if not self._pends():
+            return last
+        if end.gates:
+            after = last + 1
+            if after >= len(self.times) or self._any(end.gates, after):
+                return None
+            if self.window and self.times[after] - self.times[taken[0]] >= self.window:
+                return None
+            return None if self._kept(end, last, after) else after
+        due = self.times[taken[0]] + self.window if self.window else None
+        if self._limit():
+            own = self.times[last] + self._limit()
+            due = own if due is None else min(due, own)
+        assert due is not None
+        quiet = [g for g in range(last + 1, len(self.times)) if self.times[g] < due]
+        if not slots[-1].direct and not quiet:
+            return None  # nothing has shown yet that the loop is over
+        if not all(self._quiet(end, last, g) for g in quiet):
+            return None
+        return last + 1 + len(quiet)
+
+    def _any(self, conditions: tuple[Any, ...], i: int) -> bool:
+        return any(self._true(condition, i) for condition in conditions)
+
+    def _true(self, condition: Any, i: int) -> bool:
+        return condition is None or self.holds(condition, i)
+
+
+def skipped(
+    pattern: Pattern,
+    matches: list[tuple[tuple[tuple[str, int], ...], int]],
+    living: list[set[int]],
+) -> list[list[tuple[tuple[str, int], ...]]]:
+    """Return every list of matches that a skip strategy may let through.
+
+    There is more than one where matches with one first event are known at one time.
+
+    Args:
+        pattern: with its strategy.
+        matches: all matches, and the events at which they are known.
+        living: by event, the first events of partial matches behind it; the last entry is for the
+            end of time.
+    """
+    outcomes: list[list[tuple[tuple[str, int], ...]]] = []
+
+    def go(now: int, held: list[Any], dead: frozenset[int], told: list[Any]) -> None:
+        if now == len(living):
+            outcomes.append(told)
+            return
+        new = [m for m, at in matches if at == now and m[0][1] not in dead]
+        release(now, [*held, *new], dead, told)
+
+    def release(now: int, held: list[Any], dead: frozenset[int], told: list[Any]) -> None:
+        earliest = min((m[0][1] for m in held), default=None)
+        if earliest is None or any(start < earliest for start in living[now] - dead):
+            go(now + 1, held, dead, told)
+            return
+        for m in {m for m in held if m[0][1] == earliest}:
+            rest = list(held)
+            rest.remove(m)
+            gone = dead | _given_up(pattern, m, now)
+            release(now, [each for each in rest if each[0][1] not in gone], gone, [*told, m])
+
+    go(0, [], frozenset(), [])
+    return outcomes
+
+
+def _given_up(pattern: Pattern, match: tuple[tuple[str, int], ...], now: int) -> set[int]:
+    skip = pattern.skip
+    first, last = match[0][1], match[-1][1]
+    if skip.strategy == "skip_to_next":
+        return {first}
+    if skip.strategy == "skip_past_last":
+        return set(range(last + 1))
+    taken = [i for stage, i in match if stage == skip.stage]
+    if not taken:
+        return set()
+    return set(range(taken[0] if skip.strategy == "skip_to_first" else taken[-1]))

@@ -1,0 +1,112 @@
+"""Windows of one bucket without a runtime: each window makes a new operator from the bytes kept.
+
+The order of the calls is that of `streambroker_core.control.operator`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from streambroker_core.cep.operator import PatternOperator, PatternRules
+from streambroker_core.cep.rules import RuleSet
+from streambroker_core.control.operator import Window
+from streambroker_core.control.tuples import ControlTuple, Delivery
+
+
+@dataclass
+class Emitted:
+    """What an operator has handed out."""
+
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    control: list[Any] = field(default_factory=list)
+
+    def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
+        """Take rows."""
+        self.rows.setdefault(output or "", []).extend(batch.to_pylist())
+
+    def emit_control(self, payload: Any, **_: Any) -> Any:
+        """Take a control tuple's payload."""
+        self.control.append(payload)
+        return payload
+
+    def of(self, output: str) -> list[dict[str, Any]]:
+        """Return the rows of an output; ``events`` and ``key`` are read."""
+        read: list[dict[str, Any]] = []
+        for row in self.rows.get(output, []):
+            more: dict[str, Any] = {
+                name: json.loads(row[name]) for name in ("events", "key") if name in row
+            }
+            read.append(row | more)
+        return read
+
+
+@dataclass
+class Bucket:
+    """One bucket of an operator, window by window.
+
+    Attributes:
+        make: makes the operator.
+        blobs: its state.
+        watermark: of the next window.
+    """
+
+    make: Callable[[], PatternOperator]
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    number: int = 0
+    watermark: int | None = None
+    clock: int = 0
+    last: PatternOperator | None = None
+
+    def window(
+        self,
+        batches: Iterable[pa.RecordBatch] = (),
+        *,
+        rules: RuleSet | None = None,
+        watermark: int | None = None,
+        clock: int | None = None,
+    ) -> Emitted:
+        """Run one window; a watermark or clock that is not given stays."""
+        self.watermark = self.watermark if watermark is None else watermark
+        self.clock = self.clock if clock is None else clock
+        emitted, operator = Emitted(), self.make()
+        window = Window(
+            number=self.number, time=self.clock, watermark=self.watermark, bucket=0, buckets=1
+        )
+        operator.bind(window, emitted)
+        if self.blobs:
+            operator.restore(operator.state_version, dict(self.blobs))
+        operator.begin_window()
+        if rules is not None:
+            assert operator.process_control("in", control_of(rules))
+        if self.watermark is not None:
+            operator.advance(self.watermark)
+        for batch in batches:
+            operator.process("in", batch)
+        operator.end_window()
+        for name, blob in operator.snapshot().items():
+            if blob is None:
+                self.blobs.pop(name, None)
+            else:
+                self.blobs[name] = blob
+        self.number += 1
+        self.last = operator
+        return emitted
+
+
+def control_of(rules: RuleSet) -> ControlTuple:
+    """Return the control tuple that brings a set of rules."""
+    payload = PatternRules(rules=rules.document())
+    return ControlTuple(
+        type="PatternRules",
+        id="log/1",
+        delivery=Delivery.BEGIN,
+        epoch=0,
+        emitter="log",
+        seq=1,
+        text=json.dumps({"rules": payload.rules}),
+    )
