@@ -143,7 +143,7 @@ class Automaton:
     _made: list[dict[int, Decision]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        reached = [self._reach(number) for number in range(len(self.states))]
+        reached = [self.reach(number) for number in range(len(self.states))]
         self.asked = [self._bits_of(states) for states in reached]
         self.longest = [self._longest(number, reached[number]) for number in range(len(reached))]
         self._made = [{} for _ in self.states]
@@ -159,9 +159,9 @@ class Automaton:
 
     def can_be_empty(self) -> bool:
         """Tell whether every stage may be left out; an empty match is never told."""
-        return FINAL in self._reach(self.start)
+        return FINAL in self.reach(self.start)
 
-    def _reach(self, state: int) -> list[int]:
+    def reach(self, state: int) -> list[int]:
         """Return a state and all that are reached by proceeding, whatever the event."""
         seen, waiting = {state: None}, [state]
         while waiting:
@@ -184,7 +184,7 @@ class Automaton:
 
     def _proceeding_bits(self, state: int) -> int:
         bits = 0
-        for each in self._reach(state):
+        for each in self.reach(state):
             for edge in self.states[each].edges:
                 if edge.action == "proceed":
                     bits |= edge.guard.need | edge.guard.deny
@@ -239,7 +239,7 @@ class Automaton:
         pending = self.states[state].kind == "pending"
         return [("pending", state)] * pending + [
             (edge.action, edge.target, edge.stage, edge.guard, edge.barred, edge.gap)
-            for each in self._reach(state)
+            for each in self.reach(state)
             for edge in self.states[each].edges
             if edge.action == "take" or edge.target <= STOP
         ]

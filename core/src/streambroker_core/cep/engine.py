@@ -153,7 +153,10 @@ class Engine:
         self._conditions.clear()
         gone = {name for name in before if name not in self.active}
         if gone:
-            self.keys.forget(gone, self._heirs(before, gone))
+            heirs = self._heirs(before, gone)
+            for old, new in heirs.items():
+                self.active[new].since = before[old].since
+            self.keys.forget(gone, heirs)
 
     def _heirs(
         self, before: Mapping[RuleKey, Active], gone: set[RuleKey]
@@ -169,14 +172,20 @@ class Engine:
             and same_shape(before[old].automaton, new.automaton)
         }
 
-    def process(self, rows: Rows) -> list[Result]:
-        """Let all rules see rows; results come in the order of the rows that led to them.
+    def process(self, rows: Rows, only: tuple[str, ...] | None = None) -> list[Result]:
+        """Let rules see rows; results come in the order of the rows that led to them.
+
+        Args:
+            rows: the rows.
+            only: the key whose rules see them, for copies made for that key; None for all rules.
 
         Raises:
             RunError: a rule failed that is to fail the query.
         """
         results: list[Result] = []
         for columns in {active.rule.key or self._key: None for active in self.active.values()}:
+            if only not in (None, columns):
+                continue
             rules = [a for a in self.active.values() if (a.rule.key or self._key) == columns]
             hits = self._conditions_of(columns, rules, rows.batch.schema).of(rows.batch)
             view = View(rows, columns)

@@ -29,6 +29,8 @@ from streambroker_core.control.operator import Blobs, Changes, Input, Operator, 
 from streambroker_core.control.tuples import END_OF_TIME, ControlTuple
 
 MATCHES, TIMEOUTS, LATE, ERRORS = "matches", "timeouts", "late", "errors"
+SELECTOR = "_selector"
+"""Column of rows that were copied for several keys: the names of the key's columns."""
 _ARRIVED = "_arrived"
 
 RESULTS = pa.schema(
@@ -155,8 +157,9 @@ class PatternOperator(Operator):
         del port
         if control.type != PatternRules.__name__:
             return False
+        engine = self.engine  # with the rules so far, whose runs it has to free or to hand over
         self._rules = RuleSet.read(control.payload["rules"], self._functions)
-        self.engine.set_rules(self._rules, {}, self.window.number)
+        engine.set_rules(self._rules, {}, self.window.number)
         return True
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
@@ -171,13 +174,22 @@ class PatternOperator(Operator):
         if watermark is not None:
             late = pc.less_equal(times, watermark).fill_null(True)
             if pc.any(late).as_py():
-                self.emit(batch.filter(late), LATE)
+                self._late(batch.filter(late))
                 batch = batch.filter(pc.invert(late))
         if batch.num_rows:
             arrived = pa.repeat(pa.scalar(self.window.number, pa.int64()), batch.num_rows)
             columns, names = [*batch.columns, arrived], [*batch.schema.names, _ARRIVED]
             self._waiting.append(pa.RecordBatch.from_arrays(columns, names=names))
             self._waiting_changed = True
+
+    def _late(self, rows: pa.RecordBatch) -> None:
+        """Hand out late rows, of several copies the first."""
+        if SELECTOR in rows.schema.names:
+            first = _name(self._rules.selectors(self._key)[0]) if self._rules.rules else ""
+            copy = rows.column(rows.schema.get_field_index(SELECTOR))
+            rows = rows.filter(pc.equal(copy, first)).drop_columns([SELECTOR])
+        if rows.num_rows:
+            self.emit(rows, LATE)
 
     def advance(self, time: int) -> None:
         """Let rules see the rows up to a time in order, then let the time pass."""
@@ -209,7 +221,23 @@ class PatternOperator(Operator):
     def _see(self, batch: pa.RecordBatch, times: list[int], arrived: list[int]) -> None:
         rows = Rows(batch, times, arrived, self._next, self.window.time)
         self._next += batch.num_rows
-        self._tell(self.engine.process(rows))
+        if SELECTOR not in batch.schema.names:
+            self._tell(self.engine.process(rows))
+            return
+        copy = batch.column(batch.schema.get_field_index(SELECTOR))
+        plain = batch.drop_columns([SELECTOR])
+        for columns in self._rules.selectors(self._key):
+            chosen = pc.indices_nonzero(pc.equal(copy, _name(columns)))
+            places = chosen.to_pylist()
+            part = Rows(
+                plain.take(chosen),
+                [times[each] for each in places],
+                [arrived[each] for each in places],
+                rows.first,
+                rows.clock,
+            )
+            if places:
+                self._tell(self.engine.process(part, columns))
 
     def _tell(self, results: list[Result]) -> None:
         for output, kind in ((MATCHES, Match), (TIMEOUTS, Timeout)):
@@ -247,6 +275,25 @@ class PatternOperator(Operator):
             times = [pc.min(_microseconds(rows, self._column)).as_py() for rows in self._waiting]
             dues += times
         return min((due for due in dues if due is not None), default=None)
+
+
+def copies(batch: pa.RecordBatch, selectors: list[tuple[str, ...]]) -> pa.RecordBatch:
+    """Return one copy of each row for each key, as `PatternOperator` takes them.
+
+    A reader makes them and puts each into the bucket of its key. However many rules there are, rows
+    are copied once for each key.
+    """
+    parts = []
+    for columns in selectors:
+        name = pa.repeat(pa.scalar(_name(columns)), batch.num_rows)
+        names = [*batch.schema.names, SELECTOR]
+        parts.append(pa.RecordBatch.from_arrays([*batch.columns, name], names=names))
+    (whole,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    return whole
+
+
+def _name(columns: tuple[str, ...]) -> str:
+    return ",".join(columns)
 
 
 def _microseconds(batch: pa.RecordBatch, column: str) -> Any:

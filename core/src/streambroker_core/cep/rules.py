@@ -77,6 +77,10 @@ class RuleSet:
                 if (rule.id, rule.version) not in self.disabled:
                     yield rule
 
+    def selectors(self, stream: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return the distinct keys of the rules, that of the stream for rules without one."""
+        return sorted({rule.key or stream for rule in self})
+
     def until(self, rule: PatternProcessor) -> int | None:
         """Return the time from which a later version holds; None for never."""
         versions = self.rules[rule.id]

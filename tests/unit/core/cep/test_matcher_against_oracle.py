@@ -1,155 +1,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from streambroker_core.cep import Pattern, PatternError, Skip, compile_pattern
-from streambroker_core.cep.automaton import Automaton
-from streambroker_core.cep.history import Event
-from streambroker_core.cep.matcher import Limits, Match, Matcher
-from streambroker_core.cep.pattern import NEGATED
-from streambroker_core.cep.truths import Truths
-from support.pattern_oracle import Oracle, skipped
-
-LETTERS = "abcd"
-END = 2**62
-Pairs = tuple[tuple[str, int], ...]
-
-
-def one_of(letters: str) -> str:
-    return " || ".join(f'n == "{letter}"' for letter in letters)
-
-
-letters = st.sets(st.sampled_from(LETTERS), min_size=1, max_size=2).map(
-    lambda s: "".join(sorted(s))
-)
-
-
-@st.composite
-def quantified(draw: Any, pattern: Pattern, *, group: bool, loops: bool = True) -> Pattern:
-    kind = draw(st.sampled_from(("one", "one", "times", "range", "more") if loops else ("one",)))
-    gap = draw(st.sampled_from((0, 0, 0, 2, 3))) if not group else 0
-    microseconds = f"{gap}us"
-    if kind == "times":
-        pattern = pattern.times(draw(st.integers(1, 2)), gap=microseconds)
-    elif kind == "range":
-        low = draw(st.integers(1, 2))
-        pattern = pattern.times(low, low + draw(st.integers(1, 2)), gap=microseconds)
-    elif kind == "more":
-        pattern = pattern.times_or_more(draw(st.integers(1, 2)), gap=microseconds)
-    if kind != "one":
-        inner = draw(st.sampled_from(("relaxed", "strict", "combinations")))
-        if inner != "relaxed":
-            pattern = pattern.consecutive() if inner == "strict" else pattern.allow_combinations()
-        if not group and inner != "combinations" and draw(st.booleans()):
-            pattern = pattern.greedy()
-    if kind == "more" and draw(st.integers(0, 2)) == 0:
-        pattern = pattern.until(one_of(draw(letters)))
-    if draw(st.integers(0, 3)) == 0:
-        with suppress(PatternError):
-            pattern = pattern.optional()
-    return pattern
-
-
-@st.composite
-def groups(draw: Any, name: str) -> Pattern:
-    pattern = Pattern.begin(f"{name}0").where(one_of(draw(letters)))
-    pattern = draw(quantified(pattern, group=False))
-    if draw(st.integers(0, 3)) == 0:
-        with suppress(PatternError):
-            pattern = pattern.not_followed_by(f"{name}x").where(one_of(draw(letters)))
-    join = draw(st.sampled_from((Pattern.next, Pattern.followed_by, Pattern.followed_by_any)))
-    return join(pattern, f"{name}1").where(one_of(draw(letters)))  # type: ignore[no-any-return]
-
-
-@st.composite
-def patterns(draw: Any) -> Pattern:
-    size = draw(st.integers(1, 3))
-    pattern: Pattern | None = None
-    for place in range(size):
-        name = f"s{place}"
-        group = draw(st.integers(0, 4)) == 0
-        if pattern is None:
-            pattern = Pattern.begin(draw(groups(name)) if group else name)
-        else:
-            negation = draw(st.sampled_from((None, None, None, "not_next", "not_followed_by")))
-            if negation is not None:
-                with suppress(PatternError):
-                    pattern = getattr(pattern, negation)(f"x{place}").where(one_of(draw(letters)))
-            group = group and not pattern.elements[-1].quantifier.greedy
-            join = draw(st.sampled_from(("next", "followed_by", "followed_by_any")))
-            pattern = getattr(pattern, join)(draw(groups(name)) if group else name)
-        assert pattern is not None
-        if not group:
-            pattern = pattern.where(one_of(draw(letters)))
-        after_not = len(pattern.elements) > 1 and pattern.elements[-2].contiguity == "not_next"
-        pattern = draw(quantified(pattern, group=group))
-        if after_not and pattern.elements[-1].quantifier.optional:
-            pattern = Pattern(pattern.elements[:-1], pattern.skip)
-            pattern = pattern.followed_by(name).where(one_of(draw(letters)))
-        if not group and draw(st.integers(0, 5)) == 0:
-            pattern = pattern.within(f"{draw(st.integers(1, 4))}us", "previous_and_current")
-    assert pattern is not None
-    whole: Pattern = draw(ended(pattern))
-    return whole
-
-
-@st.composite
-def ended(draw: Any, pattern: Pattern) -> Pattern:
-    window = draw(st.sampled_from((0, 0, 3, 5, 8)))
-    last = draw(st.sampled_from((None, None, None, "not_next", "not_followed_by")))
-    if last is not None and (last == "not_next" or window):
-        with suppress(PatternError):
-            pattern = getattr(pattern, last)("xlast").where(one_of(draw(letters)))
-    return pattern.within(f"{window}us")
-
-
-@st.composite
-def inputs(draw: Any) -> list[tuple[str, int]]:
-    names = draw(st.text(LETTERS, min_size=1, max_size=6))
-    steps = draw(st.lists(st.integers(0, 2), min_size=len(names), max_size=len(names)))
-    times = [sum(steps[: place + 1]) for place in range(len(names))]
-    return list(zip(names, times, strict=True))
-
-
-def automaton_of(pattern: Pattern) -> Automaton | None:
-    """Return the automaton; None where there is none, or where the oracle has no opinion."""
-    positive = [each for each in pattern.elements if each.contiguity not in NEGATED]
-    for before, element in pairwise(positive):
-        if before.quantifier.greedy and element.quantifier.optional:
-            return None
-    try:
-        return compile_pattern(pattern)
-    except PatternError:
-        return None
-
-
-def run(automaton: Automaton, events: list[tuple[str, int]]) -> list[tuple[Pairs, int]]:
-    matcher = Matcher(automaton, Truths(automaton), Limits(runs=None))
-    found: list[tuple[Pairs, int]] = []
-    for seq, (name, time) in enumerate(events):
-        matches, _ = matcher.process(Event(seq, time, {"n": name}))
-        found += [(pairs(match), seq) for match in matches]
-    matches, _ = matcher.advance(END)
-    return found + [(pairs(match), len(events)) for match in matches]
-
-
-def pairs(match: Match) -> Pairs:
-    taken = [(stage, event.seq) for stage, events in match.events.items() for event in events]
-    return tuple(sorted(taken, key=lambda pair: pair[1]))
-
-
-def oracle_of(pattern: Pattern, automaton: Automaton, events: list[tuple[str, int]]) -> Oracle:
-    def holds(condition: Any, number: int) -> bool:
-        return number < len(events) and condition.expression.matches({"n": events[number][0]})
-
-    return Oracle(pattern, holds, [time for _, time in events], automaton.window)
+from streambroker_core.cep import Pattern, Skip
+from support.pattern_examples import automaton_of, inputs, oracle_of, patterns, run
+from support.pattern_oracle import skipped
 
 
 def check_all(pattern: Pattern, events: list[tuple[str, int]]) -> None:

@@ -1,0 +1,428 @@
+"""Rules that change while windows go on; D-1 to D-17 of the dynamic patterns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streambroker_core.cep import Pattern, RunError
+from streambroker_core.cep.operator import PatternOperator, copies
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.rules import Context, RuleSet
+from streambroker_core.control.tuples import END_OF_TIME
+from support.pattern_cases import compiled
+from support.pattern_windows import Bucket, Emitted
+
+SCHEMA = pa.schema(
+    [("t", pa.int64()), ("user", pa.string()), ("item", pa.string()), ("n", pa.string())]
+)
+Given = tuple[Any, ...]
+
+
+def rows(*events: Given) -> pa.RecordBatch:
+    """Return events ``(time, letter, user, item)``, the last two with defaults."""
+    full = [(*event, *("u", "i")[len(event) - 2 :]) for event in events]
+    dicts = [{"t": t, "n": n, "user": user, "item": item} for t, n, user, item in full]
+    return pa.RecordBatch.from_pylist(dicts, schema=SCHEMA)
+
+
+def sequence(letters: str, **settings: Any) -> Pattern:
+    """Return the pattern of letters that follow each other, others between them or not."""
+    pattern = Pattern.begin(letters[0]).where(f'n == "{letters[0]}"')
+    for letter in letters[1:]:
+        pattern = pattern.followed_by(letter).where(f'n == "{letter}"')
+    return pattern.within(settings.pop("within", 0))
+
+
+def rule(name: str, version: int, letters: str, **fields: Any) -> PatternProcessor:
+    within = fields.pop("within", 0)
+    return PatternProcessor(
+        id=name, version=version, pattern=sequence(letters, within=within), **fields
+    )
+
+
+def rule_set(*wanted: Any, before: RuleSet | None = None, **context: Any) -> RuleSet:
+    return (before or RuleSet()).updated(wanted, Context(**context))[0]
+
+
+def bucket(**fields: Any) -> Bucket:
+    given = {"event_time": "t", "key": ("user",), "maker": compiled, **fields}
+    return Bucket(lambda: PatternOperator(**given))
+
+
+def told(*emitted: Emitted) -> list[tuple[str, int, str]]:
+    """Return rule, version and letters of each match."""
+    found = []
+    for each in emitted:
+        for row in each.of("matches"):
+            letters = "".join(e["n"] for events in row["events"].values() for e in events)
+            found.append((row["rule"], row["version"], letters))
+    return found
+
+
+def test_d1_a_rule_matches() -> None:
+    b = bucket()
+
+    b.window([rows((1, "A"), (2, "C"))], rules=rule_set(rule("r1", 1, "AC")))
+
+    assert told(b.window(watermark=2)) == [("r1", 1, "AC")]
+
+
+def test_d2_a_new_rule_sees_only_what_comes_later() -> None:
+    b, one = bucket(), rule("r1", 1, "AC")
+    b.window([rows((1, "A"))], rules=rule_set(one))
+    b.window(watermark=1)
+    both = rule_set(one, rule("r2", 1, "AC"), before=rule_set(one))
+
+    b.window([rows((2, "C"), (3, "A"), (4, "C"))], rules=both)
+
+    assert told(b.window(watermark=4)) == [
+        ("r1", 1, "AC"), ("r1", 1, "AC"), ("r2", 1, "AC"),
+    ]  # fmt: skip
+
+
+def test_a_new_rule_sees_no_row_that_came_before_it_and_still_waits() -> None:
+    b = bucket()
+    b.window([rows((1, "A"))])
+
+    b.window([rows((2, "C"))], rules=rule_set(rule("r1", 1, "AC")))
+
+    assert told(b.window(watermark=5)) == []
+
+
+def test_d3_a_new_version_knows_nothing_of_the_old_one() -> None:
+    b, old = bucket(), rule_set(rule("r1", 1, "AC"))
+    new = rule_set(rule("r1", 2, "ABC"), before=old)
+    b.window([rows((1, "A"))], rules=old)
+    b.window([rows((2, "C"), (3, "B"), (4, "C"))], rules=new, watermark=1)
+
+    assert told(b.window(watermark=4)) == []
+
+    b.window([rows((5, "A"), (6, "B"), (7, "C"))])
+    assert told(b.window(watermark=7)) == [("r1", 2, "ABC")]
+
+
+def test_d4_the_same_version_again_keeps_partial_matches() -> None:
+    b, one = bucket(), rule("r1", 1, "AC")
+    b.window([rows((1, "A"))], rules=rule_set(one))
+    b.window(watermark=1)
+
+    b.window([rows((2, "C"))], rules=rule_set(one, before=rule_set(one)))
+
+    assert told(b.window(watermark=2)) == [("r1", 1, "AC")]
+
+
+def test_d5_a_rule_that_is_gone_matches_nothing_and_its_state_is_freed() -> None:
+    b = bucket()
+    b.window([rows((1, "A"))], rules=rule_set(rule("r1", 1, "AC")))
+    b.window(watermark=1)
+    assert any(name.startswith("runs/") and blob for name, blob in b.blobs.items())
+
+    b.window([rows((2, "C"))], rules=rule_set())
+
+    assert told(b.window(watermark=2)) == []
+    assert not any(name.startswith("runs/") and blob for name, blob in b.blobs.items())
+
+
+def test_d6_without_rules_rows_pass_without_a_word_and_time_goes_on() -> None:
+    b = bucket()
+
+    emitted = [b.window([rows((1, "A"), (9, "C"))]), b.window(watermark=5)]
+
+    assert all(not each.rows for each in emitted)
+    assert b.window([rows((4, "A"))]).of("late") == [{"t": 4, "user": "u", "item": "i", "n": "A"}]
+
+
+def test_d7_rules_with_keys_of_their_own_match_by_them() -> None:
+    by_user, by_item = rule("r1", 1, "AC", key=("user",)), rule("r2", 1, "AC", key=("item",))
+    rules, b = rule_set(by_user, by_item), bucket()
+    given = rows((1, "A", "u1", "i1"), (2, "C", "u1", "i2"), (3, "C", "u2", "i1"))
+
+    b.window([copies(given, rules.selectors(("user",)))], rules=rules)
+    matches = b.window(watermark=3).of("matches")
+
+    assert [(row["rule"], row["key"]) for row in matches] == [("r2", ["i1"]), ("r1", ["u1"])]
+    times = [[e["t"] for events in row["events"].values() for e in events] for row in matches]
+    assert times == [[1, 3], [1, 2]]
+
+
+def test_d7_late_rows_are_told_once_however_many_keys() -> None:
+    rules = rule_set(rule("r1", 1, "AC", key=("user",)), rule("r2", 1, "AC", key=("item",)))
+    b = bucket()
+    b.window(rules=rules, watermark=5)
+
+    late = b.window([copies(rows((1, "A")), rules.selectors(()))]).of("late")
+
+    assert [row["t"] for row in late] == [1]
+
+
+def test_d8_a_scheduled_version_sees_what_is_not_before_its_time_again_in_a_replay() -> None:
+    old = rule_set(rule("r1", 1, "AC"))
+    new = rule_set(rule("r1", 2, "BC", scheduled=10), before=old)
+
+    def run() -> list[tuple[str, int, str]]:
+        b = bucket()
+        b.window(rules=old)
+        b.window([rows((8, "A"), (8, "B"), (9, "C"), (9, "A"), (10, "B"))], rules=new)
+        b.window([rows((11, "C"))], watermark=9)
+        return told(b.window(watermark=10), b.window(watermark=11))
+
+    # The old version's second A waits for a C before 10; none comes.
+    assert run() == run() == [("r1", 2, "BC")]
+
+
+def test_d8_until_its_time_the_old_version_goes_on() -> None:
+    old = rule_set(rule("r1", 1, "AC"))
+    new = rule_set(rule("r1", 2, "BC", scheduled=10), before=old)
+    b = bucket()
+    b.window([rows((1, "A"))], rules=old)
+    b.window([rows((9, "C"))], rules=new, watermark=1)
+
+    assert told(b.window(watermark=9)) == [("r1", 1, "AC")]
+    b.window(watermark=10)
+    assert b.last is not None
+    assert list(b.last.engine.active) == [("r1", 2)]
+
+
+def test_d8_in_processing_time_the_first_window_not_before_its_time_has_it() -> None:
+    old = rule_set(rule("r1", 1, "AC"))
+    new = rule_set(rule("r1", 2, "BC", scheduled=10), before=old)
+    b = bucket(time="processing")
+    b.window([rows((0, "A"), (0, "B"))], rules=old, clock=8)
+
+    emitted = [b.window([rows((0, "C"))], rules=new, clock=9)]
+    emitted.append(b.window([rows((0, "B"), (0, "C"), (0, "A"), (0, "C"))], clock=10))
+
+    assert told(*emitted) == [("r1", 1, "AC"), ("r1", 2, "BC")]
+
+
+def test_d9_a_time_in_the_past_is_at_once() -> None:
+    b = bucket()
+    b.window(watermark=100)
+
+    b.window([rows((101, "A"), (102, "C"))], rules=rule_set(rule("r1", 1, "AC", scheduled=7)))
+
+    assert told(b.window(watermark=102)) == [("r1", 1, "AC")]
+
+
+def test_d10_both_rules_go_on_after_a_restart_and_a_change_comes_in_order() -> None:
+    both = rule_set(rule("r1", 1, "AC"), rule("r2", 1, "BC"))
+    b = bucket()
+    b.window([rows((1, "A"), (2, "B"))], rules=both)
+    b.window(watermark=2)
+    again = bucket()
+    again.blobs, again.number = dict(b.blobs), b.number
+
+    again.window([rows((3, "C"))], watermark=2)
+    first = again.window(watermark=3)
+    second = again.window(rules=rule_set(rule("r1", 1, "AC"), before=both), watermark=4)
+
+    assert told(first, second) == [("r1", 1, "AC"), ("r2", 1, "BC")]
+    assert again.last is not None
+    assert list(again.last.engine.active) == [("r1", 1)]
+
+
+def test_d11_an_invalid_rule_is_refused_alone_and_says_why() -> None:
+    wanted = [
+        {"id": "r1", "version": 1, "pattern": {"stages": [{"name": "a", "where": 'n == "A"'}]}},
+        {"id": "r3", "version": 1, "pattern": {"stages": [{"name": "a", "where": "n =="}]}},
+        {"id": "r4", "version": 1, "pattern": {"skip": {"strategy": "skip_to_last", "stage": "x"},
+                                               "stages": [{"name": "a"}]}},
+        {"id": "r5", "version": 1, "function": "gone", "pattern": {"stages": [{"name": "a"}]}},
+        {"id": "r6", "version": 1, "pattern": {"stages": [{"name": "a", "where": "m == 1"}]}},
+        {"id": "r7", "version": 1, "key": ["shop"], "pattern": {"stages": [{"name": "a"}]}},
+        "no rule",
+    ]  # fmt: skip
+
+    rules, outcomes = RuleSet().updated(wanted, Context(fields=frozenset({"n"})))
+
+    assert list(rules.rules) == ["r1"]
+    refused = {each.rule: each.reason for each in outcomes if each.change == "refused"}
+    assert refused == {
+        "r3": "Invalid",
+        "r4": "Invalid",
+        "r5": "FunctionUnknown",
+        "r6": "FieldUnknown",
+        "r7": "KeyUnknown",
+        "number 6": "Invalid",
+    }
+    (r3,) = (each for each in outcomes if each.rule == "r3")
+    assert r3.message == (
+        "Invalid condition at line 1, column 5: found the end of the text, expected a name or a"
+        " value"
+    )
+
+
+def test_d11_an_invalid_new_version_leaves_the_old_one_in_force() -> None:
+    before = rule_set(rule("r1", 1, "AC"))
+
+    after, (outcome,) = before.updated([{"id": "r1", "version": 2, "pattern": {"stages": []}}])
+
+    assert after == before
+    assert (outcome.change, outcome.version) == ("refused", 2)
+
+
+def raising(row: Any, run: Any) -> bool:
+    return bool(1 // (row["n"] != "X"))
+
+
+def failing(**fields: Any) -> PatternProcessor:
+    pattern = Pattern.begin("a").where(raising)
+    return PatternProcessor(id="r3", version=1, pattern=pattern, **fields)
+
+
+def test_d12_a_rule_that_raises_is_off_and_told_and_the_others_go_on() -> None:
+    rules = rule_set(rule("r1", 1, "AC"), failing(on_error="disable"))
+    b = bucket(functions={"raising": raising})
+    b.window([rows((1, "A"), (2, "X"), (3, "C"))], rules=rules)
+
+    emitted = b.window(watermark=3)
+
+    assert told(emitted) == [("r3", 1, "A"), ("r1", 1, "AC")]
+    assert emitted.of("errors") == [
+        {
+            "rule": "r3",
+            "version": 1,
+            "where": "condition `function raising`",
+            "problem": "it raised ZeroDivisionError: integer division or modulo by zero",
+        }
+    ]
+    assert [(each.rule, each.version) for each in emitted.control] == [("r3", 1)]
+    b.window([rows((4, "A"), (5, "X"))])
+    assert not b.window(watermark=5).rows
+
+
+def test_d12_by_default_a_rule_that_raises_fails_the_query_and_is_named() -> None:
+    b = bucket(functions={"raising": raising})
+    b.window([rows((2, "X"))], rules=rule_set(failing()))
+
+    with pytest.raises(RunError, match="rule `r3`, condition `function raising`: it raised Zero"):
+        b.window(watermark=3)
+
+
+def test_d12_a_rule_that_is_off_is_on_again_with_a_new_version_or_when_enabled() -> None:
+    rules = rule_set(rule("r1", 1, "AC")).without("r1", 1)
+    assert list(rules) == []
+
+    assert [each.version for each in rules.enabled("r1")] == [1]
+    assert [each.version for each in rule_set(rule("r1", 2, "AC"), before=rules)] == [2]
+    assert list(rule_set(rule("r1", 1, "AC"), before=rules)) == []
+
+
+def test_d13_a_lower_version_is_refused() -> None:
+    before = rule_set(rule("r1", 2, "AC"))
+
+    after, (outcome,) = before.updated([rule("r1", 1, "AC")])
+
+    assert after == before
+    assert (outcome.change, outcome.reason) == ("refused", "VersionTooLow")
+    assert outcome.message == "version 1 is lower than 2, which is in force"
+
+
+def test_the_same_version_with_other_content_is_refused() -> None:
+    before = rule_set(rule("r1", 1, "AC"))
+
+    after, (outcome,) = before.updated([rule("r1", 1, "AB")])
+
+    assert after == before
+    assert outcome.reason == "ContentDiffers"
+
+
+Traffic = list[tuple[str, str]]
+traffic = st.lists(
+    st.tuples(st.sampled_from("ABC"), st.sampled_from(["u1", "u2", "u3", "u4"])), max_size=12
+)
+
+
+def check_change(events: Traffic, change: int) -> None:
+    """Compare four buckets with one: what comes before the change meets v1, all behind it v2."""
+    old = rule_set(rule("r1", 1, "AC"))
+    new = rule_set(rule("r1", 2, "ABC"), before=old)
+
+    def run(buckets: int) -> list[tuple[str, int, str]]:
+        parts = [bucket() for _ in range(buckets)]
+        found: list[tuple[str, int, str]] = []
+        for b in parts:
+            b.window(rules=old, watermark=0)
+        for time, (letter, user) in enumerate(events, start=1):
+            for number, b in enumerate(parts):
+                mine = int(user[1]) % buckets == number
+                given = [rows((time, letter, user))] if mine else []
+                rules = new if time - 1 == change else None
+                found += told(b.window(given, rules=rules, watermark=time - 1))
+        return sorted(found + [each for b in parts for each in told(b.window(watermark=100))])
+
+    assert run(4) == run(1)
+    assert not any(version == 2 and letters == "AC" for _, version, letters in run(1))
+
+
+@settings(max_examples=15)
+@given(events=traffic, change=st.integers(0, 12))
+def test_d15_all_buckets_change_in_one_window(events: Traffic, change: int) -> None:
+    check_change(events, change)
+
+
+@pytest.mark.long
+@settings(max_examples=1_000)
+@given(events=traffic, change=st.integers(0, 12))
+def test_d15_all_buckets_change_in_one_window_at_length(events: Traffic, change: int) -> None:
+    check_change(events, change)
+
+
+def test_d16_results_carry_rule_version_key_and_times() -> None:
+    b = bucket()
+    b.window([rows((1, "A"))], rules=rule_set(rule("r1", 7, "AC", within="5us")))
+
+    (row,) = b.window(watermark=END_OF_TIME).of("timeouts")
+
+    assert (row["rule"], row["version"], row["key"]) == ("r1", 7, ["u"])
+    assert row["time"] == row["noticed"]
+    assert row["time"].microsecond == 6
+
+
+def test_a_new_version_that_differs_in_conditions_only_may_keep_partial_matches() -> None:
+    def limit(version: int, price: str, **fields: Any) -> PatternProcessor:
+        pattern = Pattern.begin("A").where('n == "A"').followed_by("C").where(f'n == "{price}"')
+        return PatternProcessor(id="r1", version=version, pattern=pattern, **fields)
+
+    for keep, expected in ((True, [("r1", 2, "AD")]), (False, [])):
+        b, old = bucket(), rule_set(limit(1, "C"))
+        b.window([rows((1, "A"))], rules=old)
+        new = rule_set(limit(2, "D", keep_matches=keep), before=old)
+        b.window([rows((2, "D"))], rules=new, watermark=1)
+        assert told(b.window(watermark=2)) == expected
+
+
+def test_a_new_version_of_another_shape_keeps_nothing() -> None:
+    b, old = bucket(), rule_set(rule("r1", 1, "AC"))
+    b.window([rows((1, "A"))], rules=old)
+    new = rule_set(rule("r1", 2, "ABC", keep_matches=True), before=old)
+    b.window([rows((2, "B"), (3, "C"))], rules=new, watermark=1)
+
+    assert told(b.window(watermark=3)) == []
+
+
+def test_a_rule_set_is_read_as_it_was_written() -> None:
+    rules = rule_set(
+        rule("r1", 1, "AC"), rule("r1", 2, "AB", scheduled=10**15), rule("r2", 5, "B", key=("n",))
+    ).without("r2", 5)
+
+    assert RuleSet.read(rules.document()) == rules
+
+
+def test_a_version_is_settled_once_the_time_of_the_next_has_come() -> None:
+    rules = rule_set(rule("r1", 2, "AB", scheduled=10), before=rule_set(rule("r1", 1, "AC")))
+
+    assert [each.version for each in rules.settled(9)] == [1, 2]
+    assert [each.version for each in rules.settled(10)] == [2]
+
+
+def test_a_scheduled_version_that_is_not_asked_for_any_more_is_withdrawn() -> None:
+    one = rule("r1", 1, "AC")
+    rules = rule_set(one, rule("r1", 2, "AB", scheduled=10))
+
+    assert [each.version for each in rule_set(one, before=rules)] == [1]
