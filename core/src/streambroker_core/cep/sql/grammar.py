@@ -1,0 +1,89 @@
+"""The grammar of the subset, LALR(1), and the words that are refused before it is asked."""
+
+GRAMMAR = r"""
+start: "SELECT"i columns "FROM"i NAME clause [_alias] [";"]
+_alias: ["AS"i] NAME
+columns: "*" -> everything | NAME ("," NAME)*
+
+?clause: "MATCH_RECOGNIZE"i "(" partition order measures rows skip pattern define ")" -> fixed
+    | "MATCH_RECOGNIZE_DYNAMIC"i "(" partition order measures factory ")" -> dynamic
+factory: NAME "=" NAME
+
+partition: ["PARTITION"i "BY"i NAME ("," NAME)*]
+order: ["ORDER"i "BY"i NAME ["ASC"i] ("," NAME ["ASC"i])*]
+measures: ["MEASURES"i measure ("," measure)*]
+measure: expression "AS"i NAME
+rows: ["ONE"i "ROW"i "PER"i "MATCH"i]
+skip: ["AFTER"i "MATCH"i "SKIP"i target]
+?target: "PAST"i "LAST"i "ROW"i -> skip_past_last
+    | "TO"i "NEXT"i "ROW"i -> skip_to_next
+    | "TO"i "FIRST"i NAME -> skip_to_first
+    | "TO"i "LAST"i NAME -> skip_to_last
+    | "TO"i NAME -> skip_to_last
+pattern: "PATTERN"i "(" sequence ")" ["WITHIN"i "INTERVAL"i TEXT unit]
+unit: UNIT
+sequence: factor+
+factor: NAME [quantifier] -> variable | "(" sequence ")" [quantifier] -> group
+quantifier: count [RELUCTANT]
+?count: "+" -> plus | "*" -> star | "?" -> maybe
+    | "{" INTEGER "}" -> exactly | "{" INTEGER "," [INTEGER] "}" -> between
+    | "{" "," INTEGER "}" -> upto
+define: ["DEFINE"i definition ("," definition)*]
+definition: NAME "AS"i expression
+
+?expression: conjunction | conjunction ("OR"i conjunction)+ -> either
+?conjunction: negation | negation ("AND"i negation)+ -> both
+?negation: "NOT"i negation -> not_ | predicate
+?predicate: sum
+    | sum COMPARE sum -> compare
+    | sum "=" sum -> equal
+    | sum "IS"i "NULL"i -> is_null
+    | sum "IS"i "NOT"i "NULL"i -> is_value
+    | sum "IN"i "(" sum ("," sum)* ")" -> within
+    | sum "BETWEEN"i sum "AND"i sum -> range
+    | sum "LIKE"i TEXT -> like
+?sum: product | sum "+" product -> add | sum "-" product -> subtract
+?product: unary | product "*" unary -> multiply | product "/" unary -> divide
+    | product "%" unary -> modulo
+?unary: value | "-" unary -> negative
+?value: INTEGER -> number | DECIMAL -> number | TEXT -> text
+    | "TRUE"i -> true | "FALSE"i -> false
+    | NAME -> column | NAME "." NAME -> qualified
+    | FUNCTION "(" [argument] ["," INTEGER] ")" -> call
+    | "(" expression ")" -> nested
+?argument: NAME -> column | NAME "." NAME -> qualified | "*" -> rows_
+
+FUNCTION.3: /(FIRST|LAST|PREV|SUM|COUNT|AVG|MIN|MAX)(?=\s*\()/i
+RELUCTANT.3: /(?<=[+*?}])\?/
+UNIT.2: /(MILLISECOND|SECOND|MINUTE|HOUR|DAY)S?\b/i
+COMPARE: "<>" | "!=" | "<=" | ">=" | "<" | ">"
+NAME: /[A-Za-z_][A-Za-z0-9_]*/ | /`[^`]+`/
+TEXT: /'(?:[^']|'')*'/
+DECIMAL.2: /[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+/
+INTEGER: /[0-9]+/
+COMMENT: /--[^\n]*/ | /\/\*(?:.|\n)*?\*\//
+%ignore /\s+/
+%ignore COMMENT
+"""
+
+REFUSED = {
+    r"ALL\s+ROWS\s+PER\s+MATCH": "ALL ROWS PER MATCH",
+    r"SUBSET\b": "SUBSET",
+    r"PERMUTE\s*\(": "PERMUTE",
+    r"CLASSIFIER\s*\(": "CLASSIFIER()",
+    r"MATCH_NUMBER\s*\(": "MATCH_NUMBER()",
+    r"NEXT\s*\(": "NEXT() (rows behind the current one)",
+    r"\bFINAL\b": "FINAL",
+    r"\bRUNNING\b": "RUNNING",
+    r"\bJOIN\b": "JOIN",
+    r"\bGROUP\s+BY\b": "GROUP BY",
+    r"\bWHERE\b": "WHERE",
+    r"\bUNION\b": "UNION",
+    r"\bDESC\b": "ORDER BY … DESC",
+    r"\bDISTINCT\b": "DISTINCT",
+    r"\{-": "exclusion {- -}",
+    r"\|(?!\|)": "alternatives with |",
+    r"\^": "the anchor ^",
+    r"\$": "the anchor $",
+}
+"""What is refused by its name wherever it stands, texts and comments apart."""

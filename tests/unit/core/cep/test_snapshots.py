@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streambroker_core.cep import Pattern, Skip, compile_pattern
+from streambroker_core.cep.explain import dry_run, standings
+from streambroker_core.cep.history import Event
+from streambroker_core.cep.matcher import Limits, Matcher
+from streambroker_core.cep.snapshot import read, write
+from streambroker_core.cep.truths import Truths
+from streambroker_core.control.operator import StateError
+from support.pattern_examples import END, automaton_of, inputs, pairs, patterns
+
+RULE = ("r", 1)
+
+
+@settings(max_examples=100)
+@given(
+    pattern=patterns(),
+    events=inputs(),
+    strategy=st.sampled_from(("no_skip", "skip_to_next", "skip_past_last")),
+    cut=st.integers(0, 6),
+)
+def test_runs_go_on_from_bytes_as_if_nothing_had_been(
+    pattern: Pattern, events: list[tuple[str, int]], strategy: Any, cut: int
+) -> None:
+    automaton = automaton_of(pattern.skipping(Skip(strategy=strategy)))
+    if automaton is None:
+        return
+    truths = Truths(automaton)
+
+    def new(rule: Any = RULE) -> Matcher:
+        return Matcher(automaton, truths, Limits(runs=None))
+
+    plain, stored = new(), new()
+    for seq, (name, time) in enumerate(events):
+        event = Event(seq, time, {"n": name})
+        if seq == cut:
+            blob = write({RULE: stored})
+            stored = new() if blob is None else read(blob, new)[RULE]
+            assert blob == write({RULE: plain})
+        one, two = plain.process(event), stored.process(event)
+        assert [pairs(match) for match in one[0]] == [pairs(match) for match in two[0]]
+        assert [each.time for each in one[1]] == [each.time for each in two[1]]
+
+    assert [pairs(m) for m in plain.advance(END)[0]] == [pairs(m) for m in stored.advance(END)[0]]
+
+
+def loaded(text: str) -> Matcher:
+    pattern = Pattern.begin("a").where('n == "a"').one_or_more().followed_by("b").where('n == "b"')
+    automaton = compile_pattern(pattern.within("100us"))
+    matcher = Matcher(automaton, Truths(automaton))
+    for seq, name in enumerate(text):
+        matcher.process(Event(seq, seq, {"n": name, "payload": "x" * 100}))
+    return matcher
+
+
+def test_an_event_that_many_runs_hold_is_written_once() -> None:
+    matcher = loaded("a" * 10)
+    blob = write({RULE: matcher})
+
+    assert blob is not None
+    assert len(matcher.runs) > 50
+    assert blob.count(b"x" * 100) == 10
+    assert len(blob) < 10 * 120 + len(matcher.runs) * 8
+
+
+def test_a_key_without_runs_has_no_bytes() -> None:
+    assert write({RULE: loaded("xxx")}) is None
+
+
+def test_runs_of_a_rule_that_is_gone_are_left_out() -> None:
+    blob = write({RULE: loaded("a")})
+    assert blob is not None
+
+    assert read(blob, lambda rule: None) == {}
+
+
+def test_bytes_of_a_newer_release_or_damaged_ones_are_refused() -> None:
+    blob = write({RULE: loaded("aa")})
+    assert blob is not None
+
+    with pytest.raises(StateError, match="form 2, of a newer release"):
+        read(b"\x04" + blob[1:], lambda rule: loaded(""))
+    for size in range(1, len(blob)):
+        with pytest.raises(StateError, match="damaged"):
+            read(blob[:size], lambda rule: loaded(""))
+
+
+def test_explain_says_where_each_run_stands() -> None:
+    assert [str(each) for each in standings(loaded("ax"))] == [
+        'taken: a 1; waits for more `a` (`a`: n == "a")',
+        'taken: a 1; waits for `b` (`b`: n == "b")',
+    ]
+    assert {each.ends_at for each in standings(loaded("ax"))} == {100}
+
+
+def test_a_dry_run_says_what_each_event_did_and_what_is_left() -> None:
+    pattern = Pattern.begin("a").where('n == "a"').next("b").where('n == "b"')
+    rows = [{"t": t, "n": n, "k": k} for t, n, k in ((3, "b", 1), (1, "a", 1), (2, "a", 2),
+                                                     (4, "x", 2), (5, "a", 1))]  # fmt: skip
+
+    run = dry_run(pattern, rows, time="t", key=("k",))
+
+    assert [(key, pairs(match)) for key, match in run.matches] == [((1,), (("a", 0), ("b", 2)))]
+    assert [(seen.key[0], seen.began, seen.took, seen.ended) for seen in run.seen] == [
+        (1, True, (0,), ()),
+        (2, True, (1,), ()),
+        (1, False, (0,), ()),
+        (2, False, (), (1,)),
+        (1, True, (4,), ()),
+    ]
+    assert [seen.holds for seen in run.seen][:3] == [('n == "a"',), ('n == "a"',), ('n == "b"',)]
+    assert run.most_runs == 1
+    assert [str(each) for each in run.left[(1,)]] == ['taken: a 1; waits for `b` (`b`: n == "b")']

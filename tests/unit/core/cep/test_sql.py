@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streambroker_core.cep import Pattern, PatternError, Skip
+from streambroker_core.cep.history import Event
+from streambroker_core.cep.refusals import RowPatternError
+from streambroker_core.cep.sql import DynamicRowPattern, Measure, RowPattern, read_row_pattern
+
+
+def statement(pattern: str = "A B", define: str = "", **parts: str) -> str:
+    defined = f"DEFINE {define}" if define else ""
+    return f"""
+      SELECT {parts.get("columns", "*")} FROM {parts.get("table", "ticks")}
+      MATCH_RECOGNIZE (
+        {parts.get("partition", "PARTITION BY symbol")}
+        {parts.get("order", "ORDER BY ts")}
+        {parts.get("measures", "")}
+        {parts.get("rows", "ONE ROW PER MATCH")}
+        {parts.get("skip", "")}
+        PATTERN ({pattern}) {parts.get("within", "")}
+        {defined}
+      ) {parts.get("alias", "AS T")}"""
+
+
+def read(*given: str, **parts: str) -> RowPattern:
+    found = read_row_pattern(statement(*given, **parts), tables=["ticks"])
+    assert isinstance(found, RowPattern)
+    return found
+
+
+def test_a_statement_is_the_rule_that_python_makes() -> None:
+    found = read(
+        "A B+ C",
+        "A AS price > 10, B AS B.price < LAST(B.price, 1) OR LAST(B.price, 1) IS NULL,"
+        " C AS C.price > LAST(B.price) AND kind <> 'it''s'",
+        measures="MEASURES FIRST(A.price) AS began, COUNT(B.price) AS n, C.price AS ended",
+        within="WITHIN INTERVAL '10' SECOND",
+        columns="began, n",
+        order="ORDER BY ts ASC, seq",
+    )
+
+    assert found.pattern == (
+        Pattern.begin("A", skip=Skip(strategy="skip_past_last")).where("price > 10")
+        .next("B").where("price < last(B.price) || !has(last(B.price))")
+        .one_or_more().consecutive().greedy()
+        .next("C").where('price > last(B.price) && kind != "it\'s"').within("10s")
+    )  # fmt: skip
+    assert (found.table, found.key, found.order) == ("ticks", ("symbol",), ("ts", "seq"))
+    assert found.columns == ("began", "n")
+    assert found.measures == (
+        Measure(name="began", function="first", stage="A", field="price"),
+        Measure(name="n", function="count", stage="B", field="price"),
+        Measure(name="ended", function="last", stage="C", field="price"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A.x > 1 AND NOT y = 2", "last(A.x) > 1 && !(y == 2)"),
+        ("x BETWEEN 1 AND 2 + y * 3", "x >= 1 && x <= 2 + y * 3"),
+        ("x IN ('a', 'b')", 'x in ["a", "b"]'),
+        ("x IN (y, 2)", "x == y || x == 2"),
+        ("x LIKE 'a%' OR x LIKE '%b%' OR x LIKE '%c'",
+         'startsWith(x, "a") || contains(x, "b") || endsWith(x, "c")'),
+        ("x IS NOT NULL", "has(x)"),
+        ("SUM(B.x) < 10", "sum(B.x) + x < 10"),
+        ("SUM(A.x) < 10", "sum(A.x) < 10"),
+        ("COUNT(B.x) = 2", "count(B) + 1 == 2"),
+        ("AVG(B.x) > 2.5", "(sum(B.x) + x) / (count(B) + 1.0) > 2.5"),
+        ("PREV(x) < x", "previous(x) < x"),
+        ("LAST(B.x) = FIRST(A.x)", "x == first(A.x)"),
+        ("flag = TRUE -- comment WHERE\n AND x = -(1)", "flag == true && x == -1"),
+    ],
+)  # fmt: skip
+def test_conditions_in_sql_mean_the_same_in_our_language(text: str, expected: str) -> None:
+    pattern = read("A B", f"B AS {text}").pattern
+    _, stage = pattern.stages()
+
+    assert str(stage.condition) == expected
+
+
+@pytest.mark.parametrize(
+    ("quantifier", "expected"),
+    [
+        ("{3}", Pattern.begin("B").times(3).consecutive()),
+        ("{2,3}", Pattern.begin("B").times(2, 3).consecutive().greedy()),
+        ("{2,}?", Pattern.begin("B").times_or_more(2).consecutive()),
+        ("{,2}", Pattern.begin("B").times(1, 2).consecutive().greedy().optional()),
+        ("*", Pattern.begin("B").one_or_more().consecutive().greedy().optional()),
+        ("*?", Pattern.begin("B").one_or_more().consecutive().optional()),
+        ("?", Pattern.begin("B").optional()),
+    ],
+)
+def test_quantifiers_are_greedy_unless_they_say_otherwise(
+    quantifier: str, expected: Pattern
+) -> None:
+    pattern = read(f"B{quantifier} C").pattern
+
+    assert pattern.elements[0] == expected.elements[0]
+
+
+def test_groups_and_skips() -> None:
+    found = read("A (B C){2} D", skip="AFTER MATCH SKIP TO LAST A").pattern
+
+    group = Pattern.begin("B").next("C")
+    assert found == (
+        Pattern.begin("A", skip=Skip(strategy="skip_to_last", stage="A"))
+        .next(group).times(2).consecutive().next("D")
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"rows": "ALL ROWS PER MATCH"}, "line 7, column 9: ALL ROWS PER MATCH is not supported"),
+        ({"pattern": "A | B"}, "line 9, column 20: alternatives with | is not supported"),
+        ({"pattern": "^A"}, "the anchor ^ is not supported"),
+        ({"pattern": "A B+"}, "line 9, column 20: a greedy quantifier at the end is not supported"),
+        ({"pattern": "A (B C)+ D"}, "a greedy quantifier on a group is not supported"),
+        ({"define": "A AS PREV(x) > 1"}, "PREV in the first variable is not supported"),
+        ({"define": "B AS LAST(A.x, 2) > 1"}, "LAST with an offset is not supported"),
+        ({"define": "B AS MAX(B.x) > 1"}, "MAX over the variable that is defined is not supported"),
+        ({"define": "Z AS x > 1"}, "`Z` is defined and is not in the pattern"),
+        ({"define": "B AS Z.x > 1"}, "`Z` is no variable of the pattern; there are A, B"),
+        ({"define": "B AS x LIKE 'a_b'"}, "LIKE 'a_b' is not supported"),
+        ({"define": "B AS NEXT(x) > 1"}, "NEXT() (rows behind the current one) is not supported"),
+        ({"measures": "MEASURES A.x + 1 AS y"}, "measure `y` is not supported"),
+        ({"measures": "MEASURES MATCH_NUMBER() AS y"}, "MATCH_NUMBER() is not supported"),
+        ({"table": "prices"}, "there is no stream `prices`; known: ticks"),
+        ({"order": ""}, "ORDER BY is missing"),
+        ({"order": "ORDER BY ts DESC"}, "ORDER BY … DESC is not supported"),
+        ({"alias": "WHERE x > 1"}, "WHERE is not supported"),
+        ({"within": "WITHIN INTERVAL 'x' SECOND"}, "'x' is no number"),
+        ({"pattern": "A B{"}, "found `)`, expected"),
+    ],
+)  # fmt: skip
+def test_what_is_outside_of_the_subset_is_refused_by_name(
+    parts: dict[str, str], message: str
+) -> None:
+    with pytest.raises(RowPatternError) as caught:
+        read(**parts)
+
+    assert message in str(caught.value)
+
+
+def test_a_pattern_that_contradicts_itself_is_refused_as_ever() -> None:
+    with pytest.raises(PatternError, match="`B`: the name is given twice"):
+        read("A B B")
+
+
+def test_rules_from_a_discoverer() -> None:
+    text = """select * from ticks match_recognize_dynamic (
+        partition by symbol order by ts pattern_processor_discoverer_factory = rules) t"""
+
+    found = read_row_pattern(text, tables={"ticks": None}, factories={"rules": object()})
+
+    assert found == DynamicRowPattern(
+        table="ticks", key=("symbol",), order=("ts",), columns=(), factory="rules"
+    )
+    with pytest.raises(RowPatternError, match="there is no factory `rules`; known: none"):
+        read_row_pattern(text, tables=["ticks"])
+
+
+def test_measures_are_taken_from_a_match() -> None:
+    def events(*values: Any) -> list[Event]:
+        return [Event(n, n, {"x": value}) for n, value in enumerate(values)]
+
+    given = {"A": events(1, None, 5)}
+
+    def of(function: str, field: str | None = "x", stage: str | None = "A") -> Any:
+        return Measure(name="m", function=function, stage=stage, field=field).of(given)
+
+    assert [of(f) for f in ("first", "last", "count", "sum", "avg", "min", "max")] == [
+        1, 5, 2, 6, 3.0, 1, 5,
+    ]  # fmt: skip
+    assert of("count", None, None) == 3
+    assert of("sum", stage="B") is None
