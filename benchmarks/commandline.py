@@ -36,6 +36,7 @@ NAMES = (
     "explain",
     "control",
     "matching",
+    "cep",
     "cold_start",
     "feed",
     "cluster_start",

@@ -52,6 +52,7 @@ _CALLS = {
     "within": "within",
 }
 _MAY_LACK = ("type", "volume")
+_ORDERS = {"sort_by_t_then_price": "price"}
 _AT_DEFINITION = ("malformed_pattern", "invalid_argument", "unsupported_pattern")
 
 
@@ -230,7 +231,7 @@ def _run_matcher(case: dict[str, Any]) -> str | None:
         matches.extend((found(match.events), number) for match in answer[0])
         timeouts.extend((found(each.events), each.time // MS) for each in answer[1])
 
-    for seq, event in enumerate(case["events"]):
+    for seq, event in enumerate(_in_order(case)):
         clock = int(event.get("processing_time", event["t"]) * MS)
         take(matcher.process(Event(seq, event["t"] * MS, row_of(event), clock)), event["i"])
     check = case.get("state_check") or {}
@@ -240,6 +241,14 @@ def _run_matcher(case: dict[str, Any]) -> str | None:
     if case.get("end_of_input"):
         take(matcher.advance(END), None)
     return "; ".join(problems + compared(case, matches, timeouts)) or None
+
+
+def _in_order(case: dict[str, Any]) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = case["events"]
+    if case.get("order", "as_given") == "as_given":
+        return events
+    tie = _ORDERS.get(case["order"])
+    return sorted(events, key=lambda event: (event["t"], event[tie] if tie else 0))
 
 
 def _state_problems(matcher: Matcher, check: dict[str, Any]) -> list[str]:
@@ -301,13 +310,13 @@ def bucket_of(case: dict[str, Any]) -> Bucket:
     rule = PatternProcessor(id="case", version=1, pattern=pattern_of(case))
     rules, (outcome,) = RuleSet().updated([rule])
     assert outcome.change == "added", outcome
-    tie = case.get("tie_break")
+    tie = (case.get("tie_break") or {}).get("field") or _ORDERS.get(case.get("order", ""))
     return Bucket(
         lambda: PatternOperator(
             key=(case["key_by"],) if case.get("key_by") else (),
             time=case["time"],
             event_time="t",
-            tie_break=tie["field"] if tie else None,
+            tie_break=tie,
             maker=compiled,
             rules=rules,
         )
@@ -340,9 +349,12 @@ def _run_operator(case: dict[str, Any]) -> str | None:
 
 
 def _run_pipeline(case: dict[str, Any]) -> str | None:
-    """Run all events as one window and one by one; both have to give what is expected."""
+    """Run all events as one window and one by one; both have to give what is expected.
+
+    In processing time a window has one clock, so there they come one by one only.
+    """
     problems = []
-    for size in (len(case["events"]), 1):
+    for size in (1,) if case["time"] == "processing" else (len(case["events"]), 1):
         bucket, emitted = bucket_of(case), []
         for start in range(0, len(case["events"]), size):
             part = case["events"][start : start + size]

@@ -7,6 +7,7 @@ gives an equal rule. The form's schema is in `schema`; here is what a schema can
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
@@ -48,7 +49,6 @@ def read_rule(document: Any, functions: Functions | None = None) -> PatternProce
         ConditionError: a condition cannot be read.
     """
     given = _fields(document, "", RULE_FIELDS, ("id", "version", "pattern"))
-    limits = _fields(given.get("limits", {}), "limits", ("runs", "policy"))
     key = given.get("key", ())
     names = [key] if isinstance(key, str) else _list(key, "key")
     return PatternProcessor(
@@ -60,14 +60,18 @@ def read_rule(document: Any, functions: Functions | None = None) -> PatternProce
         function=_of(given["function"], str, "function") if given.get("function") else None,
         on_error=given.get("onError", "fail"),
         keep_matches=_of(given.get("keepMatches", False), bool, "keepMatches"),
-        limits=Limits(
-            runs=_of(limits["runs"], int, "limits.runs") if limits.get("runs") else None,
-            policy=limits.get("policy", "drop_oldest"),
-        )
-        if limits
-        else Limits(),
+        limits=_limits(given.get("limits", {})),
         labels=dict(_of(given.get("labels", {}), dict, "labels")),
     )
+
+
+def _limits(document: Any) -> Limits:
+    given = _fields(document, "limits", ("runs", "policy"))
+    limits = Limits(policy=given.get("policy", Limits().policy))
+    if "runs" not in given:
+        return limits
+    runs = given["runs"]
+    return replace(limits, runs=None if runs is None else _of(runs, int, "limits.runs"))
 
 
 def write_rule(rule: PatternProcessor) -> dict[str, Any]:

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from streambroker_core.cep.automaton import Automaton
 from streambroker_core.cep.compiler import compile_pattern
+from streambroker_core.cep.explain import Standing, standings
 from streambroker_core.cep.history import Event
-from streambroker_core.cep.keystore import KeyStore, values_of
+from streambroker_core.cep.keystore import KeyStore, place_of, values_of
 from streambroker_core.cep.masks import Conditions, Hits, MaskMaker, row_by_row
 from streambroker_core.cep.matcher import NEVER, Match, Matcher, Timeout
 from streambroker_core.cep.processor import PatternProcessor
@@ -284,6 +285,21 @@ class Engine:
             self._tell(active, place, matches, timeouts, event.seq, results)
         if not matcher.runs and not matcher.held:
             del matchers[active.name]
+
+    def explain(self, rule: str, key: Key) -> list[Standing]:
+        """Return where the runs of a rule stand in a key, for those who ask why nothing matched.
+
+        Args:
+            rule: its id; all its versions are looked at.
+            key: values of the rule's key columns, or of the stream's if it has none.
+        """
+        found: list[Standing] = []
+        for active in self.active.values():
+            if active.rule.id == rule:
+                matchers = self.keys.of(place_of(active.rule.key or self._key, key))
+                if active.name in matchers:
+                    found += standings(matchers[active.name])
+        return found
 
     def advance(self, time: int) -> list[Result]:
         """Tell what time has ended, and free what a later version has replaced by then.

@@ -151,7 +151,7 @@ def test_a_document_with_a_bad_field_is_refused_and_names_its_path(
 
 
 @pytest.mark.parametrize("fields", [{"id": " "}, {"version": -1}, {"onError": "stop"},
-                                    {"limits": {"policy": "all"}}])  # fmt: skip
+                                    {"limits": {"policy": "all"}}, {"limits": {"runs": 0}}])  # fmt: skip
 def test_a_rule_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(PatternError):
         read_rule(minimal(**fields))
@@ -183,3 +183,8 @@ def test_a_value_is_read_as_it_was_written(value: Any) -> None:
 def test_bytes_that_are_no_value_are_refused(data: bytes) -> None:
     with suppress(StateError, ArithmeticError, ValueError, RecursionError):
         Reader(data).value()
+
+
+def test_a_limit_that_is_not_given_is_the_ordinary_one() -> None:
+    assert read_rule(minimal(limits={"policy": "refuse"})).limits.runs == Limits().runs
+    assert read_rule(minimal(limits={"runs": None})).limits.runs is None

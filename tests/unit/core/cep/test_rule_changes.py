@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, RunError
+from streambroker_core.cep.keystore import place_of
 from streambroker_core.cep.operator import PatternOperator, copies
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.rules import Context, RuleSet
+from streambroker_core.control.operator import Window
 from streambroker_core.control.tuples import END_OF_TIME
 from support.pattern_cases import compiled
 from support.pattern_windows import Bucket, Emitted
@@ -426,3 +428,23 @@ def test_a_scheduled_version_that_is_not_asked_for_any_more_is_withdrawn() -> No
     rules = rule_set(one, rule("r1", 2, "AB", scheduled=10))
 
     assert [each.version for each in rule_set(one, before=rules)] == [1]
+
+
+def test_explain_says_in_a_later_window_where_the_runs_of_a_key_stand() -> None:
+    b = bucket()
+    b.window([rows((1, "A", "u1", "i"))], rules=rule_set(rule("r1", 1, "AC")))
+    b.window(watermark=1)
+    operator = b.make()
+    operator.bind(Window(number=9, time=0, watermark=1, bucket=0, buckets=1), None)
+    operator.restore(1, b.blobs)
+
+    assert [str(each) for each in operator.engine.explain("r1", ("u1",))] == [
+        'taken: A 1; waits for `C` (`C`: n == "C")'
+    ]
+    assert operator.engine.explain("r1", ("u2",)) == []
+
+
+def test_keys_that_are_equal_numbers_are_one_key() -> None:
+    assert place_of(("k",), (0.0,)) == place_of(("k",), (-0.0,))
+    assert place_of(("k",), (float("nan"),)) == place_of(("k",), (-float("nan"),))
+    assert place_of(("k",), (1,)) != place_of(("j",), (1,))
