@@ -230,9 +230,9 @@ class Engine:
         if active.automaton.appetite == "gaps":
             self._see_gaps(active, view, rows, bits, results)
             return
-        event = view.rows.event
-        for row, place, bit in zip(rows, view.places(rows), bits, strict=True):
-            self._step(active, place, event(row), bit, results)
+        events = view.rows.events(rows)
+        for event, place, bit in zip(events, view.places(rows), bits, strict=True):
+            self._step(active, place, event, bit, results)
 
     def _see_gaps(
         self, active: Active, view: View, rows: list[int], bits: list[int], results: list[Result]
@@ -243,10 +243,11 @@ class Engine:
         codes = order.codes.take(indices).to_pylist()
         at = order.place_in.take(indices).to_pylist()
         last: dict[int, int] = {}
-        for row, bit, code, place_in in zip(rows, bits, codes, at, strict=True):
+        events = view.rows.events(rows)
+        for event, bit, code, place_in in zip(events, bits, codes, at, strict=True):
             before = last.get(code, order.ends[code - 1] - 1 if code else -1)
             self._see_gap(active, view, code, before + 1, place_in, results)
-            self._step(active, order.places[code], view.rows.event(row), bit, results)
+            self._step(active, order.places[code], event, bit, results)
             last[code] = place_in
         for code, end in enumerate(order.ends):
             before = last.get(code, order.ends[code - 1] - 1 if code else -1)
@@ -264,7 +265,8 @@ class Engine:
         for at in range(low, high):
             row = order.rows[at].as_py()
             if active.sees(view.rows, row):
-                self._step(active, place, view.rows.event(row), 0, results)
+                (event,) = view.rows.events([row])
+                self._step(active, place, event, 0, results)
                 return
 
     def _step(

@@ -7,6 +7,7 @@ index of when time ends some of them. A key without runs has no entry.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from streambroker_core.cep.codec import Reader, Writer
@@ -31,6 +32,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@lru_cache(maxsize=65_536)
 def values_of(place: bytes) -> tuple[Any, ...]:
     """Return the values of a key's columns."""
     reader = Reader(place)

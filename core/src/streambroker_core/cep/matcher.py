@@ -111,7 +111,7 @@ class Matcher:
             RunError: a function raised, a skip has no target, or the limit says to fail. What the
                 runs are then is not promised; the rule has to be given up.
         """
-        matches, timeouts = self.advance(event.time)
+        matches, timeouts = ([], []) if event.time < self.due else self.advance(event.time)
         if bits is None:
             bits = self.truths.local(event)
         runs: list[Run] = []
@@ -120,7 +120,8 @@ class Matcher:
             self._continued(run, event, bits, runs, found)
         self._begun(event, bits, runs, found)
         self.runs = self._limited(runs)
-        matches += self._released(found, event.time)
+        if found or self.held:
+            matches += self._released(found, event.time)
         return matches, timeouts
 
     def advance(self, now: int) -> tuple[list[Match], list[Timeout]]:
@@ -152,7 +153,9 @@ class Matcher:
     def _continued(
         self, run: Run, event: Event, bits: int, runs: list[Run], found: list[Run]
     ) -> None:
-        bits = self.truths.of_run(bits, self.automaton.asked[run.state], event, run.node)
+        asked = self.automaton.asked[run.state]
+        if asked & self.truths.run_bits:
+            bits = self.truths.of_run(bits, asked, event, run.node)
         decision = self.automaton.decide(run.state, bits)
         if decision.same:
             runs.append(run)
@@ -170,7 +173,9 @@ class Matcher:
 
     def _begun(self, event: Event, bits: int, runs: list[Run], found: list[Run]) -> None:
         start = self.automaton.start
-        bits = self.truths.of_run(bits, self.automaton.asked[start], event, None)
+        asked = self.automaton.asked[start]
+        if asked & self.truths.run_bits:
+            bits = self.truths.of_run(bits, asked, event, None)
         decision = self.automaton.decide(start, bits)
         for step in decision.steps:
             if step.take:

@@ -1,8 +1,7 @@
-"""Rows as rules see them: events, made when a rule looks at one, and the order within each key."""
+"""Rows as rules see them: events, made of the rows that some rule has to see, and keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -10,39 +9,6 @@ import pyarrow.compute as pc
 
 from streambroker_core.cep.history import Event
 from streambroker_core.cep.keystore import place_of
-
-
-class LazyRow(Mapping[str, Any]):
-    """A row of a batch, read when it is first looked at."""
-
-    __slots__ = ("_batch", "_place", "_values")
-
-    def __init__(self, batch: pa.RecordBatch, place: int) -> None:
-        self._batch, self._place = batch, place
-        self._values: dict[str, Any] | None = None
-
-    def _read(self) -> dict[str, Any]:
-        if self._values is None:
-            columns = zip(self._batch.schema.names, self._batch.columns, strict=True)
-            self._values = {name: column[self._place].as_py() for name, column in columns}
-            self._batch = None
-        return self._values
-
-    def __getitem__(self, name: str) -> Any:
-        return self._read()[name]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, or the default."""
-        return self._read().get(name, default)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read())
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __repr__(self) -> str:
-        return repr(self._read())
 
 
 class Rows:
@@ -65,13 +31,16 @@ class Rows:
         self.first, self.clock = first, clock
         self._events: dict[int, Event] = {}
 
-    def event(self, row: int) -> Event:
-        """Return a row as an event, the same one for all rules."""
-        event = self._events.get(row)
-        if event is None:
-            event = Event(self.first + row, self.times[row], LazyRow(self.batch, row), self.clock)
-            self._events[row] = event
-        return event
+    def events(self, rows: list[int]) -> list[Event]:
+        """Return rows as events, the same ones for all rules."""
+        known = self._events
+        new = [row for row in rows if row not in known] if known else rows
+        if new:
+            taken = self.batch.take(pa.array(new, pa.int64())).to_pylist()
+            first, times, clock = self.first, self.times, self.clock
+            for row, fields in zip(new, taken, strict=True):
+                known[row] = Event(first + row, times[row], fields, clock)
+        return [known[row] for row in rows]
 
 
 class _Order(NamedTuple):

@@ -150,8 +150,16 @@ def test_a_document_with_a_bad_field_is_refused_and_names_its_path(
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize("fields", [{"id": " "}, {"version": -1}, {"onError": "stop"},
-                                    {"limits": {"policy": "all"}}, {"limits": {"runs": 0}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": " "},
+        {"version": -1},
+        {"onError": "stop"},
+        {"limits": {"policy": "all"}},
+        {"limits": {"runs": 0}},
+    ],
+)
 def test_a_rule_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(PatternError):
         read_rule(minimal(**fields))
