@@ -127,7 +127,10 @@ class Reader:
 
     def text(self) -> str:
         """Read a text."""
-        return self.raw().decode("utf-8", "surrogatepass")
+        try:
+            return self.raw().decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise StateError(f"state of patterns is damaged: {error}.") from error
 
     def raw(self) -> bytes:
         """Read bytes."""
@@ -137,8 +140,18 @@ class Reader:
             raise StateError("state of patterns is damaged: it ends within a value.")
         return self._data[self._at - size : self._at]
 
-    def value(self) -> Any:  # noqa: C901 - one branch for each kind
-        """Read a value of a row."""
+    def value(self) -> Any:
+        """Read a value of a row.
+
+        Raises:
+            StateError: there is none.
+        """
+        try:
+            return self._value()
+        except (struct.error, ValueError, ArithmeticError, RecursionError) as error:
+            raise StateError(f"state of patterns is damaged: {error}.") from error
+
+    def _value(self) -> Any:  # noqa: C901 - one branch for each kind
         kind = self._byte()
         match kind:
             case 0:

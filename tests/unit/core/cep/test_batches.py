@@ -299,3 +299,23 @@ def test_the_local_part_of_a_condition_is_what_the_event_alone_decides() -> None
     assert stage.condition is not None
 
     assert local_part(stage.condition) == parse('n == "a" && k == 1', "filter")
+
+
+def is_a(row: Any, run: Any) -> bool:
+    return bool(row["n"] == "a")
+
+
+def test_of_two_conditions_of_which_a_function_is_one_the_event_alone_decides_nothing() -> None:
+    pattern = Pattern.begin("a").where(is_a).or_('n == "b"')
+    (stage,) = pattern.stages()
+    assert stage.condition is not None
+    rules, _ = RuleSet().updated([rule_of(pattern)])
+    bucket = Bucket(
+        lambda: PatternOperator(
+            event_time="t", maker=compiled, rules=rules, functions={"is_a": is_a}
+        )
+    )
+    bucket.window([pa.RecordBatch.from_pylist(rows_of("axb"), schema=SCHEMA)])
+
+    assert local_part(stage.condition) is None
+    assert len(bucket.window(watermark=9).of("matches")) == 2

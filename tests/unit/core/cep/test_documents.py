@@ -189,7 +189,7 @@ def test_a_value_is_read_as_it_was_written(value: Any) -> None:
 
 @given(data=st.binary(max_size=30))
 def test_bytes_that_are_no_value_are_refused(data: bytes) -> None:
-    with suppress(StateError, ArithmeticError, ValueError, RecursionError):
+    with suppress(StateError):
         Reader(data).value()
 
 

@@ -353,3 +353,27 @@ def test_a_negated_end_is_a_match_when_its_window_ends_and_says_both_times() -> 
     (match,), _ = one.advance(9)
 
     assert (match.time, match.noticed) == (6, 9)
+
+
+def held() -> Matcher:
+    """Return a matcher in which a run that began later has matched first."""
+    pattern = (
+        Pattern.begin("x", skip=Skip(strategy="skip_past_last")).where('n == "a" || n == "b"')
+        .followed_by("y").where('n == "d" || (n == "c" && last(x.n) == "b")').within("9us")
+    )  # fmt: skip
+    one = matcher(pattern)
+    assert feed(one, "abc") == []
+    return one
+
+
+def test_a_match_waits_for_runs_that_began_earlier_and_goes_if_they_give_it_up() -> None:
+    matches, _ = held().process(Event(3, 3, {"n": "d"}))
+
+    assert places(matches) == ["x0 y3"]
+
+
+def test_a_match_that_waits_comes_when_the_time_of_the_earlier_run_is_over() -> None:
+    matches, timeouts = held().advance(9)
+
+    assert places(matches) == ["x1 y2"]
+    assert len(timeouts) == 1
