@@ -319,3 +319,20 @@ def test_of_two_conditions_of_which_a_function_is_one_the_event_alone_decides_no
 
     assert local_part(stage.condition) is None
     assert len(bucket.window(watermark=9).of("matches")) == 2
+
+
+@pytest.mark.parametrize(
+    ("windows", "matches"),
+    [(["ab"], 1), (["a", "b"], 1), (["ax", "b"], 0), (["a", "x", "b"], 0), (["a", "xb"], 0),
+     (["axb"], 0), (["xa", "bx"], 1)],
+)  # fmt: skip
+def test_what_stands_between_two_rows_counts_whatever_window_it_is_in(
+    windows: list[str], matches: int
+) -> None:
+    pattern = Pattern.begin("a").where(letter("a")).next("b").where(letter("b"))
+    rows, left = rows_of("".join(windows)), []
+    for window in windows:
+        left.append(rows[: len(window)])
+        rows = rows[len(window) :]
+
+    assert sum(got([rule_of(pattern)], left, compiled).values()) == matches

@@ -377,3 +377,12 @@ def test_a_match_that_waits_comes_when_the_time_of_the_earlier_run_is_over() -> 
 
     assert places(matches) == ["x1 y2"]
     assert len(timeouts) == 1
+
+
+def test_a_gap_that_is_over_ends_taking_and_not_what_may_follow() -> None:
+    one = matcher(a().one_or_more(gap="3us").followed_by("b").where('n == "b"'))
+    found: list[Match] = []
+    for seq, (time, name) in enumerate([(0, "a"), (2, "a"), (5, "a"), (9, "b")]):
+        found += one.process(Event(seq, time, {"n": name}))[0]
+
+    assert sorted(places(found)) == ["a0 b3", "a01 b3", "a1 b3", "a2 b3"]

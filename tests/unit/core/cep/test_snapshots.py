@@ -117,3 +117,20 @@ def test_a_dry_run_says_what_each_event_did_and_what_is_left() -> None:
     assert [seen.holds for seen in run.seen][:3] == [('n == "a"',), ('n == "a"',), ('n == "b"',)]
     assert run.most_runs == 1
     assert [str(each) for each in run.left[(1,)]] == ['taken: a 1; waits for `b` (`b`: n == "b")']
+
+
+def test_a_match_that_waits_for_an_earlier_run_goes_on_waiting_from_bytes() -> None:
+    pattern = (
+        Pattern.begin("x", skip=Skip(strategy="skip_past_last")).where('n == "a" || n == "b"')
+        .followed_by("y").where('n == "c" && last(x.n) == "b"').within("9us")
+    )  # fmt: skip
+    automaton = compile_pattern(pattern)
+    matcher = Matcher(automaton, Truths(automaton))
+    for seq, name in enumerate("abc"):
+        matcher.process(Event(seq, seq, {"n": name}))
+    blob = write({RULE: matcher})
+    assert blob is not None
+
+    again = read(blob, lambda rule: Matcher(automaton, Truths(automaton)))[RULE]
+
+    assert [pairs(match) for match in again.advance(9)[0]] == [(("x", 1), ("y", 2))]
