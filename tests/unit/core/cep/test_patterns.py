@@ -386,3 +386,10 @@ def test_a_gap_that_is_over_ends_taking_and_not_what_may_follow() -> None:
         found += one.process(Event(seq, time, {"n": name}))[0]
 
     assert sorted(places(found)) == ["a0 b3", "a01 b3", "a1 b3", "a2 b3"]
+
+
+@pytest.mark.parametrize("inner", [lambda p: p, Pattern.allow_combinations])
+def test_a_loop_cannot_pass_over_what_ends_it(inner: Callable[[Pattern], Pattern]) -> None:
+    pattern = inner(a().one_or_more()).until('n == "x"').followed_by("b").where('n == "b"')
+
+    assert sorted(places(feed(pattern, "axab"))) == ["a0 b3", "a2 b3"]
