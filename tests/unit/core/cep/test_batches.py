@@ -336,3 +336,16 @@ def test_what_stands_between_two_rows_counts_whatever_window_it_is_in(
         rows = rows[len(window) :]
 
     assert sum(got([rule_of(pattern)], left, compiled).values()) == matches
+
+
+def test_a_partial_match_that_waits_for_two_things_is_told_once_when_its_time_is_over() -> None:
+    pattern = Pattern.begin("a").where(letter("a")).one_or_more().allow_combinations()
+    pattern = pattern.followed_by("b").where(letter("b")).within("5us")
+    rules, _ = RuleSet().updated([rule_of(pattern)])
+    bucket = Bucket(lambda: PatternOperator(event_time="t", maker=compiled, rules=rules))
+    bucket.window([pa.RecordBatch.from_pylist(rows_of("aa"), schema=SCHEMA)])
+
+    over = bucket.window(watermark=9).of("timeouts")
+
+    taken = [[row["seq"] for row in each["events"]["a"]] for each in over]
+    assert sorted(taken) == [[0], [0, 1], [1]]

@@ -298,6 +298,16 @@ def test_d12_a_rule_that_raises_is_off_and_told_and_the_others_go_on() -> None:
     assert not b.window(watermark=5).rows
 
 
+def test_d12_a_rule_that_raised_is_asked_nothing_more_in_its_window() -> None:
+    rules = rule_set(failing(on_error="disable"))
+    b = bucket(functions={"raising": raising}, time="processing")
+
+    emitted = b.window([rows((1, "X")), rows((2, "X")), rows((3, "A"))], rules=rules)
+
+    assert len(emitted.of("errors")) == 1
+    assert told(emitted) == []
+
+
 def test_d12_by_default_a_rule_that_raises_fails_the_query_and_is_named() -> None:
     b = bucket(functions={"raising": raising})
     b.window([rows((2, "X"))], rules=rule_set(failing()))
