@@ -1,0 +1,291 @@
+"""Which definitions could never work.
+
+Everything is checked when an operator is defined, before any row: :func:`check` raises for the
+first thing that cannot be used, and says what to write instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from streambroker_core.side.definition import (
+    INPUTS,
+    MAIN,
+    MISSING,
+    READY,
+    RESERVED,
+    UPDATES,
+    Enrich,
+    SideInput,
+    SideJoin,
+    added_columns,
+)
+from streambroker_core.side.errors import SideDefinitionError, SideSchemaError
+from streambroker_core.side.keys import key_type, kind_of
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+
+
+def check(join: SideJoin) -> None:
+    """Refuse what could never work.
+
+    Raises:
+        SideDefinitionError: with the side input, the problem and the remedy.
+    """
+    seen: set[str] = set()
+    for side in join.inputs:
+        for problem, remedy in (*_problems(side), *_problems_in(join, side)):
+            raise SideDefinitionError(side.name, problem, remedy)
+        if side.name in seen:
+            raise SideDefinitionError(side.name, "its name is there twice", "give each its own")
+        seen.add(side.name)
+    for problem, remedy in _main_problems(join):
+        raise SideDefinitionError(MAIN, problem, remedy)
+    for enrich in join.enrich:
+        for problem, remedy in _enrich_problems(join, enrich, join.input(enrich.input)):
+            raise SideDefinitionError(enrich.input, problem, remedy)
+    for problem, remedy in _name_problems(join):
+        raise SideDefinitionError(MAIN, problem, remedy)
+
+
+Found = list[tuple[str, str]]
+
+
+def _problems(side: SideInput) -> Found:
+    found: Found = []
+    if not _NAME.match(side.name) or side.name == MAIN:
+        found.append(
+            (
+                f"`{side.name}` is no name for it",
+                "take a letter, then letters, digits and _, and not `main`",
+            )
+        )
+    if side.kind not in UPDATES:
+        return [*found, (f"kind `{side.kind}` is not known", f"take one of {', '.join(UPDATES)}")]
+    if side.readiness not in READY:
+        found.append((f"ready `{side.ready}` is not known", f"take one of {', '.join(READY)}"))
+    for what, value, known in (
+        ("on_timeout", side.on_timeout, ("default", "error")),
+        ("on_refused", side.on_refused, ("fail", "output")),
+    ):
+        if value not in known:
+            found.append((f"{what} `{value}` is not known", f"take one of {', '.join(known)}"))
+    return [
+        *found,
+        *_key_problems(side),
+        *_update_problems(side),
+        *_window_problems(side),
+        *_other_problems(side),
+        *_schema_problems(side),
+    ]
+
+
+def _schema_problems(side: SideInput) -> Found:
+    names = (*side.key, side.event_time, side.deleted, *side.fields)
+    found = _missing(side.schema, [name for name in names if name is not None])
+    if found:
+        return found
+    try:
+        key_type([side.schema.field(name).type for name in side.key])
+    except SideSchemaError as error:
+        return [(str(error).partition(": ")[2].partition(";")[0], "take another key")]
+    if side.deleted and not pt.is_boolean(side.schema.field(side.deleted).type):
+        found.append((f"column {side.deleted} is not boolean", "name a boolean column"))
+    found += _time_problems(side.schema, side.event_time)
+    if not side.fields:
+        found.append(("its rows have no value", "give it a column that is not key or time"))
+    return found
+
+
+def _missing(schema: pa.Schema, names: Iterable[str]) -> Found:
+    known = ", ".join(schema.names)
+    return [
+        (f"there is no column {name}", f"there are: {known}")
+        for name in names
+        if schema.get_field_index(name) < 0
+    ]
+
+
+def _time_problems(schema: pa.Schema, name: str | None) -> Found:
+    if name is not None and not pt.is_timestamp(schema.field(name).type):
+        return [(f"column {name} is no timestamp, but {schema.field(name).type}", "cast it")]
+    return []
+
+
+def _key_problems(side: SideInput) -> Found:
+    found: Found = []
+    if side.kind in ("map", "multimap") and not side.key:
+        found.append((f"a {side.kind} without key", "name the key's columns: key=(...)"))
+    if side.kind in ("singleton", "list") and side.key and not side.keyed:
+        kind = "map" if side.kind == "singleton" else "multimap"
+        found.append((f"a {side.kind} for all rows has no key", f"make it keyed, or take a {kind}"))
+    if side.keyed and not side.key:
+        found.append(("keyed, without key", "name the columns that hold the main rows' key"))
+    if side.keyed and side.static:
+        found.append(
+            ("a static table is not keyed", "leave keyed out: it is kept once per process")
+        )
+    return found
+
+
+def _update_problems(side: SideInput) -> Found:
+    allowed = UPDATES[side.kind]
+    if side.updating not in allowed:
+        return [
+            (f"a {side.kind} cannot {side.updating}", f"take one of: {', '.join(allowed)}"),
+        ]
+    if side.updating == "latest" and side.event_time is None and not side.static:
+        return [("latest needs to know the time of a value", "name it: event_time=...")]
+    if side.many and side.updating == "replace" and side.readiness != "complete":
+        return [
+            (
+                f"a {side.kind} that is replaced needs to know where the new one ends",
+                "say ready='complete', and send side.complete after each load",
+            )
+        ]
+    return []
+
+
+def _window_problems(side: SideInput) -> Found:
+    windows = side.windows
+    if windows.gap:
+        return [
+            (
+                "session windows merge, so no main window can be mapped to one",
+                "take fixed or sliding windows",
+            )
+        ]
+    if not windows.cut:
+        if side.readiness == "watermark":
+            return [
+                (
+                    "no watermark ever passes the one global window, so it is never ready",
+                    "give it windows, or say ready='first data' or 'complete'",
+                )
+            ]
+        return []
+    found: Found = []
+    if side.static:
+        found.append(("a static table has no windows", "leave windows out"))
+    elif side.event_time is None:
+        found.append(("windows need the time of a row", "name it: event_time=..."))
+    if not 0 < windows.slide <= windows.size:
+        found.append(
+            ("windows leave gaps, or never move on", "let them slide by more than 0, at most size")
+        )
+    return found
+
+
+def _other_problems(side: SideInput) -> Found:
+    found: Found = []
+    if side.many and side.has_default:
+        found.append((f"a {side.kind} has no default", "leave it out: an empty one is empty"))
+    if side.timeout is not None and not side.timeout > 0:
+        found.append(("a timeout has to be more than 0 s", "leave it out to wait for ever"))
+    if side.static and side.readiness not in ("complete", "not required"):
+        found.append(
+            (f"a static table is never ready by {side.readiness}", "take complete, the default")
+        )
+    if side.static and (side.deleted or side.event_time):
+        found.append(("a static table has neither deleted nor event_time", "leave them out"))
+    if side.max_entries < 1 or side.max_bytes < 1:
+        found.append(("a limit below 1", "give limits of at least 1"))
+    return found
+
+
+def _problems_in(join: SideJoin, side: SideInput) -> Found:
+    found: Found = []
+    if side.keyed and len(side.key) != len(join.key):
+        found.append(
+            (
+                f"its key has {len(side.key)} columns, the main input's {len(join.key)}",
+                "name as many, in the same order: a keyed one lies with the main rows of its key",
+            )
+        )
+    elif side.keyed:
+        found += [*_missing(join.schema, join.key)] or _comparable(join, join.key, side)
+    if side.windows.cut and join.event_time is None:
+        found.append(
+            ("main rows have no time to find its window by", "name theirs: event_time=...")
+        )
+    if join.order == "event time" and not side.static and side.event_time is None:
+        found.append(
+            ("rows are taken by event time, and its rows have none", "name it: event_time=...")
+        )
+    return found
+
+
+def _main_problems(join: SideJoin) -> Found:
+    found: Found = []
+    windows = join.windows
+    own = [name for name in (*join.key, join.event_time) if name is not None]
+    if problems := _missing(join.schema, own):
+        return problems
+    found += _time_problems(join.schema, join.event_time)
+    for name in join.schema.names:
+        if name.startswith(RESERVED):
+            found.append((f"column {name} has a name that is kept for us", "rename it"))
+    if len(join.inputs) > INPUTS:
+        found.append((f"more than {INPUTS} side inputs", "use several operators"))
+    if join.order not in ("arrival", "event time"):
+        found.append((f"order `{join.order}` is not known", "take arrival or event time"))
+    if join.event_time is None and (join.order == "event time" or (windows and windows.cut)):
+        found.append(("the order or the windows need a time", "name it: event_time=..."))
+    if windows is not None and windows.gap:
+        found.append(("session windows of the main input", "take fixed or sliding windows"))
+    if windows is not None and windows.cut and not 0 < windows.slide <= windows.size:
+        found.append(("windows leave gaps, or never move on", "slide by more than 0, at most size"))
+    if not join.lateness >= 0:
+        found.append(("lateness below 0", "give 0 or more seconds"))
+    return found
+
+
+def _enrich_problems(join: SideJoin, enrich: Enrich, side: SideInput) -> Found:
+    if enrich.missing not in MISSING:
+        return [(f"missing `{enrich.missing}` is not known", f"take one of {', '.join(MISSING)}")]
+    if side.kind == "list" and not side.keyed:
+        return [("a list has no value for a row", "take a function, or a multimap")]
+    if len(enrich.on) != len(side.key):
+        return [
+            (
+                f"`on` has {len(enrich.on)} columns, its key {len(side.key)}",
+                "name the main columns for each column of the key, in order",
+            )
+        ]
+    if enrich.missing == "wait" and not side.key:
+        return [("missing='wait' waits for a key", "say ready='first data' for a singleton")]
+    if side.keyed and enrich.on != join.key:
+        return [
+            ("a keyed one is where the main row's key is", f"take on={join.key!r}, or no keyed")
+        ]
+    if problems := [
+        *_missing(join.schema, enrich.on),
+        *_missing(pa.schema(list(side.value_type)), enrich.columns),
+    ]:
+        return problems
+    return _comparable(join, enrich.on, side)
+
+
+def _comparable(join: SideJoin, columns: tuple[str, ...], side: SideInput) -> Found:
+    """Refuse columns of the main input that never equal the key's."""
+    found: Found = []
+    for ours, theirs in zip(columns, side.key, strict=True):
+        left, right = join.schema.field(ours).type, side.schema.field(theirs).type
+        if kind_of(left) != kind_of(right):
+            found.append(
+                (f"column {ours} is {left} in the main input, key {theirs} is {right}", "cast one")
+            )
+    return found
+
+
+def _name_problems(join: SideJoin) -> Found:
+    names = list(join.schema.names)
+    for enrich in join.enrich:
+        names += [name for name, _ in added_columns(enrich, join.input(enrich.input))]
+        names += [enrich.version] if enrich.version else []
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return [(f"column {name} is there twice", "give it another name: names=...") for name in twice]

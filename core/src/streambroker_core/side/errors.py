@@ -1,0 +1,125 @@
+"""What can be wrong with a side input: its definition, its rows, its size.
+
+::
+
+    StreambrokerError
+    └── SideError                 the root of these
+        ├── SideDefinitionError   code SideInvalid: cannot be used as it is defined
+        ├── SideSchemaError       code SideSchemaDiffers: rows with other columns than before
+        ├── SideRowError          code SideRowRefused: rows that the policy does not take
+        ├── SideTooLargeError     code SideTooLarge: a view, or the rows that wait, above a limit
+        ├── SideVersionError      code SideVersionUnknown: no such version of a static table
+        ├── NoValueError          code SideEmpty: a singleton without value and default
+        └── ReadOnlyViewError     code SideReadOnly: a function tries to change a view
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from streambroker_core.errors import StreambrokerError
+
+_SHOWN = 3
+
+
+class SideError(StreambrokerError):
+    """The root of the errors of side inputs.
+
+    Attributes:
+        input: the side input; the operator's main input is ``main``.
+    """
+
+    code = "SideFailed"
+
+    def __init__(self, input_: str, message: str) -> None:
+        self.input = input_
+        super().__init__(message)
+
+
+class SideDefinitionError(SideError):
+    """A definition that cannot be used."""
+
+    code = "SideInvalid"
+
+    def __init__(self, input_: str, problem: str, remedy: str) -> None:
+        self.problem, self.remedy = problem, remedy
+        super().__init__(input_, f"Side input `{input_}`: {problem}; {remedy}.")
+
+
+class SideSchemaError(SideError):
+    """Rows whose columns do not fit; none of them was taken."""
+
+    code = "SideSchemaDiffers"
+
+    def __init__(self, input_: str, problem: str, remedy: str) -> None:
+        super().__init__(input_, f"Rows of `{input_}`: {problem}; {remedy}.")
+
+
+class SideRowError(SideError):
+    """Rows that the policy of a side input does not take; its view is as it was before.
+
+    Attributes:
+        rows: the first offending rows.
+    """
+
+    code = "SideRowRefused"
+
+    def __init__(self, input_: str, problem: str, rows: Sequence[Any], remedy: str) -> None:
+        self.problem = problem
+        self.rows = list(rows[:_SHOWN])
+        shown = ", ".join(map(str, self.rows))
+        more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+        super().__init__(input_, f"Side input `{input_}`: {problem}: {shown}{more}; {remedy}.")
+
+
+class SideTooLargeError(SideError):
+    """A limit is reached; the window fails and nothing of it is kept."""
+
+    code = "SideTooLarge"
+
+    def __init__(self, input_: str, what: str, found: int, limit: int, remedy: str) -> None:
+        self.found, self.limit = found, limit
+        super().__init__(
+            input_, f"Side input `{input_}`: {what}: {found:,}, the limit is {limit:,}; {remedy}."
+        )
+
+
+class SideVersionError(SideError):
+    """A version of a static table that nobody has."""
+
+    code = "SideVersionUnknown"
+
+    def __init__(self, input_: str, version: str, why: str) -> None:
+        self.version = version
+        super().__init__(
+            input_,
+            f"Side input `{input_}`: version {version} cannot be read: {why}. The version before"
+            " stays; announce one that is there.",
+        )
+
+
+class NoValueError(SideError):
+    """A singleton is read that has no value, and no default."""
+
+    code = "SideEmpty"
+
+    def __init__(self, input_: str) -> None:
+        super().__init__(
+            input_,
+            f"Side input `{input_}` has no value for this window; give it a default, or ask"
+            " `view.empty` first.",
+        )
+
+
+class ReadOnlyViewError(SideError):
+    """A function tries to change a view; the view is as it was."""
+
+    code = "SideReadOnly"
+
+    def __init__(self, input_: str) -> None:
+        super().__init__(
+            input_,
+            f"Side input `{input_}` is read-only for functions; send a row to its stream to"
+            " change it.",
+        )

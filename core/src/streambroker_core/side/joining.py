@@ -1,0 +1,305 @@
+"""Main rows meet their views: in which window, ready or not, and what is called then.
+
+A *pair* is a main row and one of its windows. A pair is looked at when its row comes, and again
+when what it waited for is there; it is processed once, when nothing holds it back any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker_core.side.content import SideState
+from streambroker_core.side.definition import Enrich, SideJoin
+from streambroker_core.side.enriching import add_columns
+from streambroker_core.side.keys import keys_of
+from streambroker_core.side.levels import Level
+from streambroker_core.side.views import Views, view_of
+from streambroker_core.side.waiting import SEQ, TIME, WAIVED, WINDOW, Waiting
+from streambroker_core.side.windows import EVER, assign, end_of, last_of, side_start
+
+Result: TypeAlias = "pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch] | None"
+Function: TypeAlias = "Callable[[pa.RecordBatch, Views], Result]"
+"""Called with main rows of one window and its views; returns rows for the output ``out``."""
+Give: TypeAlias = "Callable[[pa.RecordBatch], None]"
+Lacking: TypeAlias = "Callable[[str, pa.RecordBatch], None]"
+"""Takes main rows for which a side input has no value, with its name."""
+
+
+class Joining:
+    """The pairs of one bucket in one window of the runtime.
+
+    Attributes:
+        passed: event time that has passed, as far as rows have been taken; None for none.
+        late_at: event time up to which windows are over for side rows; None for none.
+        main_cut: whether main rows have windows.
+    """
+
+    def __init__(
+        self,
+        join: SideJoin,
+        sides: list[SideState],
+        waiting: Waiting,
+        function: Function | None,
+        give: Give,
+        lacking: Lacking,
+    ) -> None:
+        self._join, self._sides, self._waiting = join, sides, waiting
+        self._function, self._give, self._lacking = function, give, lacking
+        self.passed: int | None = None
+        self.late_at: int | None = None
+        self._cut = [n for n, one in enumerate(join.inputs) if one.windows.cut]
+        self.main_cut = join.windows is not None and join.windows.cut
+        self._waits: list[list[Enrich]] = [
+            [e for e in join.enrich if e.input == one.name and e.missing == "wait"]
+            for one in join.inputs
+        ]
+        self._schema = waiting.schema
+        self._names = join.schema.names
+
+    def pairs(
+        self, batch: pa.RecordBatch, times: pa.Array, seqs: pa.Array, now: int
+    ) -> pa.RecordBatch:
+        """Return the (row, window) pairs of rows, in the order of rows, then of windows."""
+        starts = pa.repeat(pa.scalar(EVER, pa.int64()), batch.num_rows)
+        if self.main_cut and self._join.windows is not None:
+            rows, starts = assign(self._join.windows, times)
+            batch, times, seqs = batch.take(rows), times.take(rows), seqs.take(rows)
+        since = pa.repeat(pa.scalar(now, pa.int64()), batch.num_rows)
+        waived = pa.repeat(pa.scalar(0, pa.int64()), batch.num_rows)
+        columns = [*batch.columns, seqs, starts, times, since, waived]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def expired(self, pairs: pa.RecordBatch, watermark: int, lateness: int) -> pa.Array | None:
+        """Tell of each pair whether its window is over; None if none can be."""
+        if self.main_cut and self._join.windows is not None:
+            last = pc.add(pairs[WINDOW], self._join.windows.size - 1)
+            return pc.less_equal(pc.add(last, lateness), watermark)
+        over = None
+        for number in self._cut:
+            windows = self._join.inputs[number].windows
+            last = pc.add(side_start(windows, None, pairs[TIME]), windows.size - 1 + lateness)
+            mask = pc.less_equal(last, watermark)
+            over = mask if over is None else pc.or_(over, mask)
+        return over
+
+    def offer(self, pairs: pa.RecordBatch) -> None:
+        """Process the pairs that nothing holds back, and let the others wait."""
+        for starts, group in self._groups(pairs):
+            left = group
+            for number, start in enumerate(starts):
+                if not left.num_rows:
+                    break
+                left = self._hold_back(number, start, left)
+            if left.num_rows:
+                self._process(starts, left)
+
+    def again(self, released: list[pa.RecordBatch]) -> None:
+        """Look at pairs again that have waited, in the order in which their rows came."""
+        if not released:
+            return
+        table = pa.Table.from_batches(released)
+        order = pc.sort_indices(table, [(SEQ, "ascending"), (WINDOW, "ascending")])
+        self.offer(table.take(order).combine_chunks().to_batches()[0])
+
+    def feed(self, number: int, rows: Level) -> None:
+        """Give rows to a side input, and look again at what waited for them."""
+        state = self._sides[number]
+        for start, part in state.windowed(rows):
+            rest = part
+            while len(rest):
+                piece, rest = self._piece(number, start, rest)
+                if state.take(start, piece, self.late_at):
+                    self._touched(number, start, piece.keys)
+        state.check_size()
+
+    def _piece(self, number: int, start: int, rows: Level) -> tuple[Level, Level]:
+        """Return the rows to take next, and the rest.
+
+        What a row waited for is there with the first row that brings it. It must not see a later
+        one that happens to come in the same batch, or results would depend on how rows are cut.
+        """
+        side = self._sides[number].side
+        none = rows.slice(0, 0)
+        if self._waiting.waits(number, start) and side.readiness == "first data":
+            return rows.slice(0, 1), rows.slice(1, len(rows) - 1)
+        wanted = self._waiting.keys(number, start)
+        awaited = None if wanted is None else pc.is_in(rows.keys, value_set=wanted)
+        if awaited is None or not pc.any(awaited).as_py():
+            return rows, none
+        if self._function is not None and not side.keyed:
+            end = pc.index(awaited, True).as_py() + 1
+            return rows.slice(0, end), rows.slice(end, len(rows) - end)
+        first = pc.cast(pc.index_in(rows.keys, value_set=rows.keys), pa.int64())
+        here = pc.and_(awaited, pc.equal(first, pa.array(range(len(rows)), pa.int64())))
+        return rows.filter(here), rows.filter(pc.invert(here))
+
+    def _touched(self, number: int, start: int, keys: pa.Array) -> None:
+        """Look again at what waited for a window that has new rows, with these keys."""
+        released = self._waiting.release_keys(number, start, keys)
+        if self._sides[number].ready(start, self.passed):
+            released += self._waiting.release(number, start)
+        self.again(released)
+
+    def opened(self, number: int, start: int | None) -> None:
+        """Look again at all that waited for a window of a side input; None for every window."""
+        starts = self._waiting.starts(number) if start is None else [start]
+        released = []
+        for one in starts:
+            released += self._waiting.release(number, one)
+            released += self._waiting.release_by_key(number, one)
+        self.again(released)
+
+    def pass_to(self, time: int) -> None:
+        """Let event time pass: windows end, one after the other, and are ready."""
+        while (due := self._next_end(time)) is not None:
+            last, number, start = due
+            self.passed = last if self.passed is None else max(self.passed, last)
+            self._sides[number].publish(start)
+            self.opened(number, start)
+        self.passed = time if self.passed is None else max(self.passed, time)
+
+    def ends(self, times: pa.Array, to: int) -> set[int]:
+        """Return the last instants of windows that are waited for, or will be by main rows."""
+        found = {
+            last_of(self._join.inputs[n].windows, start)
+            for n in self._cut
+            for start in (*self._waiting.starts(n), *self._sides[n].staged_to(to))
+        }
+        for number in self._cut:
+            windows = self._join.inputs[number].windows
+            main: pa.Array = times
+            if self.main_cut and self._join.windows is not None:
+                main = pc.unique(assign(self._join.windows, times)[1])
+            starts = pc.unique(side_start(windows, self._join.windows, main))
+            found |= {last_of(windows, start) for start in starts.to_pylist()}
+        return {last for last in found if last <= to}
+
+    def end(self, number: int, start: int) -> int | None:
+        """Return the last instant of a side window; None of the global one."""
+        windows = self._join.inputs[number].windows
+        return last_of(windows, start) if windows.cut else None
+
+    def _next_end(self, time: int) -> tuple[int, int, int] | None:
+        every = [
+            (last_of(self._join.inputs[number].windows, start), number, start)
+            for number in self._cut
+            for start in (*self._waiting.starts(number), *self._sides[number].staged_to(time))
+        ]
+        return min((one for one in every if one[0] <= time), default=None)
+
+    def _groups(self, pairs: pa.RecordBatch) -> list[tuple[list[int], pa.RecordBatch]]:
+        """Return the pairs of equal windows together, with the side window of each side input."""
+        if not pairs.num_rows:
+            return []
+        columns = [
+            side_start(
+                self._join.inputs[number].windows,
+                self._join.windows,
+                pairs[WINDOW] if self.main_cut else pairs[TIME],
+            )
+            for number in self._cut
+        ]
+        if self.main_cut:
+            columns.append(pairs[WINDOW])
+        groups = [([EVER] * len(self._join.inputs), pairs)]
+        if not columns:
+            return groups
+        table = pa.table({str(n): column for n, column in enumerate(columns)})
+        keys = table.group_by(table.column_names).aggregate([]).to_pylist()
+        found = []
+        for key in sorted(keys, key=lambda one: tuple(one.values())):
+            mask = None
+            for column, value in zip(columns, key.values(), strict=True):
+                same = pc.equal(column, value)
+                mask = same if mask is None else pc.and_(mask, same)
+            starts = [EVER] * len(self._join.inputs)
+            for place, number in enumerate(self._cut):
+                starts[number] = key[str(place)]
+            found.append((starts, pairs if len(keys) == 1 else pairs.filter(mask)))
+        return found
+
+    def _hold_back(self, number: int, start: int, pairs: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the pairs that a side input lets pass; the others wait for it."""
+        state = self._sides[number]
+        if not state.ready(start, self.passed):
+            if state.side.keyed and state.side.readiness == "first data":
+                keys = keys_of([pairs.column(name) for name in self._join.key])
+                pairs = self._keep(number, start, pairs, state.ready_keys(start, keys), keys)
+            else:
+                never = pa.repeat(pa.scalar(False), pairs.num_rows)
+                pairs = self._keep(number, start, pairs, never, None)
+        if not self._waits[number] or not pairs.num_rows or self._over(number, start):
+            return pairs
+        for enrich in self._waits[number]:
+            keys = keys_of([pairs.column(name) for name in enrich.on])
+            free = pc.or_(state.has(start, keys), pc.is_null(keys))
+            pairs = self._keep(number, start, pairs, free, keys)
+        return pairs
+
+    def _keep(
+        self,
+        number: int,
+        start: int,
+        pairs: pa.RecordBatch,
+        free: pa.Array,
+        keys: pa.Array | None,
+    ) -> pa.RecordBatch:
+        waived = pc.not_equal(pc.bit_wise_and(pairs[WAIVED], 1 << number), 0)
+        free = pc.or_(free, waived)
+        if pc.all(free).as_py():
+            return pairs
+        held = pc.invert(free)
+        self._waiting.put(
+            number, start, pairs.filter(held), None if keys is None else keys.filter(held)
+        )
+        return pairs.filter(free)
+
+    def _over(self, number: int, start: int) -> bool:
+        windows = self._join.inputs[number].windows
+        return windows.cut and self.passed is not None and last_of(windows, start) <= self.passed
+
+    def _process(self, starts: list[int], pairs: pa.RecordBatch) -> None:
+        window = None
+        if self.main_cut and self._join.windows is not None:
+            first = pairs[WINDOW][0].as_py()
+            window = (first, end_of(self._join.windows, first))
+        views = Views(
+            {
+                state.side.name: view_of(state.side, state.content(start), state.version)
+                for state, start in zip(self._sides, starts, strict=True)
+            },
+            window,
+        )
+        batch = pairs.select(self._names)
+        for enrich in self._join.enrich:
+            made = add_columns(enrich, self._join.input(enrich.input), batch, views)
+            batch = made.batch
+            if made.lacking is not None:
+                self._lacking(enrich.input, pairs.filter(made.lacking))
+                pairs = pairs.filter(pc.invert(made.lacking))
+                batch = batch.filter(pc.invert(made.lacking))
+        if batch.num_rows:
+            for rows in _batches(batch if self._function is None else self._function(batch, views)):
+                if rows.num_rows:
+                    self._give(rows)
+
+
+def waive(pairs: pa.RecordBatch, number: int) -> pa.RecordBatch:
+    """Return pairs that do not wait for a side input any longer."""
+    at = pairs.schema.get_field_index(WAIVED)
+    bits = pc.bit_wise_or(pairs.column(at), 1 << number)
+    return pairs.set_column(at, WAIVED, bits)
+
+
+def _batches(result: Result) -> Iterable[pa.RecordBatch]:
+    if result is None:
+        return ()
+    if isinstance(result, pa.RecordBatch):
+        return (result,)
+    if isinstance(result, pa.Table):
+        return result.to_batches()  # type: ignore[no-any-return]
+    return result

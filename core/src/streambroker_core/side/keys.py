@@ -1,0 +1,101 @@
+"""Keys as they are compared: columns of any type become one column of few types.
+
+Integers of all widths are int64, floats double with one zero, texts string, times int64. Several
+columns are one text in which each part has its length before it, so no two keys meet by chance.
+Null and NaN are no keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from streambroker_core.side.errors import SideSchemaError
+
+_KINDS = (
+    ("boolean", pt.is_boolean, pa.int64()),
+    ("integer", pt.is_integer, pa.int64()),
+    ("float", pt.is_floating, pa.float64()),
+    ("text", lambda t: pt.is_string(t) or pt.is_large_string(t), pa.string()),
+    ("binary", lambda t: pt.is_binary(t) or pt.is_large_binary(t), pa.binary()),
+    ("timestamp", pt.is_timestamp, pa.int64()),
+    ("date", pt.is_date, pa.int64()),
+    ("decimal", pt.is_decimal, pa.string()),
+)
+
+
+def kind_of(type_: pa.DataType) -> str:
+    """Return the word for what can be compared with a type; of dictionaries, with their values."""
+    if pt.is_dictionary(type_):
+        type_ = type_.value_type
+    return next((word for word, test, _ in _KINDS if test(type_)), str(type_))
+
+
+def key_type(types: Sequence[pa.DataType]) -> pa.DataType:
+    """Return the type of keys made of columns of these types.
+
+    Raises:
+        SideSchemaError: a type that cannot be compared for equality.
+    """
+    found = []
+    for type_ in types:
+        word = kind_of(type_)
+        physical = [physical for known, _, physical in _KINDS if known == word]
+        if not physical:
+            raise SideSchemaError(
+                "key", f"a key of type {type_}", "take numbers, texts, times or binary as key"
+            )
+        found += physical
+    return found[0] if len(found) == 1 else pa.string()
+
+
+def keys_of(columns: Sequence[pa.Array]) -> pa.Array:
+    """Return the keys of rows.
+
+    Args:
+        columns: of one length; at least one.
+
+    Returns:
+        One array of :func:`key_type`; null where any part is null or NaN.
+    """
+    parts = [_part(column) for column in columns]
+    if len(parts) == 1:
+        return parts[0]
+    texts: list[pa.Array] = []
+    for part in parts:
+        text = part if pt.is_string(part.type) else _text(part)
+        texts += (pc.cast(pc.binary_length(text), pa.string()), text)
+    return pc.binary_join_element_wise(*texts, ":")
+
+
+def key_of(values: Sequence[Any], types: Sequence[pa.DataType]) -> pa.Array:
+    """Return one key, of values as Python has them, as an array of length 1."""
+    return keys_of(
+        [pa.array([value], type=type_) for value, type_ in zip(values, types, strict=True)]
+    )
+
+
+def _text(part: pa.Array) -> pa.Array:
+    if pt.is_binary(part.type):
+        return pa.array([None if v is None else v.hex() for v in part.to_pylist()], pa.string())
+    return pc.cast(part, pa.string())
+
+
+def _part(column: pa.Array) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pt.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    word = kind_of(column.type)
+    if word == "timestamp":
+        return pc.cast(pc.cast(column, pa.timestamp("us", column.type.tz)), pa.int64())
+    if word == "date":
+        return pc.cast(pc.cast(pc.cast(column, pa.date32()), pa.int32()), pa.int64())
+    made = pc.cast(column, key_type([column.type]))
+    if word == "float":
+        made = pc.add(pc.if_else(pc.is_nan(made), pa.scalar(None, made.type), made), 0.0)
+    return made
