@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operator import Blobs, Changes
-from streambroker_core.side.definition import SideInput, SideJoin
+from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideError, SideTooLargeError
-from streambroker_core.side.keys import key_type
 from streambroker_core.side.leaves import Leaves
 from streambroker_core.side.levels import Level, level_of_rows, lists_of_rows
 from streambroker_core.side.reading import Refusal, read_rows, refuse_rows
 from streambroker_core.side.rows import Rows
+from streambroker_core.side.shape import Shape
 from streambroker_core.side.views import there
 from streambroker_core.side.windows import EVER, assign, last_of
 
@@ -52,19 +52,17 @@ class SideState:
 
     def __init__(
         self,
-        join: SideJoin,
+        shape: Shape,
         number: int,
         blobs: Blobs,
         told: dict[str, Any] | None,
         tables: Tables | None,
     ) -> None:
         """Take up its state; ``told`` is what :meth:`tell` returned."""
-        side = self.side = join.inputs[number]
+        side = self.side = shape.join.inputs[number]
         self._number, self._blobs, self._tables = number, blobs, tables
-        self._by_time = join.order == "event time"
-        self._lateness = round(join.lateness * 1_000_000)
-        types = [side.schema.field(name).type for name in side.key]
-        self._key_type = key_type(types) if types else pa.int64()
+        self._by_time, self._lateness = shape.by_time, shape.lateness
+        self._key_type, self._value_type = shape.key_types[number], shape.value_types[number]
         self._latest = not side.many and (side.updating == "latest" or self._by_time)
         told = told or {}
         self.version: str | None = told.get("version")
@@ -336,7 +334,7 @@ class SideState:
         return self._stores[name]
 
     def _new(self, name: str) -> Content:
-        value = self.side.value_type
+        value = self._value_type
         if self.side.kind == "list" and not self.side.key:
             return Rows(name, (value,), self._blobs)
         return Leaves(
@@ -351,7 +349,7 @@ class SideState:
     def _stage(self, start: int) -> Rows:
         name = f"stage{self._number}.{_text(start)}"
         if name not in self._stores:
-            types = (self._key_type, pa.int64(), pa.bool_(), self.side.value_type)
+            types = (self._key_type, pa.int64(), pa.bool_(), self._value_type)
             self._stores[name] = Rows(name, types, self._blobs)
         stage = self._stores[name]
         assert isinstance(stage, Rows)  # noqa: S101 - no other store has such a name

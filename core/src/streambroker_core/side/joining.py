@@ -13,14 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.side.content import SideState
-from streambroker_core.side.definition import Enrich, SideJoin
+from streambroker_core.side.definition import Enrich
 from streambroker_core.side.enriching import add_columns
 from streambroker_core.side.keys import keys_of
 from streambroker_core.side.levels import Level
+from streambroker_core.side.shape import SEQ, TIME, WAIVED, WINDOW, Shape
 from streambroker_core.side.views import Views, view_of
-from streambroker_core.side.waiting import SEQ, TIME, WAIVED, WINDOW, Waiting
+from streambroker_core.side.waiting import Waiting
 from streambroker_core.side.windows import EVER, assign, end_of, last_of, side_start
 
+_FEW = 4096
 Result: TypeAlias = "pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch] | None"
 Function: TypeAlias = "Callable[[pa.RecordBatch, Views], Result]"
 """Called with main rows of one window and its views; returns rows for the output ``out``."""
@@ -40,13 +42,14 @@ class Joining:
 
     def __init__(
         self,
-        join: SideJoin,
+        shape: Shape,
         sides: list[SideState],
         waiting: Waiting,
         function: Function | None,
         give: Give,
         lacking: Lacking,
     ) -> None:
+        join = shape.join
         self._join, self._sides, self._waiting = join, sides, waiting
         self._function, self._give, self._lacking = function, give, lacking
         self.passed: int | None = None
@@ -57,7 +60,7 @@ class Joining:
             [e for e in join.enrich if e.input == one.name and e.missing == "wait"]
             for one in join.inputs
         ]
-        self._schema = waiting.schema
+        self._schema = shape.pairs
         self._names = join.schema.names
 
     def pairs(
@@ -158,7 +161,9 @@ class Joining:
         while (due := self._next_end(time)) is not None:
             last, number, start = due
             self.passed = last if self.passed is None else max(self.passed, last)
-            self._sides[number].publish(start)
+            for state in self._sides:
+                for ended in state.staged_to(last):
+                    state.publish(ended)
             self.opened(number, start)
         self.passed = time if self.passed is None else max(self.passed, time)
 
@@ -208,17 +213,16 @@ class Joining:
         groups = [([EVER] * len(self._join.inputs), pairs)]
         if not columns:
             return groups
-        table = pa.table({str(n): column for n, column in enumerate(columns)})
-        keys = table.group_by(table.column_names).aggregate([]).to_pylist()
+        keys = _combinations(columns)
         found = []
-        for key in sorted(keys, key=lambda one: tuple(one.values())):
+        for key in keys:
             mask = None
-            for column, value in zip(columns, key.values(), strict=True):
+            for column, value in zip(columns, key, strict=True):
                 same = pc.equal(column, value)
                 mask = same if mask is None else pc.and_(mask, same)
             starts = [EVER] * len(self._join.inputs)
             for place, number in enumerate(self._cut):
-                starts[number] = key[str(place)]
+                starts[number] = key[place]
             found.append((starts, pairs if len(keys) == 1 else pairs.filter(mask)))
         return found
 
@@ -293,6 +297,17 @@ def waive(pairs: pa.RecordBatch, number: int) -> pa.RecordBatch:
     at = pairs.schema.get_field_index(WAIVED)
     bits = pc.bit_wise_or(pairs.column(at), 1 << number)
     return pairs.set_column(at, WAIVED, bits)
+
+
+def _combinations(columns: list[pa.Array]) -> list[tuple[int, ...]]:
+    """Return the different rows of columns, ascending."""
+    if len(columns) == 1:
+        return sorted((value,) for value in pc.unique(columns[0]).to_pylist())
+    if len(columns[0]) <= _FEW:
+        return sorted(set(zip(*(column.to_pylist() for column in columns), strict=True)))
+    table = pa.table({str(number): column for number, column in enumerate(columns)})
+    rows = table.group_by(table.column_names).aggregate([]).to_pylist()
+    return sorted(tuple(row.values()) for row in rows)
 
 
 def _batches(result: Result) -> Iterable[pa.RecordBatch]:

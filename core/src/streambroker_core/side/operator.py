@@ -10,16 +10,15 @@ import pyarrow.compute as pc
 
 from streambroker_core.control.operator import Blobs, Changes, Input, Operator, StateError
 from streambroker_core.control.tuples import ControlTuple
-from streambroker_core.side.checking import check
 from streambroker_core.side.content import SideState, Tables
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.errors import SideError, SideTooLargeError
 from streambroker_core.side.joining import Function, Joining, waive
-from streambroker_core.side.keys import key_type
 from streambroker_core.side.order import Due, Passed, Sequence
 from streambroker_core.side.reading import Refusal, as_json, fitting, micros
 from streambroker_core.side.said import SideComplete, SideVersion
-from streambroker_core.side.waiting import SEQ, TIME, Stall, Waiting, pair_schema
+from streambroker_core.side.shape import SEQ, TIME, Shape, shape_of
+from streambroker_core.side.waiting import Stall, Waiting
 
 OUT, ERRORS, LATE = "out", "errors", "late"
 ERROR_SCHEMA = pa.schema(
@@ -48,19 +47,23 @@ class SideOperator(Operator):
     state_version: ClassVar[int] = 1
 
     def __init__(
-        self, join: SideJoin, function: Function | None = None, tables: Tables | None = None
+        self,
+        join: SideJoin | Shape,
+        function: Function | None = None,
+        tables: Tables | None = None,
     ) -> None:
         """Define it.
 
         Args:
-            join: the definition.
+            join: the definition; its shape instead, if it was checked before.
             function: called with main rows, after columns were added, and their views.
             tables: gives versions of static tables.
 
         Raises:
             SideDefinitionError: the definition could never work.
         """
-        check(join)
+        self._shape = shape_of(join) if isinstance(join, SideJoin) else join
+        join = self._shape.join
         self.join, self._function, self._tables = join, function, tables
         self.inputs = (
             *(
@@ -75,8 +78,7 @@ class SideOperator(Operator):
             Input(name=MAIN, key=join.key, event_time=join.event_time),
         )
         self._numbers = {one.name: number for number, one in enumerate(join.inputs)}
-        self._by_time = join.order == "event time"
-        self._lateness = round(join.lateness * 1_000_000)
+        self._by_time, self._lateness = self._shape.by_time, self._shape.lateness
         self._meta: bytes | None = None
         self._started = False
 
@@ -226,20 +228,16 @@ class SideOperator(Operator):
                 " Begin a new checkpoint."
             )
         self._sides = [
-            SideState(join, number, blobs, sides[number], self._tables)
+            SideState(self._shape, number, blobs, sides[number], self._tables)
             for number in range(len(join.inputs))
         ]
-        types = [
-            key_type([one.schema.field(name).type for name in one.key]) if one.key else pa.int64()
-            for one in join.inputs
-        ]
-        self._waiting = Waiting(pair_schema(join.schema), types, blobs, told.get("waiting", []))
-        schemas = [*(one.schema for one in join.inputs), join.schema]
+        self._waiting = Waiting(self._shape, blobs, told.get("waiting", []))
+        schemas = [*(one.schema for one in join.inputs), join.schema] if self._by_time else []
         self._sequence = Sequence(schemas, blobs, told.get("control", []))
         self._seq: int = told.get("seq", 0)
         self._last: list[int | None] = told.get("last") or [None] * len(join.inputs)
         self._joining = Joining(
-            join, self._sides, self._waiting, self._function, self.emit, self._lack
+            self._shape, self._sides, self._waiting, self._function, self.emit, self._lack
         )
         self._started = True
 

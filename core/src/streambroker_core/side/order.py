@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from streambroker_core.control.operator import Blobs, Changes
 from streambroker_core.side.leaves import Leaves
 from streambroker_core.side.levels import Level, flat, lists_of_rows
-from streambroker_core.side.waiting import SEQ
+from streambroker_core.side.shape import SEQ
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Sequence:
 
     def first_main(self) -> int | None:
         """Return the least time of main rows that are kept; None if there are none."""
-        found: int | None = self._ports[-1].first()
+        found: int | None = self._ports[-1].first() if self._ports else None
         return found
 
     def sizes(self) -> tuple[int, int]:

@@ -14,21 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operator import Blobs, Changes
-from streambroker_core.side.definition import RESERVED
 from streambroker_core.side.leaves import Leaves, least
 from streambroker_core.side.levels import Level, flat, lists_of_rows
 from streambroker_core.side.rows import Rows
-
-SEQ, WINDOW, TIME = RESERVED + "seq", RESERVED + "window", RESERVED + "time"
-SINCE, WAIVED = RESERVED + "since", RESERVED + "waived"
-OWN = (SEQ, WINDOW, TIME, SINCE, WAIVED)
-"""Columns of a waiting row beside its own: order of arrival, start of the main window, event time,
-pinned time at which it began to wait, bits of side inputs that it waits for no longer."""
-
-
-def pair_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of (row, window) pairs of a main input."""
-    return pa.schema([*schema, *((name, pa.int64()) for name in OWN)])
+from streambroker_core.side.shape import SINCE, TIME, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +50,10 @@ class Waiting:
         schema: columns of (row, window) pairs.
     """
 
-    def __init__(
-        self, schema: pa.Schema, key_types: list[pa.DataType], blobs: Blobs, told: list[list[Any]]
-    ) -> None:
-        """Take them up.
-
-        Args:
-            schema: of (row, window) pairs.
-            key_types: type of the keys that are waited for, by side input.
-            blobs: the bucket's state.
-            told: what :meth:`tell` returned.
-        """
-        self.schema, self._key_types, self._blobs = schema, key_types, blobs
-        self._type = pa.struct(list(schema))
+    def __init__(self, shape: Shape, blobs: Blobs, told: list[list[Any]]) -> None:
+        """Take them up; ``told`` is what :meth:`tell` returned."""
+        self.schema, self._key_types, self._blobs = shape.pairs, shape.key_types, blobs
+        self._type = pa.struct(list(self.schema))
         self._whole: dict[tuple[int, int], Rows] = {}
         self._by_key: dict[tuple[int, int], Leaves] = {}
         for number, start, by_key in told:
@@ -98,8 +78,9 @@ class Waiting:
 
     def starts(self, number: int) -> list[int]:
         """Return the windows of a side input that are waited for."""
-        stores = (*self._whole.items(), *self._by_key.items())
-        return sorted({at[1] for at, store in stores if at[0] == number and store.at_most})
+        whole = {at for at, rows in self._whole.items() if rows.at_most}
+        by_key = {at for at, leaves in self._by_key.items() if leaves.at_most}
+        return sorted(start for one, start in whole | by_key if one == number)
 
     def waits(self, number: int, start: int) -> bool:
         """Tell whether anything waits for a window, not for keys in it."""

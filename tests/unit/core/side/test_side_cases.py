@@ -8,7 +8,7 @@ import pytest
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.side.errors import SideDefinitionError
-from support.sides import differences, load, operator_of, run
+from support.sides import differences, load, maker_of, run
 
 CASES = load()
 RUN = [case for case in CASES if "refused" not in case["expect"]]
@@ -43,5 +43,5 @@ def test_a_case_gives_what_it_expects(
 @pytest.mark.parametrize("case", REFUSED, ids=[case["id"] for case in REFUSED])
 def test_a_definition_that_could_never_work_is_refused(case: dict[str, Any]) -> None:
     with pytest.raises(SideDefinitionError) as raised:
-        operator_of(case)
+        maker_of(case)
     assert case["expect"]["refused"] in str(raised.value)

@@ -1,0 +1,166 @@
+"""What comes out depends on the rows, not on batches, buckets or how inputs overtake each other."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.sides import Case, Run, run
+from support.sides_model import Model
+
+SHORT = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+KEYS = ["a", "b", "c"]
+WINDOWS: list[dict[str, Any] | None] = [None, {"fixed": 10}, {"sliding": [6, 2]}]
+UPDATES = {
+    "singleton": ["replace", "refuse", "latest"],
+    "list": ["append", "replace"],
+    "map": ["replace", "refuse", "latest"],
+    "multimap": ["append", "replace"],
+}
+
+
+@st.composite
+def sides(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a side input that could work."""
+    kind = draw(st.sampled_from(sorted(UPDATES)))
+    update = draw(st.sampled_from(UPDATES[kind]))
+    windows = draw(st.sampled_from(WINDOWS))
+    ready = ["first data", "complete", "not required"] + (["watermark"] if windows else [])
+    keyed = draw(st.booleans())
+    told: dict[str, Any] = {
+        "kind": kind,
+        "columns": {"t": "time", "k": "string", "gone": "boolean", "v": "long"},
+        "value": "v",
+        "event_time": "t",
+        "deleted": "gone",
+        "update": update,
+        "ready": draw(st.sampled_from(ready)),
+        "keyed": keyed,
+        "on_refused": "output",
+    }
+    if kind in ("list", "multimap") and update == "replace":
+        told["ready"] = "complete"
+    if windows is not None:
+        told["windows"] = windows
+    if keyed or kind in ("map", "multimap"):
+        told["key"] = ["k"]
+    if kind == "singleton" and not keyed:
+        told["default"] = -1
+    return told
+
+
+@st.composite
+def cases(draw: st.DrawFn, order: str = "arrival") -> Case:
+    """Draw an operator with one or two side inputs, and what comes."""
+    told = {name: draw(sides()) for name in draw(st.sampled_from([["x"], ["x", "y"]]))}
+    main: dict[str, Any] = {
+        "columns": {"id": "string", "k": "string", "t": "time"},
+        "event_time": "t",
+        "key": ["k"],
+        "lateness": draw(st.sampled_from([0, 3])),
+    }
+    if (windows := draw(st.sampled_from(WINDOWS))) is not None:
+        main["windows"] = windows
+    case: Case = {"main": main, "sides": told, "order": order, "see": {}}
+    for name, side in told.items():
+        if side.get("key"):
+            if side["keyed"] or draw(st.booleans()):
+                case["see"][name] = ["k"]
+            if draw(st.booleans()) and side["kind"] in ("map", "singleton"):
+                missing = draw(st.sampled_from(["null", "wait"]))
+                enrich = {"input": name, "on": ["k"], "missing": missing}
+                case.setdefault("enrich", []).append({**enrich, "names": [["v", f"v_{name}"]]})
+    case["feed"] = draw(feeds(sorted(told), timed=order != "arrival"))
+    return case
+
+
+@st.composite
+def feeds(draw: st.DrawFn, names: list[str], *, timed: bool) -> list[list[Any]]:
+    """Draw rows, loads that are complete, and a watermark that rises."""
+    feed: list[list[Any]] = []
+    watermark = 0
+    for number in range(draw(st.integers(1, 24))):
+        what = draw(st.sampled_from(["side"] * 5 + ["main"] * 5 + ["complete", "watermark"]))
+        t = draw(st.integers(0, 24))
+        key = draw(st.sampled_from(KEYS))
+        if what == "watermark":
+            watermark += draw(st.integers(0, 8))
+            feed.append(["watermark", watermark])
+        elif what == "main":
+            feed.append(["main", {"id": f"m{number}", "k": key, "t": t}])
+        elif what == "side":
+            gone = draw(st.integers(0, 6)) == 0
+            row = {"k": key, "t": t, "gone": gone, "v": number}
+            feed.append([draw(st.sampled_from(names)), row])
+        else:
+            window = draw(st.sampled_from([None, 0, 10_000_000, 4_000_000]))
+            said = {"input": draw(st.sampled_from(names)), "window": window}
+            feed.append(["complete", {**said, "at": t * 1_000_000} if timed else said])
+    return [*feed, ["watermark", 100]]
+
+
+def shown(found: Run) -> list[Any]:
+    """Return what came out of ``out``, by key and main window in its order."""
+    rows = [
+        (row["k"], row["window"], row["id"], row["sees"], row.get("v_x"), row.get("v_y"))
+        for row in found.out["out"]
+    ]
+    return sorted(rows, key=lambda row: (row[0], str(row[1])))
+
+
+def compare(case: Case) -> None:
+    """Run a case in several ways; all have to give what the model gives."""
+    model = Model(case).run()
+    expected = sorted(
+        repr((row["id"], row["window"], row["sees"], row.get("v_x"), row.get("v_y")))
+        for row in model.out
+    )
+    first: list[Any] | None = None
+    for pieces, buckets in ((1, 1), (2, 4), (None, 1), (None, 4), (1, 3)):
+        found = run(case, pieces=pieces, buckets=buckets, twice=False)
+        assert as_model(found) == expected, (pieces, buckets)
+        assert sorted(r["id"] for r in found.out["late"]) == sorted(r["id"] for r in model.late)
+        first = first or shown(found)
+        assert shown(found) == first
+        waiting = sum(one.figures()["waiting_rows"] for one in found.ended)
+        assert waiting == len(model.waiting)
+
+
+def as_model(found: Run) -> list[str]:
+    """Return rows as the model writes them."""
+    return sorted(
+        repr(
+            (
+                row["id"],
+                None if row["window"] is None else round(row["window"]),
+                json.loads(row["sees"]),
+                row.get("v_x"),
+                row.get("v_y"),
+            )
+        )
+        for row in found.out["out"]
+    )
+
+
+@SHORT
+@given(case=cases())
+def test_cuts_and_buckets_do_not_matter_by_arrival(case: Case) -> None:
+    compare(case)
+
+
+@SHORT
+@given(case=cases("event time"))
+def test_cuts_and_buckets_do_not_matter_by_event_time(case: Case) -> None:
+    compare(case)
+
+
+@pytest.mark.long
+@LONG
+@given(case=st.one_of(cases(), cases("event time")))
+def test_cuts_and_buckets_do_not_matter_at_length(case: Case) -> None:
+    compare(case)
