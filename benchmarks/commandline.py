@@ -37,6 +37,7 @@ NAMES = (
     "control",
     "matching",
     "cep",
+    "side",
     "cold_start",
     "feed",
     "cluster_start",

@@ -17,7 +17,6 @@ from streambroker_core.side.levels import Level, level_of_rows, lists_of_rows
 from streambroker_core.side.reading import Refusal, read_rows, refuse_rows
 from streambroker_core.side.rows import Rows
 from streambroker_core.side.shape import Shape
-from streambroker_core.side.views import there
 from streambroker_core.side.windows import EVER, assign, last_of
 
 Content: TypeAlias = "Leaves | Rows"
@@ -46,6 +45,7 @@ class SideState:
     Attributes:
         side: its definition.
         version: of what is there: of a static table, or as the last ``SideComplete`` named it.
+        version_since: pinned time at which that version came, in microseconds.
         tally: counts.
         refusals: rows refused in this window that are to go to ``errors``.
     """
@@ -66,6 +66,7 @@ class SideState:
         self._latest = not side.many and (side.updating == "latest" or self._by_time)
         told = told or {}
         self.version: str | None = told.get("version")
+        self.version_since: int | None = told.get("since")
         self.tally = Tally(*told.get("tally", ()))
         self.refusals: list[Refusal] = []
         self._all = bool(told.get("all"))
@@ -100,13 +101,13 @@ class SideState:
             return pa.nulls(len(keys), pa.bool_()).fill_null(False)
         content = self.content(start)
         assert isinstance(content, Leaves)  # noqa: S101 - a keyed one has keys
-        return pc.or_(pc.is_valid(content.look(keys).keys), pc.is_null(keys))
+        return pc.or_(content.look(keys).known, pc.is_null(keys))
 
     def has(self, start: int, keys: pa.Array) -> pa.Array:
         """Tell of each key whether it has a value."""
         content = self.content(start)
         assert isinstance(content, Leaves)  # noqa: S101 - checked when the operator was defined
-        return there(content.look(keys))
+        return content.look(keys).there
 
     # Writing.
 
@@ -167,13 +168,14 @@ class SideState:
             if entries > self.side.max_entries:
                 raise self._too_large("values in one bucket", entries, self.side.max_entries)
 
-    def complete(self, start: int | None, *, whole: bool, version: str | None) -> None:
+    def complete(self, start: int | None, *, whole: bool, version: str | None, now: int) -> None:
         """Let what is on the stage be seen, at once; the windows are complete.
 
         Args:
             start: the window; None for all, also those to come.
             whole: what was there before goes.
             version: name of what is there now; None keeps the name.
+            now: the pinned clock.
 
         Raises:
             SideError: ``whole``, and rows are seen as they come, so there is no load to replace by.
@@ -195,7 +197,7 @@ class SideState:
         else:
             self._complete.add(start)
         if version is not None:
-            self.version = version
+            self.version, self.version_since = version, now
         for each in sorted(self._staged) if start is None else [start]:
             self.publish(each)
         self.check_size()
@@ -209,7 +211,7 @@ class SideState:
             self._store(start).clear()
         self._apply(start, Level(*stage.take()))
 
-    def announce(self, version: str) -> None:
+    def announce(self, version: str, now: int) -> None:
         """Take another version of a static table.
 
         Raises:
@@ -217,7 +219,7 @@ class SideState:
         """
         if self._tables is not None:
             self._tables(self.side, version)
-        self.version, self._all = version, True
+        self.version, self.version_since, self._all = version, now, True
 
     def staged_to(self, time: int) -> list[int]:
         """Return the staged windows that have passed."""
@@ -257,6 +259,7 @@ class SideState:
         """Return what is not in blobs, as JSON value."""
         return {
             "version": self.version,
+            "since": self.version_since,
             "tally": list(astuple(self.tally)),
             "all": self._all,
             "arrived": sorted(self._arrived),
@@ -306,8 +309,8 @@ class SideState:
             content.add(level_of_rows(rows, latest=False))
             return
         first = pc.index_in(rows.keys, value_set=rows.keys)
-        again = pc.not_equal(pc.cast(first, pa.int64()), pa.array(range(len(rows)), pa.int64()))
-        taken = pc.or_(there(content.look(rows.keys)), again)
+        again = pc.not_equal(pc.cast(first, pa.int64()), pa.arange(0, len(rows)))
+        taken = pc.or_(content.look(rows.keys).there, again)
         if pc.any(taken).as_py():
             again = "value for a key" if self.side.key else "value"
             what = f"a second {again}, and the policy of the {self.side.kind} is refuse"

@@ -137,7 +137,7 @@ class Joining:
             end = pc.index(awaited, True).as_py() + 1
             return rows.slice(0, end), rows.slice(end, len(rows) - end)
         first = pc.cast(pc.index_in(rows.keys, value_set=rows.keys), pa.int64())
-        here = pc.and_(awaited, pc.equal(first, pa.array(range(len(rows)), pa.int64())))
+        here = pc.and_(awaited, pc.equal(first, pa.arange(0, len(rows))))
         return rows.filter(here), rows.filter(pc.invert(here))
 
     def _touched(self, number: int, start: int, keys: pa.Array) -> None:

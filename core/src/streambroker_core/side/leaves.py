@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from streambroker_core.control.operator import Blobs, Changes
 from streambroker_core.side.codec import pack, unpack
 from streambroker_core.side.levels import (
+    Found,
     Keys,
     Level,
     concat,
@@ -121,8 +122,8 @@ class Leaves:
             newest = self._runs.pop()
             self._runs[-1] = merge([self._runs[-1], newest], latest=self._latest)
 
-    def look(self, keys: Keys) -> Level:
-        """Return an entry for each key, in their order; of those not there all is null.
+    def look(self, keys: Keys) -> Found:
+        """Return the entry of each key, in their order.
 
         Keys may be null and repeat.
         """
@@ -134,7 +135,7 @@ class Leaves:
             found = pc.add(find(level, keys), offset)
             places = found if places is None else pc.coalesce(found, places)
             offset += len(level)
-        return concat([level for level in levels if len(level)] or levels[:1]).take(places)
+        return Found(concat([level for level in levels if len(level)] or levels[:1]), places)
 
     def all(self) -> Level:
         """Return every entry that has a value, ascending."""

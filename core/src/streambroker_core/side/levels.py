@@ -65,6 +65,48 @@ class Level:
         return len(self) - int(pc.sum(self.gone).as_py() or 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Entries of a level by their places; each column is taken when it is asked for.
+
+    Attributes:
+        level: the entries; not all of them need be in the order of a level.
+        places: where each key is, int64; null for those that are not there.
+    """
+
+    level: Level
+    places: pa.Array
+
+    @property
+    def known(self) -> pa.Array:
+        """Whether each key has an entry, gone or not."""
+        return pc.is_valid(self.places)
+
+    @property
+    def times(self) -> pa.Array:
+        """The event time of each entry; null where there is none."""
+        return self.level.times.take(self.places)
+
+    @property
+    def values(self) -> pa.Array:
+        """The value of each entry; null where there is none, of any kind where it is gone."""
+        return self.level.values.take(self.places)
+
+    @property
+    def there(self) -> pa.Array:
+        """Whether each key has a value."""
+        if is_list(self.level.values.type):
+            return pc.fill_null(pc.greater(pc.list_value_length(self.values), 0), False)
+        if not pc.any(self.level.gone).as_py():
+            return self.known
+        return pc.invert(pc.fill_null(self.level.gone.take(self.places), True))
+
+    @property
+    def hollow(self) -> bool:
+        """Whether there is any entry whose value does not count, because it is gone."""
+        return bool(pc.any(self.level.gone).as_py())
+
+
 def is_list(type_: pa.DataType) -> bool:
     """Tell whether values of this type are several for a key."""
     return bool(pa.types.is_list(type_))

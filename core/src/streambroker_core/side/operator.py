@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from streambroker_core.side.order import Due, Passed, Sequence
 from streambroker_core.side.reading import Refusal, as_json, fitting, micros
 from streambroker_core.side.said import SideComplete, SideVersion
 from streambroker_core.side.shape import SEQ, TIME, Shape, shape_of
+from streambroker_core.side.telling import explain, stall_text
 from streambroker_core.side.waiting import Stall, Waiting
 
 OUT, ERRORS, LATE = "out", "errors", "late"
@@ -131,13 +133,19 @@ class SideOperator(Operator):
         said = control.payload
         if control.type not in _SAID or said.get("input") not in self._numbers:
             return False
-        said = {**said, "type": control.type}
+        self._take_said({**said, "type": control.type})
+        return True
+
+    def obey(self, said: SideComplete | SideVersion) -> None:
+        """Take what a control tuple says, of a runtime that has none."""
+        self._take_said({**asdict(said), "type": type(said).__name__})
+
+    def _take_said(self, said: dict[str, Any]) -> None:
         at = self._place_of(said)
         if at is None:
             self._obey(said)
         else:
             self._sequence.put_control(at, said)
-        return True
 
     def end_window(self) -> None:
         """End a window: what nothing needs any more is freed, limits are checked."""
@@ -201,8 +209,19 @@ class SideOperator(Operator):
         """Return what holds rows back, and how many."""
         return self._waiting.stalls()
 
+    def stall_texts(self) -> list[str]:
+        """Return what holds rows back, in sentences."""
+        return [stall_text(self.join, stall, self.window.time) for stall in self.stalls()]
+
+    def explain(self) -> list[str]:
+        """Return what holds for this operator, defaults included, one sentence for each thing."""
+        return explain(self.join)
+
     def figures(self) -> dict[str, Any]:
-        """Return sizes and counts of this bucket: of each side input, and of what waits."""
+        """Return sizes and counts of this bucket: of each side input, and of what waits.
+
+        What is broadcast counts in every bucket; what waits, and what is keyed, in one.
+        """
         stalls = self.stalls()
         turns, size = self._sequence.sizes()
         return {
@@ -212,7 +231,11 @@ class SideOperator(Operator):
             "unordered_rows": turns,
             "unordered_bytes": size,
             "inputs": {
-                state.side.name: {**state.figures(), "version": state.version}
+                state.side.name: {
+                    **state.figures(),
+                    "version": state.version,
+                    "version_since": state.version_since,
+                }
                 for state in self._sides
             },
         }
@@ -322,11 +345,16 @@ class SideOperator(Operator):
                     state.side.name,
                     f"Side input `{state.side.name}` is a stream; send SideComplete instead.",
                 )
-            state.announce(said["version"])
+            state.announce(said["version"], self.window.time)
             self._joining.opened(number, None)
             return
         window = said.get("window")
-        state.complete(window, whole=bool(said.get("whole")), version=said.get("version"))
+        state.complete(
+            window,
+            whole=bool(said.get("whole")),
+            version=said.get("version"),
+            now=self.window.time,
+        )
         self._joining.opened(number, window)
 
     def _place_of(self, said: dict[str, Any]) -> int | None:
@@ -383,7 +411,7 @@ class SideOperator(Operator):
 
     def _count(self, rows: int) -> pa.Array:
         self._seq += rows
-        return pa.array(range(self._seq - rows, self._seq), pa.int64())
+        return pa.arange(self._seq - rows, self._seq)
 
     def _check_size(self) -> None:
         rows, size = self._sequence.sizes()

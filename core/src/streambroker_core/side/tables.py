@@ -76,7 +76,7 @@ def content_of(side: SideInput, table: pa.Table) -> Content:
     level = lists_of_rows(rows) if side.many else level_of_rows(rows, latest=False)
     if side.updating == "refuse" and len(level) < len(rows):
         first = pc.index_in(rows.keys, value_set=rows.keys)
-        again = pc.not_equal(pc.cast(first, pa.int64()), pa.array(range(len(rows)), pa.int64()))
+        again = pc.not_equal(pc.cast(first, pa.int64()), pa.arange(0, len(rows)))
         raise refuse_rows(
             side,
             rows.filter(again),

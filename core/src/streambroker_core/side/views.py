@@ -16,7 +16,7 @@ from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import NoValueError, ReadOnlyViewError
 from streambroker_core.side.keys import key_of, keys_of
 from streambroker_core.side.leaves import Leaves
-from streambroker_core.side.levels import Level, flat
+from streambroker_core.side.levels import Found, Level, flat
 from streambroker_core.side.rows import Rows
 
 ONLY = pa.array([0], pa.int64())
@@ -80,8 +80,7 @@ class SingletonView(View):
     def __init__(self, side: SideInput, content: Leaves, version: str | None) -> None:
         super().__init__(side, version)
         found = content.look(ONLY)
-        there = found.gone[0].as_py() is False
-        self._set("_row", found.values[0].as_py() if there else None)
+        self._set("_row", found.values[0].as_py() if found.there[0].as_py() else None)
 
     @property
     def empty(self) -> bool:
@@ -150,7 +149,7 @@ class _KeyedView(View):
 
     def contains(self, *columns: pa.Array) -> pa.Array:
         """Tell of each key of a column, or of several columns, whether it has a value."""
-        return there(self._look(columns))
+        return self._look(columns).there
 
     def keys(self) -> list[Any]:
         """Return the keys that have a value, as they are compared, ascending."""
@@ -161,12 +160,12 @@ class _KeyedView(View):
         return len(self._all().keys)
 
     def __contains__(self, key: object) -> bool:
-        return bool(there(self._one(key))[0].as_py())
+        return bool(self._one(key).there[0].as_py())
 
-    def _look(self, columns: Sequence[pa.Array]) -> Level:
+    def _look(self, columns: Sequence[pa.Array]) -> Found:
         return self._content.look(keys_of(columns))
 
-    def _one(self, key: object) -> Level:
+    def _one(self, key: object) -> Found:
         parts = key if isinstance(key, tuple) else (key,)
         return self._content.look(key_of(parts, self._types))
 
@@ -201,11 +200,10 @@ class MapView(_KeyedView):
             names: which values; None stands for structs of all.
         """
         found = self._look(columns)
-        known = there(found)
-        values = [
-            found.values if name is None else pc.struct_field(found.values, name) for name in names
-        ]
-        if self._side.has_default or pc.any(found.gone).as_py():
+        known = found.there
+        every = found.values
+        values = [every if name is None else pc.struct_field(every, name) for name in names]
+        if self._side.has_default or found.hollow:
             values = [
                 pc.if_else(known, column, self._filler(name, column.type))
                 for name, column in zip(names, values, strict=True)
@@ -218,7 +216,7 @@ class MapView(_KeyedView):
     def get(self, key: object, default: Any = None) -> Any:
         """Return the value of a key; a tuple for several parts. Else its default, else this one."""
         found = self._one(key)
-        if there(found)[0].as_py():
+        if found.there[0].as_py():
             return self._plain(found.values[0].as_py())
         return self._default(None) if self._side.has_default else default
 
@@ -248,10 +246,11 @@ class MultimapView(_KeyedView):
     ) -> tuple[pa.Array, list[pa.Array]]:
         """Return of each key whether it has values, and several of them, as lists."""
         found = self._look(columns)
-        every = flat(found.values)
-        lengths = pc.fill_null(pc.cast(pc.list_value_length(found.values), pa.int64()), 0)
+        lists = found.values
+        every = flat(lists)
+        lengths = pc.fill_null(pc.cast(pc.list_value_length(lists), pa.int64()), 0)
         offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)])
-        return there(found), [
+        return found.there, [
             pa.ListArray.from_arrays(
                 pc.cast(offsets, pa.int32()),
                 every if name is None else pc.struct_field(every, name),
@@ -296,13 +295,6 @@ class Views(Mapping[str, View]):
 
     def __len__(self) -> int:
         return len(self._views)
-
-
-def there(found: Level) -> pa.Array:
-    """Tell of each entry that was looked up whether it has a value."""
-    if pa.types.is_list(found.values.type):
-        return pc.fill_null(pc.greater(pc.list_value_length(found.values), 0), False)
-    return pc.invert(pc.fill_null(found.gone, True))
 
 
 def view_of(side: SideInput, content: Leaves | Rows, version: str | None) -> View:

@@ -103,7 +103,7 @@ def assign(windows: Windows, times: pa.Array) -> tuple[pa.Array, pa.Array]:
 
     A row without a time is in no window unless there is but one.
     """
-    rows = pa.array(range(len(times)), pa.int64())
+    rows = pa.arange(0, len(times))
     if not windows.cut:
         return rows, first_start(windows, times)
     first = first_start(windows, times)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.sides import Case, Run, run
 from support.sides_model import Model
 
-SHORT = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+SHORT = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 LONG = settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
 KEYS = ["a", "b", "c"]
 WINDOWS: list[dict[str, Any] | None] = [None, {"fixed": 10}, {"sliding": [6, 2]}]
@@ -121,7 +121,7 @@ def compare(case: Case) -> None:
         for row in model.out
     )
     first: list[Any] | None = None
-    for pieces, buckets in ((1, 1), (2, 4), (None, 1), (None, 4), (1, 3)):
+    for pieces, buckets in ((1, 1), (None, 1), (2, 4), (None, 3)):
         found = run(case, pieces=pieces, buckets=buckets, twice=False)
         assert as_model(found) == expected, (pieces, buckets)
         assert sorted(r["id"] for r in found.out["late"]) == sorted(r["id"] for r in model.late)

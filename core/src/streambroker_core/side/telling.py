@@ -1,0 +1,100 @@
+"""What an operator with side inputs does, and what it waits for, in sentences."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from streambroker_core.side.definition import Enrich, SideInput, SideJoin
+from streambroker_core.side.waiting import Stall
+from streambroker_core.side.windows import EVER, SECOND, end_of
+
+_UPDATES = {
+    "append": "a further value is put after the others",
+    "replace": "a further value replaces the one before",
+    "refuse": "a further value is refused",
+    "latest": "of several values the one with the latest event time holds",
+}
+_READY = {
+    "first data": "rows wait for the first data",
+    "complete": "rows wait until it is complete",
+    "watermark": "rows wait until the watermark has passed the window",
+    "not required": "rows do not wait",
+}
+_MISSING = {
+    "null": "a row without a value gets nulls",
+    "error": "a row without a value goes to the output `errors`",
+    "wait": "a row without a value waits for its key",
+}
+_START = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def explain(join: SideJoin) -> list[str]:
+    """Return what holds for an operator, one line for each thing; defaults are named as such."""
+    order = "the order in which they come" if join.order == "arrival" else "the order of event time"
+    lines = [f"Rows of all inputs are taken in {order}."]
+    windows = join.windows
+    if windows is not None and windows.cut:
+        lines.append(f"Main rows: {windows}; a row is processed once for each window it is in.")
+    lines += [_side(side) for side in join.inputs]
+    lines += [_enrich(enrich, join.input(enrich.input)) for enrich in join.enrich]
+    return lines
+
+
+def stall_text(join: SideJoin, stall: Stall, now: int) -> str:
+    """Return what some rows wait for, in a sentence.
+
+    Args:
+        join: the definition.
+        stall: what holds them back.
+        now: the pinned clock in microseconds.
+    """
+    side = join.inputs[stall.input]
+    rows = f"{stall.rows:,} rows wait" if stall.rows != 1 else "1 row waits"
+    what = f"for {'their keys in ' if stall.by_key else ''}side input `{side.name}`"
+    window = ""
+    if stall.window != EVER:
+        first, end = moment(stall.window), moment(end_of(side.windows, stall.window))
+        window = f", window {first} to {end}"
+    age = ""
+    if stall.since is not None:
+        age = f"; the first for {(now - stall.since) / SECOND:g} s"
+    why = "" if stall.by_key else f" ({_READY[side.readiness]})"
+    return f"{rows} {what}{window}{why}{age}."
+
+
+def moment(micros: int) -> str:
+    """Return a time as text, in UTC."""
+    at = _START + timedelta(microseconds=micros)
+    return at.isoformat().replace("+00:00", "Z")
+
+
+def _side(side: SideInput) -> str:
+    what = side.kind if not side.keyed else f"{side.kind} for each key"
+    key = f" by {', '.join(side.key)}" if side.key else ""
+    where = "with the main rows of its key" if side.keyed else "in every bucket"
+    if side.static:
+        where = "a table, once per process, replaced version by version"
+    parts = [
+        f"Side input `{side.name}`: {what}{key}, {where}",
+        f"{side.windows}",
+        _UPDATES[side.updating] + _default(side.update),
+        _READY[side.readiness] + _default(side.ready),
+    ]
+    if side.timeout is not None:
+        then = "see what is there" if side.on_timeout == "default" else "go to the output `errors`"
+        parts.append(f"after {side.timeout:g} s they {then}")
+    if side.has_default:
+        parts.append(f"where there is no value it is {side.default!r}")
+    refused = "stop the query" if side.on_refused == "fail" else "go to the output `errors`"
+    parts.append(f"rows that are not taken {refused}")
+    return "; ".join(parts) + "."
+
+
+def _default(chosen: str | None) -> str:
+    return " (by default)" if chosen is None else ""
+
+
+def _enrich(enrich: Enrich, side: SideInput) -> str:
+    columns = ", ".join(enrich.columns or side.fields)
+    on = f" on {', '.join(enrich.on)}" if enrich.on else ""
+    return f"Columns {columns} of `{side.name}` are added{on}; {_MISSING[enrich.missing]}."
