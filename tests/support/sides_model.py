@@ -94,7 +94,9 @@ class Side:
         if rows is None:
             return
         if self.many and self.told.get("update") == "replace":
-            self.there[start] = []
+            keys = {self.key_of(row) for row in rows}
+            old = self.there.get(start, [])
+            self.there[start] = [one for one in old if self.key_of(one) not in keys]
         for row in rows:
             self.apply(start, row)
 

@@ -13,7 +13,7 @@ from streambroker_core.control.operator import Blobs, Changes
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideError, SideTooLargeError
 from streambroker_core.side.leaves import Leaves
-from streambroker_core.side.levels import Level, level_of_rows, lists_of_rows
+from streambroker_core.side.levels import Level, flat, level_of_rows, lists_of_rows
 from streambroker_core.side.reading import Refusal, read_rows, refuse_rows
 from streambroker_core.side.rows import Rows
 from streambroker_core.side.shape import Shape
@@ -207,9 +207,14 @@ class SideState:
         stage = self._staged.pop(start, None)
         if stage is None:
             return
+        rows = Level(*stage.take())
+        store = self._store(start)
         if self.side.many and self.side.updating == "replace":
-            self._store(start).clear()
-        self._apply(start, Level(*stage.take()))
+            if isinstance(store, Rows):
+                store.clear()
+            else:
+                _forget(store, rows.keys)
+        self._apply(start, rows)
 
     def announce(self, version: str, now: int) -> None:
         """Take another version of a static table.
@@ -374,6 +379,18 @@ def _alike(rows: Level) -> list[Level]:
         return [rows]
     ends = pc.run_end_encode(rows.gone).run_ends.to_pylist()
     return [rows.slice(a, b - a) for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def _forget(content: Leaves, keys: pa.Array) -> None:
+    """Hide the values of keys; the keys stay known."""
+    known = pc.unique(keys)
+    size = len(known)
+    types = (pa.int64(), content.value_type)
+    times, values = (pa.nulls(size, type_) for type_ in types)
+    gone = pa.repeat(pa.scalar(True), size)
+    empty = pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), size + 1), flat(values))
+    order = pc.sort_indices(known)
+    content.add(Level(known.take(order), times, gone, empty))
 
 
 def _newer(content: Leaves, run: Level) -> Level:

@@ -1,0 +1,247 @@
+"""What an operator says of itself, what it refuses, and what its windows cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streambroker_core.control.operator import StateError
+from streambroker_core.side import Enrich, SideInput, SideJoin, SideOperator, Views, fixed
+from streambroker_core.side.errors import (
+    ReadOnlyViewError,
+    SideDefinitionError,
+    SideError,
+    SideSchemaError,
+)
+from streambroker_core.side.tables import Shelf, content_of
+from streambroker_core.side.windows import assign, first_start, side_start, sliding
+from support.sides import Runner, batch_of, control_of
+
+RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
+TRADES = pa.schema([("id", pa.string()), ("currency", pa.string()), ("n", pa.int64())])
+
+
+def rates(**told: Any) -> SideInput:
+    known = {"name": "rates", "kind": "map", "key": ("currency",), "schema": RATES}
+    return SideInput(
+        **{"name": "rates", "kind": "map", "key": ("currency",), "schema": RATES, **told}
+    )
+
+
+def joined(side: SideInput, **told: Any) -> SideJoin:
+    return SideJoin(schema=TRADES, inputs=(side,), **told)
+
+
+def row(id_: str, currency: str | None, n: int = 0) -> list[Any]:
+    return ["main", {"id": id_, "currency": currency, "n": n}]
+
+
+def rate(currency: str, value: float) -> list[Any]:
+    return ["rates", {"currency": currency, "rate": value}]
+
+
+def test_explain_names_every_policy_and_which_are_defaults() -> None:
+    side = rates(timeout=60, on_timeout="error", default=1.0)
+    enrich = Enrich(input="rates", on=("currency",), missing="wait")
+    assert SideOperator(joined(side, enrich=(enrich,))).explain() == [
+        "Rows of all inputs are taken in the order in which they come.",
+        "Side input `rates`: map by currency, in every bucket; one global window; a further value"
+        " replaces the one before (by default); rows wait for the first data (by default); after"
+        " 60 s they go to the output `errors`; where there is no value it is 1.0; rows that are not"
+        " taken stop the query.",
+        "Columns rate of `rates` are added on currency; a row without a value waits for its key.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "static", "update", "ready"),
+    [
+        ("singleton", False, "replaces the one before", "first data"),
+        ("list", False, "put after the others", "first data"),
+        ("map", True, "replaces the one before", "until it is complete"),
+        ("multimap", True, "put after the others", "until it is complete"),
+    ],
+)
+def test_defaults_are_those_of_the_kind(kind: Any, static: bool, update: str, ready: str) -> None:
+    key = ("currency",) if kind in ("map", "multimap") else ()
+    [_, told] = SideOperator(joined(rates(kind=kind, key=key, static=static))).explain()
+    assert f"{update} (by default)" in told
+    assert f"{ready} (by default)" in told
+
+
+def test_a_stall_says_who_waits_for_what_and_since_when() -> None:
+    schema = pa.schema([*RATES, ("t", pa.timestamp("us", "UTC"))])
+    side = rates(schema=schema, windows=fixed(3600), event_time="t")
+    main = pa.schema([*TRADES, ("t", pa.timestamp("us", "UTC"))])
+    runner = Runner(lambda: SideOperator(SideJoin(schema=main, inputs=(side,), event_time="t")))
+    rows = [["main", {"id": id_, "currency": "EUR", "t": 10, "n": 0}] for id_ in "ab"]
+    runner.window(rows, watermark=None, now=100)
+    runner.window([], watermark=None, now=190)
+    runner.window([["main", {"id": "c", "currency": "EUR", "t": 20, "n": 1}]], watermark=0, now=190)
+    assert runner.run.ended[0].stall_texts() == [
+        "3 rows wait for side input `rates`, window 1970-01-01T00:00:00Z to 1970-01-01T01:00:00Z"
+        " (rows wait for the first data); the first for 90 s."
+    ]
+    figures = runner.run.ended[0].figures()
+    assert figures["waiting_since"] == 100_000_000
+    assert figures["waiting_bytes"] > 0
+
+
+def test_figures_tell_values_bytes_and_the_version_with_its_age() -> None:
+    runner = Runner(lambda: SideOperator(joined(rates(ready="complete"))))
+    runner.window([rate("EUR", 1.1), rate("USD", 1.0)], watermark=None, now=5)
+    assert runner.run.ended[0].figures()["inputs"]["rates"]["staged"] == 2
+    runner.window([["complete", {"input": "rates", "version": "monday"}]], watermark=None, now=7)
+    figures = runner.run.ended[0].figures()["inputs"]["rates"]
+    assert figures["entries"] == 2
+    assert figures["staged"] == 0
+    assert figures["bytes"] > 0
+    assert (figures["version"], figures["version_since"]) == ("monday", 7_000_000)
+
+
+def test_rows_with_other_columns_are_refused_by_name() -> None:
+    operator = SideOperator(joined(rates()))
+    operator.bind(_window(), None)
+    operator.begin_window()
+    other = pa.record_batch([["EUR"], ["1.1"]], names=["currency", "rate"])
+    with pytest.raises(SideSchemaError, match="column rate is string, and was defined as double"):
+        operator.process("rates", other)
+    with pytest.raises(SideSchemaError, match="column currency is missing; there are: rate"):
+        operator.process("rates", pa.record_batch([[1.0]], names=["rate"]))
+
+
+def test_more_columns_and_another_order_of_them_do_no_harm() -> None:
+    operator = SideOperator(joined(rates()))
+    operator.bind(_window(), None)
+    operator.begin_window()
+    batch = pa.record_batch([[7], [1.1], ["EUR"]], names=["more", "rate", "currency"])
+    operator.process("rates", batch)
+    assert operator.figures()["inputs"]["rates"]["entries"] == 1
+
+
+def test_state_of_other_side_inputs_is_refused() -> None:
+    runner = Runner(lambda: SideOperator(joined(rates())))
+    runner.window([rate("EUR", 1.1)], watermark=None, now=0)
+    operator = SideOperator(SideJoin(schema=TRADES, inputs=(rates(), rates(name="more"))))
+    with pytest.raises(StateError, match="1 side inputs, the operator has 2"):
+        operator.restore(1, runner.blobs[0])
+    with pytest.raises(StateError, match="side is damaged"):
+        operator.restore(1, {"side": b"{"})
+
+
+def test_control_of_others_goes_on() -> None:
+    from streambroker_core.side import SideComplete, SideVersion
+
+    operator = SideOperator(joined(rates()))
+    operator.bind(_window(), None)
+    operator.begin_window()
+    assert operator.process_control("main", control_of(SideComplete(input="rates"))) is True
+    assert operator.process_control("main", control_of(SideComplete(input="others"))) is False
+    with pytest.raises(SideError, match="is a stream; send SideComplete"):
+        operator.process_control("main", control_of(SideVersion(input="rates", version="v")))
+
+
+def test_a_window_writes_what_it_touched_of_many_keys() -> None:
+    count = 40_000
+    runner = Runner(lambda: SideOperator(joined(rates())), twice=False)
+    runner.window([rate(f"c{n:06}", n) for n in range(count)], watermark=None, now=0)
+    runner.window([rate("c000500", -1.0)], watermark=None, now=0)
+    runner.window([row("m", "c000500")], watermark=None, now=0)
+    whole, change, none = runner.run.written
+    assert change < whole / 5
+    assert none < 300
+
+
+def test_many_rows_wait_for_many_keys_and_each_comes_out_once() -> None:
+    enrich = Enrich(input="rates", on=("currency",), missing="wait")
+    runner = Runner(lambda: SideOperator(joined(rates(), enrich=(enrich,))), twice=False)
+    runner.window([rate("first", 0.0)], watermark=None, now=0)
+    rows = [row(f"m{n}", f"c{n % 500}", n) for n in range(5_000)]
+    runner.window(rows, watermark=None, now=0)
+    assert runner.run.out["out"] == []
+    runner.window([rate("c7", 7.0)], watermark=None, now=0)
+    assert [r["n"] for r in runner.run.out["out"]] == list(range(7, 5_000, 500))
+    runner.window([rate(f"c{n}", float(n)) for n in range(500)], watermark=None, now=0)
+    assert sorted(r["n"] for r in runner.run.out["out"]) == list(range(5_000))
+    assert {name for name in runner.blobs[0] if not name.startswith(("side",))} == set()
+
+
+def test_views_answer_for_whole_columns_and_cannot_be_changed() -> None:
+    seen: dict[str, Any] = {}
+
+    def look(batch: pa.RecordBatch, views: Views) -> None:
+        view = views["rates"]
+        seen["lookup"] = view.lookup(batch["currency"]).to_pylist()
+        seen["contains"] = view.contains(batch["currency"]).to_pylist()
+        seen["one"] = (view["EUR"], view.get("XXX"), "EUR" in view, len(view), view.keys())
+        for change in (
+            lambda: view.__setitem__("EUR", 2.0),
+            lambda: setattr(view, "name", "other"),
+            lambda: view.__delitem__("EUR"),
+            lambda: views.__setitem__("rates", None),
+        ):
+            with pytest.raises(ReadOnlyViewError, match="read-only"):
+                change()
+
+    runner = Runner(lambda: SideOperator(joined(rates(value="rate")), look))
+    keys = ["EUR", "XXX", None, "EUR"]
+    feed = [rate("EUR", 1.1), rate("USD", 1.0), *(row(str(n), k, n) for n, k in enumerate(keys))]
+    runner.window(feed, watermark=None, now=0)
+    assert seen == {
+        "lookup": [1.1, None, None, 1.1],
+        "contains": [True, False, False, True],
+        "one": (1.1, None, True, 2, ["EUR", "USD"]),
+    }
+
+
+def test_a_table_is_checked_before_it_is_announced() -> None:
+    side = rates(static=True, update="refuse")
+    table = pa.table({"currency": ["EUR", "EUR"], "rate": [1.0, 2.0]})
+    with pytest.raises(SideError, match="a table with several rows for one value"):
+        content_of(side, table)
+    with pytest.raises(SideError, match="column rate is missing"):
+        content_of(side, pa.table({"currency": ["EUR"]}))
+    with pytest.raises(SideError, match="rows of a version: 2, the limit is 1"):
+        content_of(rates(static=True, max_entries=1), table)
+
+
+def test_a_shelf_reads_a_version_once_and_keeps_the_last_ones() -> None:
+    read: list[str] = []
+
+    def table(name: str, version: str) -> pa.Table:
+        read.append(version)
+        return pa.table({"currency": [version], "rate": [1.0]})
+
+    shelf, side = Shelf(table), rates(static=True)
+    for version in ("1", "2", "1", "3", "4", "1", "2"):
+        shelf(side, version)
+    assert read == ["1", "2", "3", "4", "2"]
+
+
+def test_names_of_side_inputs_are_known() -> None:
+    with pytest.raises(SideDefinitionError, match="there is no such side input; there are: rates"):
+        SideOperator(joined(rates(), enrich=(Enrich(input="rate", on=("currency",)),)))
+
+
+@pytest.mark.parametrize("windows", [fixed(10), sliding(6, 2), sliding(5, 2)])
+def test_equal_windows_are_mapped_to_themselves(windows: Any) -> None:
+    times = pa.array([t * 1_000_000 + d for t in range(-12, 12) for d in (-1, 0, 1)], pa.int64())
+    rows, starts = assign(windows, times)
+    assert side_start(windows, windows, starts).equals(starts)
+    for at, start in zip(rows.to_pylist(), starts.to_pylist(), strict=True):
+        assert start <= times[at].as_py() < start + windows.size
+    first = dict(zip(reversed(rows.to_pylist()), reversed(starts.to_pylist()), strict=True))
+    assert first_start(windows, times).to_pylist() == [first[n] for n in range(len(times))]
+
+
+def _window() -> Any:
+    from streambroker_core.control.operator import Window
+
+    return Window(number=1, time=0, watermark=None, bucket=0, buckets=1)
+
+
+def test_rows_told_in_seconds_are_times() -> None:
+    schema = pa.schema([("t", pa.timestamp("us", "UTC"))])
+    assert batch_of([{"t": 2}], schema)["t"].cast(pa.int64()).to_pylist() == [2_000_000]
