@@ -25,9 +25,7 @@ TRADES = pa.schema([("id", pa.string()), ("currency", pa.string()), ("n", pa.int
 
 def rates(**told: Any) -> SideInput:
     known = {"name": "rates", "kind": "map", "key": ("currency",), "schema": RATES}
-    return SideInput(
-        **{"name": "rates", "kind": "map", "key": ("currency",), "schema": RATES, **told}
-    )
+    return SideInput(**{**known, **told})
 
 
 def joined(side: SideInput, **told: Any) -> SideJoin:
