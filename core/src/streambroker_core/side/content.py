@@ -17,7 +17,7 @@ from streambroker_core.side.levels import Level, flat, level_of_rows, lists_of_r
 from streambroker_core.side.reading import Refusal, read_rows, refuse_rows
 from streambroker_core.side.rows import Rows
 from streambroker_core.side.shape import Shape
-from streambroker_core.side.windows import EVER, assign, last_of
+from streambroker_core.side.windows import EVER, assign, is_start, last_of
 
 Content: TypeAlias = "Leaves | Rows"
 Tables: TypeAlias = "Callable[[SideInput, str], Content]"
@@ -96,9 +96,7 @@ class SideState:
         return policy == "first data" and not self.side.keyed and start in self._arrived
 
     def ready_keys(self, start: int, keys: pa.Array) -> pa.Array:
-        """Tell of each key of a keyed one whether it is ready, in a window that is not."""
-        if self.side.readiness != "first data":
-            return pa.nulls(len(keys), pa.bool_()).fill_null(False)
+        """Tell of each key of a keyed one whether data came for it; null is not waited for."""
         content = self.content(start)
         assert isinstance(content, Leaves)  # noqa: S101 - a keyed one has keys
         return pc.or_(content.look(keys).known, pc.is_null(keys))
@@ -178,7 +176,8 @@ class SideState:
             now: the pinned clock.
 
         Raises:
-            SideError: ``whole``, and rows are seen as they come, so there is no load to replace by.
+            SideError: ``whole``, and rows are seen as they come, so there is no load to replace by;
+                or there is no such window.
         """
         name = self.side.name
         if self.side.static:
@@ -188,6 +187,11 @@ class SideState:
                 name,
                 f"Side input `{name}` is seen row by row, so nothing can be replaced as a whole;"
                 " define it with ready='complete'.",
+            )
+        if start is not None and not is_start(self.side.windows, start):
+            raise SideError(
+                name,
+                f"Side input `{name}` has no window that begins at {start}: {self.side.windows}.",
             )
         if whole:
             for each in [*self._windows] if start is None else [start]:

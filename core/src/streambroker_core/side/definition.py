@@ -52,7 +52,8 @@ class SideInput:
             that are compared with the key of the main input.
         value: the column that is the value; several for values with names; None for all columns
             that are not key, event time or ``deleted``.
-        update: what a further value does; None for the kind's default.
+        update: what a further value does; None for the kind's default. A load replaces a list as
+            a whole, and of a multimap the keys that it has.
         ready: what main rows wait for; None for ``first data``, of static tables ``complete``.
         keyed: its rows lie with the main rows of their key, and it is ready key by key. A keyed
             singleton is read as a map, a keyed list as a multimap.

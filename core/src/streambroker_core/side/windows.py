@@ -77,6 +77,11 @@ def last_of(windows: Windows, start: int) -> int:
     return end_of(windows, start) - 1 if windows.cut else END_OF_EVER
 
 
+def is_start(windows: Windows, start: int) -> bool:
+    """Tell whether a window begins there."""
+    return windows.cut and start % windows.slide == 0
+
+
 def first_start(windows: Windows, times: pa.Array) -> pa.Array:
     """Return the start of the earliest window that contains each time."""
     if not windows.cut:

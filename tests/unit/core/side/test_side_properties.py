@@ -75,15 +75,16 @@ def cases(draw: st.DrawFn, order: str = "arrival") -> Case:
                 missing = draw(st.sampled_from(["null", "wait"]))
                 enrich = {"input": name, "on": ["k"], "missing": missing}
                 case.setdefault("enrich", []).append({**enrich, "names": [["v", f"v_{name}"]]})
-    case["feed"] = draw(feeds(sorted(told), timed=order != "arrival"))
+    case["feed"] = draw(feeds(told, timed=order != "arrival"))
     return case
 
 
 @st.composite
-def feeds(draw: st.DrawFn, names: list[str], *, timed: bool) -> list[list[Any]]:
+def feeds(draw: st.DrawFn, told: dict[str, Any], *, timed: bool) -> list[list[Any]]:
     """Draw rows, loads that are complete, and a watermark that rises."""
     feed: list[list[Any]] = []
     watermark = 0
+    names = sorted(told)
     for number in range(draw(st.integers(1, 24))):
         what = draw(st.sampled_from(["side"] * 5 + ["main"] * 5 + ["complete", "watermark"]))
         t = draw(st.integers(0, 24))
@@ -98,8 +99,11 @@ def feeds(draw: st.DrawFn, names: list[str], *, timed: bool) -> list[list[Any]]:
             row = {"k": key, "t": t, "gone": gone, "v": number}
             feed.append([draw(st.sampled_from(names)), row])
         else:
-            window = draw(st.sampled_from([None, 0, 10_000_000, 4_000_000]))
-            said = {"input": draw(st.sampled_from(names)), "window": window}
+            name = draw(st.sampled_from(names))
+            windows = told[name].get("windows") or {}
+            starts = {"fixed": [0, 10_000_000], "sliding": [0, 4_000_000]}
+            known = [start for word in windows for start in starts[word]]
+            said = {"input": name, "window": draw(st.sampled_from([None, *known]))}
             feed.append(["complete", {**said, "at": t * 1_000_000} if timed else said])
     return [*feed, ["watermark", 100]]
 
