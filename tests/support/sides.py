@@ -137,6 +137,20 @@ def _seen(view: Any, by: list[Any]) -> Any:
     return {str(key): value for key, value in view.items()}
 
 
+def group(case: Case) -> Callable[[pa.RecordBatch, Views], pa.RecordBatch]:
+    """Return a function that tells of each call its key, its window, its rows and what they see."""
+    names = [*case["main"].get("key", ()), "id", "window", "sees"]
+
+    def function(batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
+        assert views.window is not None
+        seen = {name: _seen(view, []) for name, view in views.items()}
+        ids = ",".join(batch["id"].to_pylist())
+        row = [*views.key, ids, views.window[0] / SECOND, json.dumps(seen)]
+        return pa.RecordBatch.from_arrays([pa.array([value]) for value in row], names=names)
+
+    return function
+
+
 def change(batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
     """Try to change the first view."""
     views[next(iter(views))]["x"] = 1
@@ -401,9 +415,9 @@ def tables_of(case: Case) -> Shelf | None:
 
 def maker_of(case: Case) -> Callable[[], SideOperator]:
     """Return what makes the operator of a case; its definition is checked here, once."""
-    functions = {"change": change, "product": product}
+    functions = {"change": change, "product": product, "see": see(case), "group": group(case)}
     word = case.get("function", "see")
-    function = None if word is None else functions.get(word) or see(case)
+    function = None if word is None else functions[word]
     shape, tables = shape_of(join_of(case)), tables_of(case)
     return lambda: SideOperator(shape, function, tables)
 

@@ -134,7 +134,9 @@ class Model:
         self.case = case
         self.by_time = case.get("order") == "event time"
         self.sides = [Side(name, told, self.by_time) for name, told in case["sides"].items()]
-        self.lateness = case["main"].get("lateness", 0)
+        self.lateness: int = case["main"].get("lateness", 0)
+        self.grouped = bool(case["main"].get("grouped"))
+        self.windows: dict[str, Any] | None = case["main"].get("windows")
         self.out: Rows = []
         self.late: Rows = []
         self.passed: float = float("-inf")
@@ -165,9 +167,7 @@ class Model:
             self._take(port, what)
 
     def _advance(self, watermark: int) -> None:
-        due = sorted(
-            (turn for turn in self.turns if turn[0] <= watermark), key=lambda turn: turn[:3]
-        )
+        due = sorted((t for t in self.turns if t[0] <= watermark), key=lambda turn: turn[:3])
         self.turns = [turn for turn in self.turns if turn[0] > watermark]
         for t, _, _, port, what in due:
             self._pass_to(t)
@@ -183,6 +183,8 @@ class Model:
                 for number, side in enumerate(self.sides)
                 for start in (*side.staged, *(self._sides_of(p)[number] for p in self.waiting))
             ]
+            if self.grouped:
+                ends += [last_of(self.windows, start) for _, start in self.waiting]
             ends = [end for end in ends if self.passed < end <= limit]
             if not ends:
                 break
@@ -216,8 +218,7 @@ class Model:
             side.apply(start, row)
 
     def _take_main(self, row: dict[str, Any], over: float) -> None:
-        windows = self.case["main"].get("windows")
-        starts = starts_of(windows, row.get("t", 0))
+        starts = starts_of(self.windows, row.get("t", 0))
         pairs: list[Pair] = [(row, start) for start in starts]
         alive = [pair for pair in pairs if not self._is_over(pair, over)]
         if not alive:
@@ -225,9 +226,8 @@ class Model:
         self.waiting += alive
 
     def _is_over(self, pair: Pair, over: float) -> bool:
-        windows = self.case["main"].get("windows")
-        if windows is not None:
-            return bool(last_of(windows, pair[1]) + self.lateness <= over)
+        if self.windows is not None:
+            return last_of(self.windows, pair[1]) + self.lateness <= over
         if self.by_time and pair[0]["t"] + self.lateness <= over:
             return True
         return any(
@@ -238,14 +238,13 @@ class Model:
     def _sides_of(self, pair: Pair) -> list[int | None]:
         """Return the side window of each side input: the earliest that has the pair's end."""
         row, start = pair
-        windows = self.case["main"].get("windows")
         found: list[int | None] = []
         for side in self.sides:
             if side.windows is None:
                 found.append(EVER)
                 continue
             size, slide = _size(side.windows)
-            last = row["t"] if windows is None else last_of(windows, start) - _MICRO
+            last = row["t"] if self.windows is None else last_of(self.windows, start) - _MICRO
             low = last - size
             first = int(low // slide + 1) * slide
             found.append(first)
@@ -265,9 +264,9 @@ class Model:
     def _release(self) -> None:
         left: list[Pair] = []
         for pair in self.waiting:
-            if all(
-                map(self._lets_pass, self.sides, self._sides_of(pair), [pair] * len(self.sides))
-            ):
+            open_ = self.grouped and last_of(self.windows, pair[1]) > self.passed
+            both = zip(self.sides, self._sides_of(pair), strict=True)
+            if not open_ and all(self._lets_pass(side, start, pair) for side, start in both):
                 self._emit(pair)
             else:
                 left.append(pair)

@@ -221,7 +221,6 @@ def _problems_in(join: SideJoin, side: SideInput) -> Found:
 
 def _main_problems(join: SideJoin) -> Found:
     found: Found = []
-    windows = join.windows
     own = [name for name in (*join.key, join.event_time) if name is not None]
     if problems := _missing(join.schema, own):
         return problems
@@ -231,6 +230,12 @@ def _main_problems(join: SideJoin) -> Found:
             found.append((f"column {name} has a name that is kept for us", "rename it"))
     if len(join.inputs) > INPUTS:
         found.append((f"more than {INPUTS} side inputs", "use several operators"))
+    return [*found, *_order_problems(join), *(_group_problems(join) if join.grouped else [])]
+
+
+def _order_problems(join: SideJoin) -> Found:
+    found: Found = []
+    windows = join.windows
     if join.order not in ("arrival", "event time"):
         found.append((f"order `{join.order}` is not known", "take arrival or event time"))
     if join.event_time is None and (join.order == "event time" or (windows and windows.cut)):
@@ -241,6 +246,18 @@ def _main_problems(join: SideJoin) -> Found:
         found.append(("windows leave gaps, or never move on", "slide by more than 0, at most size"))
     if not join.lateness >= 0:
         found.append(("lateness below 0", "give 0 or more seconds"))
+    return found
+
+
+def _group_problems(join: SideJoin) -> Found:
+    found: Found = []
+    if not (join.windows and join.windows.cut):
+        found.append(("rows are grouped by window, and have none", "give it windows: windows=..."))
+    if any(enrich.missing == "wait" for enrich in join.enrich):
+        remedy = "take missing='null' or 'error'"
+        found.append(("the rows of a group would wait apart for their keys", remedy))
+    if join.lateness:
+        found.append(("a group that was processed takes no later rows", "leave lateness out"))
     return found
 
 

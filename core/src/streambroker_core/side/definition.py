@@ -156,6 +156,8 @@ class SideJoin:
         enrich: columns to add, before the function if there is one.
         key: columns of the main input that decide the bucket.
         windows: windows of main rows: each (row, window) is one call; None: rows stand alone.
+        grouped: the function is called once for each key and main window, with all rows, when the
+            watermark has passed the window and its side windows are ready.
         event_time: the timestamp column with the event time of main rows.
         order: ``arrival``: as the runtime orders them; ``event time``: each row, of all inputs,
             waits until the watermark has passed it, and all are taken in the order of their times.
@@ -169,6 +171,7 @@ class SideJoin:
     enrich: tuple[Enrich, ...] = ()
     key: tuple[str, ...] = ()
     windows: Windows | None = None
+    grouped: bool = False
     event_time: str | None = None
     order: Order = "arrival"
     lateness: float = 0.0

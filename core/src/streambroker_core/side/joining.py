@@ -7,7 +7,7 @@ when what it waited for is there; it is processed once, when nothing holds it ba
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,9 +17,9 @@ from streambroker_core.side.definition import Enrich
 from streambroker_core.side.enriching import add_columns
 from streambroker_core.side.keys import keys_of
 from streambroker_core.side.levels import Level
-from streambroker_core.side.shape import SEQ, TIME, WAIVED, WINDOW, Shape
+from streambroker_core.side.shape import SEQ, SINCE, TIME, WAIVED, WINDOW, Shape
 from streambroker_core.side.views import Views, view_of
-from streambroker_core.side.waiting import Waiting
+from streambroker_core.side.waiting import GROUP, Waiting
 from streambroker_core.side.windows import EVER, assign, end_of, last_of, side_start
 
 _FEW = 4096
@@ -36,6 +36,7 @@ class Joining:
 
     Attributes:
         passed: event time that has passed, as far as rows have been taken; None for none.
+        now: the pinned clock in microseconds.
         late_at: event time up to which windows are over for side rows; None for none.
         main_cut: whether main rows have windows.
     """
@@ -54,6 +55,7 @@ class Joining:
         self._function, self._give, self._lacking = function, give, lacking
         self.passed: int | None = None
         self.late_at: int | None = None
+        self.now = 0
         self._cut = [n for n, one in enumerate(join.inputs) if one.windows.cut]
         self.main_cut = join.windows is not None and join.windows.cut
         self._waits: list[list[Enrich]] = [
@@ -91,6 +93,8 @@ class Joining:
 
     def offer(self, pairs: pa.RecordBatch) -> None:
         """Process the pairs that nothing holds back, and let the others wait."""
+        if self._join.grouped:
+            pairs = self._wait_for_windows(pairs)
         for starts, group in self._groups(pairs):
             left = group
             for number, start in enumerate(starts):
@@ -147,6 +151,20 @@ class Joining:
             released += self._waiting.release(number, start)
         self.again(released)
 
+    def _wait_for_windows(self, pairs: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the pairs whose main window has passed; the others wait for its end."""
+        windows = self._join.windows
+        if windows is None or not pairs.num_rows:
+            return pairs
+        over = pa.repeat(pa.scalar(False), pairs.num_rows)
+        if self.passed is not None:
+            over = pc.less_equal(pc.add(pairs[WINDOW], windows.size - 1), self.passed)
+        left = pairs.filter(pc.invert(over))
+        for start in sorted(pc.unique(left[WINDOW]).to_pylist()):
+            mine = left.filter(pc.equal(left[WINDOW], start))
+            self._waiting.put(GROUP, start, mine, None)
+        return pairs.filter(over)
+
     def opened(self, number: int, start: int | None) -> None:
         """Look again at all that waited for a window of a side input; None for every window."""
         starts = self._waiting.starts(number) if start is None else [start]
@@ -154,6 +172,8 @@ class Joining:
         for one in starts:
             released += self._waiting.release(number, one)
             released += self._waiting.release_by_key(number, one)
+        if number == GROUP:
+            released = [_set(pairs, SINCE, self.now) for pairs in released]
         self.again(released)
 
     def pass_to(self, time: int) -> None:
@@ -181,12 +201,16 @@ class Joining:
                 main = pc.unique(assign(self._join.windows, times)[1])
             starts = pc.unique(side_start(windows, self._join.windows, main))
             found |= {last_of(windows, start) for start in starts.to_pylist()}
+        if self._join.grouped and self._join.windows is not None:
+            windows = self._join.windows
+            starts = {*self._waiting.starts(GROUP), *assign(windows, times)[1].to_pylist()}
+            found |= {last_of(windows, start) for start in starts}
         return {last for last in found if last <= to}
 
     def end(self, number: int, start: int) -> int | None:
-        """Return the last instant of a side window; None of the global one."""
-        windows = self._join.inputs[number].windows
-        return last_of(windows, start) if windows.cut else None
+        """Return the last instant of a window that is waited for; None of the global one."""
+        windows = self._join.windows if number == GROUP else self._join.inputs[number].windows
+        return last_of(windows, start) if windows is not None and windows.cut else None
 
     def _next_end(self, time: int) -> tuple[int, int, int] | None:
         every = [
@@ -194,6 +218,9 @@ class Joining:
             for number in self._cut
             for start in (*self._waiting.starts(number), *self._sides[number].staged_to(time))
         ]
+        if self._join.windows is not None:
+            own = self._waiting.starts(GROUP)
+            every += [(last_of(self._join.windows, start), GROUP, start) for start in own]
         return min((one for one in every if one[0] <= time), default=None)
 
     def _groups(self, pairs: pa.RecordBatch) -> list[tuple[list[int], pa.RecordBatch]]:
@@ -286,10 +313,36 @@ class Joining:
                 self._lacking(enrich.input, pairs.filter(made.lacking))
                 pairs = pairs.filter(pc.invert(made.lacking))
                 batch = batch.filter(pc.invert(made.lacking))
-        if batch.num_rows:
-            for rows in _batches(batch if self._function is None else self._function(batch, views)):
-                if rows.num_rows:
-                    self._give(rows)
+        for key, rows in self._by_key(batch) if self._join.grouped else [((), batch)]:
+            self._call(rows, views.of_key(key))
+
+    def _call(self, batch: pa.RecordBatch, views: Views) -> None:
+        if not batch.num_rows:
+            return
+        for rows in _batches(batch if self._function is None else self._function(batch, views)):
+            if rows.num_rows:
+                self._give(rows)
+
+    def _by_key(self, batch: pa.RecordBatch) -> list[tuple[tuple[Any, ...], pa.RecordBatch]]:
+        """Return the rows of each key together, in their order; keys in the order they came."""
+        names = list(self._join.key)
+        if not names or not batch.num_rows:
+            return [((), batch)]
+        codes = keys_of([batch.column(name) for name in names]).dictionary_encode().indices
+        codes = pc.fill_null(codes, -1)
+        order = pc.sort_indices(codes)
+        batch = batch.take(order)
+        ends = pc.run_end_encode(codes.take(order), run_end_type=pa.int64()).run_ends.to_pylist()
+        found = []
+        for start, end in zip([0, *ends], ends, strict=False):
+            rows = batch.slice(start, end - start)
+            found.append((tuple(rows.column(name)[0].as_py() for name in names), rows))
+        return found
+
+
+def _set(pairs: pa.RecordBatch, name: str, value: int) -> pa.RecordBatch:
+    column = pa.repeat(pa.scalar(value, pa.int64()), pairs.num_rows)
+    return pairs.set_column(pairs.schema.get_field_index(name), name, column)
 
 
 def waive(pairs: pa.RecordBatch, number: int) -> pa.RecordBatch:

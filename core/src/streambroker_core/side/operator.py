@@ -20,7 +20,7 @@ from streambroker_core.side.reading import Refusal, as_json, fitting, micros
 from streambroker_core.side.said import SideComplete, SideVersion
 from streambroker_core.side.shape import SEQ, TIME, Shape, shape_of
 from streambroker_core.side.telling import explain, stall_text
-from streambroker_core.side.waiting import Stall, Waiting
+from streambroker_core.side.waiting import GROUP, Stall, Waiting
 
 OUT, ERRORS, LATE = "out", "errors", "late"
 ERROR_SCHEMA = pa.schema(
@@ -100,6 +100,7 @@ class SideOperator(Operator):
         """Begin a window; rows that have waited for too long wait no longer."""
         if not self._started:
             self._take_up({}, {})
+        self._joining.now = self.window.time
         for number, side in enumerate(self.join.inputs):
             if side.timeout is None:
                 continue
@@ -431,7 +432,7 @@ class SideOperator(Operator):
         name = MAIN
         if stalls:
             worst = max(stalls, key=lambda stall: stall.rows)
-            name = self.join.inputs[worst.input].name
+            name = self.join.inputs[worst.input].name if worst.input != GROUP else MAIN
         remedy = "is its stream running? Say timeout=, or ready='not required', or raise the limit"
         return SideTooLargeError(name, what, found, limit, remedy)
 

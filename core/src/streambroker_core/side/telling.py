@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 from streambroker_core.side.definition import Enrich, SideInput, SideJoin
-from streambroker_core.side.waiting import Stall
-from streambroker_core.side.windows import EVER, SECOND, end_of
+from streambroker_core.side.waiting import GROUP, Stall
+from streambroker_core.side.windows import EVER, GLOBAL, SECOND, Windows, end_of
 
 _UPDATES = {
     "append": "a further value is put after the others",
@@ -34,7 +34,7 @@ def explain(join: SideJoin) -> list[str]:
     lines = [f"Rows of all inputs are taken in {order}."]
     windows = join.windows
     if windows is not None and windows.cut:
-        lines.append(f"Main rows: {windows}; a row is processed once for each window it is in.")
+        lines.append(f"Main rows: {windows}; {_called(join)}.")
     lines += [_side(side) for side in join.inputs]
     lines += [_enrich(enrich, join.input(enrich.input)) for enrich in join.enrich]
     return lines
@@ -48,18 +48,24 @@ def stall_text(join: SideJoin, stall: Stall, now: int) -> str:
         stall: what holds them back.
         now: the pinned clock in microseconds.
     """
+    if stall.input == GROUP:
+        what = f"{stall.rows:,} rows wait for the end of their window"
+        return f"{what}, {_span(join.windows or GLOBAL, stall.window)}."
     side = join.inputs[stall.input]
     rows = f"{stall.rows:,} rows wait" if stall.rows != 1 else "1 row waits"
     what = f"for {'their keys in ' if stall.by_key else ''}side input `{side.name}`"
     window = ""
     if stall.window != EVER:
-        first, end = moment(stall.window), moment(end_of(side.windows, stall.window))
-        window = f", window {first} to {end}"
+        window = f", window {_span(side.windows, stall.window)}"
     age = ""
     if stall.since is not None:
         age = f"; the first for {(now - stall.since) / SECOND:g} s"
     why = "" if stall.by_key else f" ({_READY[side.readiness]})"
     return f"{rows} {what}{window}{why}{age}."
+
+
+def _span(windows: Windows, start: int) -> str:
+    return f"{moment(start)} to {moment(end_of(windows, start))}"
 
 
 def moment(micros: int) -> str:
@@ -92,6 +98,12 @@ def _side(side: SideInput) -> str:
 
 def _default(chosen: str | None) -> str:
     return " (by default)" if chosen is None else ""
+
+
+def _called(join: SideJoin) -> str:
+    if join.grouped:
+        return "the rows of a key and window are processed together, when the window has passed"
+    return "a row is processed once for each window it is in"
 
 
 def _enrich(enrich: Enrich, side: SideInput) -> str:

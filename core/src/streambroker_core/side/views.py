@@ -279,10 +279,20 @@ class Views(Mapping[str, View]):
     Attributes:
         window: first instant of the main window, and first instant after it, in microseconds;
             None if main rows stand alone.
+        key: values of the main key, where rows are grouped; else empty.
     """
 
-    def __init__(self, views: Mapping[str, View], window: tuple[int, int] | None) -> None:
-        self._views, self.window = views, window
+    def __init__(
+        self,
+        views: Mapping[str, View],
+        window: tuple[int, int] | None,
+        key: tuple[Any, ...] = (),
+    ) -> None:
+        self._views, self.window, self.key = views, window, key
+
+    def of_key(self, key: tuple[Any, ...]) -> Views:
+        """Return the same views for the rows of one key."""
+        return Views(self._views, self.window, key)
 
     def __getitem__(self, name: str) -> Any:
         return self._views[name]

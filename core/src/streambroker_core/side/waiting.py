@@ -19,13 +19,16 @@ from streambroker_core.side.levels import Level, flat, lists_of_rows
 from streambroker_core.side.rows import Rows
 from streambroker_core.side.shape import SINCE, TIME, Shape
 
+GROUP = -1
+"""Stands for a side input where rows wait for the end of their own main window."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stall:
     """What holds rows back.
 
     Attributes:
-        input: the side input they wait for.
+        input: the side input they wait for, by its number; see ``GROUP``.
         window: start of its window in microseconds; see ``windows.EVER``.
         by_key: whether they wait for keys, not for the window.
         rows: how many (row, window) pairs.
@@ -185,7 +188,7 @@ class Waiting:
 
     def _rows(self, number: int, start: int) -> Rows:
         if (number, start) not in self._whole:
-            name = f"wait{number}.{start}"
+            name = f"wait{number if number != GROUP else 'own'}.{start}"
             self._whole[number, start] = Rows(name, (self._type,), self._blobs, lows=(TIME, SINCE))
         return self._whole[number, start]
 

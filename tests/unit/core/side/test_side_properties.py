@@ -75,6 +75,9 @@ def cases(draw: st.DrawFn, order: str = "arrival") -> Case:
                 missing = draw(st.sampled_from(["null", "wait"]))
                 enrich = {"input": name, "on": ["k"], "missing": missing}
                 case.setdefault("enrich", []).append({**enrich, "names": [["v", f"v_{name}"]]})
+    waits = any(one["missing"] == "wait" for one in case.get("enrich", ()))
+    if windows is not None and not main["lateness"] and not waits:
+        main["grouped"] = draw(st.booleans())
     case["feed"] = draw(feeds(told, timed=order != "arrival"))
     return case
 
