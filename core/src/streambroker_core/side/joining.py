@@ -20,7 +20,7 @@ from streambroker_core.side.levels import Level
 from streambroker_core.side.shape import SEQ, SINCE, TIME, WAIVED, WINDOW, Shape
 from streambroker_core.side.views import Views, view_of
 from streambroker_core.side.waiting import GROUP, Waiting
-from streambroker_core.side.windows import EVER, assign, end_of, last_of, side_start
+from streambroker_core.side.windows import EVER, Windows, assign, end_of, last_of, side_start
 
 _FEW = 4096
 Result: TypeAlias = "pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch] | None"
@@ -187,25 +187,12 @@ class Joining:
             self.opened(number, start)
         self.passed = time if self.passed is None else max(self.passed, time)
 
-    def ends(self, times: pa.Array, to: int) -> set[int]:
-        """Return the last instants of windows that are waited for, or will be by main rows."""
-        found = {
-            last_of(self._join.inputs[n].windows, start)
-            for n in self._cut
-            for start in (*self._waiting.starts(n), *self._sides[n].staged_to(to))
-        }
-        for number in self._cut:
-            windows = self._join.inputs[number].windows
-            main: pa.Array = times
-            if self.main_cut and self._join.windows is not None:
-                main = pc.unique(assign(self._join.windows, times)[1])
-            starts = pc.unique(side_start(windows, self._join.windows, main))
-            found |= {last_of(windows, start) for start in starts.to_pylist()}
+    def windows(self) -> list[Windows]:
+        """Return the windows whose ends matter."""
+        found = [self._join.inputs[number].windows for number in self._cut]
         if self._join.grouped and self._join.windows is not None:
-            windows = self._join.windows
-            starts = {*self._waiting.starts(GROUP), *assign(windows, times)[1].to_pylist()}
-            found |= {last_of(windows, start) for start in starts}
-        return {last for last in found if last <= to}
+            found.append(self._join.windows)
+        return found
 
     def end(self, number: int, start: int) -> int | None:
         """Return the last instant of a window that is waited for; None of the global one."""

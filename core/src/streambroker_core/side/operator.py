@@ -112,7 +112,7 @@ class SideOperator(Operator):
         if not self._by_time:
             self._joining.pass_to(time)
             return
-        for step in self._sequence.pop_to(time, self._ends_to(time)):
+        for step in self._sequence.pop_to(time, self._joining.windows()):
             if isinstance(step, Passed):
                 self._joining.pass_to(step.time)
             elif isinstance(step, Due):
@@ -333,9 +333,6 @@ class SideOperator(Operator):
             return
         times = micros(batch, self.join.event_time)
         self._joining.offer(self._joining.pairs(batch, times, seqs, self.window.time))
-
-    def _ends_to(self, time: int) -> set[int]:
-        return self._joining.ends(self._sequence.main_times(time), time)
 
     def _obey(self, said: dict[str, Any]) -> None:
         number = self._numbers[said["input"]]

@@ -6,7 +6,6 @@ first, in their order, then what control tuples say, then main rows, then the en
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,6 +16,7 @@ from streambroker_core.control.operator import Blobs, Changes
 from streambroker_core.side.leaves import Leaves
 from streambroker_core.side.levels import Level, flat, lists_of_rows
 from streambroker_core.side.shape import SEQ
+from streambroker_core.side.windows import Windows, first_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +81,25 @@ class Sequence:
         """Keep what a control tuple says, for after the side rows of a time."""
         self._control.append([time, said])
 
-    def pop_to(self, time: int, ends: Iterable[int]) -> list[Step]:
+    def pop_to(self, time: int, windows: list[Windows]) -> list[Step]:
         """Return and forget what is due up to a time, in order.
 
         Args:
             time: the watermark.
-            ends: last instants of windows; after each the sequence says that it has passed.
+            windows: where one of these ends between two rows, the sequence says that it has passed.
         """
         rows = [self._pop(port, time) for port in range(len(self._ports))]
         control = sorted((c for c in self._control if c[0] <= time), key=lambda c: c[0])
         self._control = [c for c in self._control if c[0] > time]
         main = len(rows) - 1
+        told = pa.array([c[0] for c in control], pa.int64())
+        ends = _ends([told, *(times for times, _ in rows)], windows)
         parts = [
             *(
                 (times, port if port < main else main + 1, port)
                 for port, (times, _) in enumerate(rows)
             ),
-            (pa.array([c[0] for c in control], pa.int64()), main, main + 1),
+            (told, main, main + 1),
             (pa.array(sorted({*ends, time}), pa.int64()), main + 2, main + 2),
         ]
         table = pa.table(
@@ -124,11 +126,6 @@ class Sequence:
                 steps += [Passed(t) for t in table["time"].slice(begin, count).to_pylist()]
             begin = end
         return steps
-
-    def main_times(self, time: int) -> pa.Array:
-        """Return the different times of main rows that are kept, up to a time."""
-        keys = self._ports[-1].all().keys
-        return keys.filter(pc.less_equal(keys, time))
 
     def first(self) -> int | None:
         """Return the least time of what is kept; None if nothing is."""
@@ -165,6 +162,21 @@ class Sequence:
         columns = [pc.struct_field(values, name) for name in schema.names]
         times = level.keys.take(pc.list_parent_indices(level.values))
         return times, pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _ends(times: list[pa.Array], windows: list[Windows]) -> list[int]:
+    """Return the instants before those times that are the first after the end of a window.
+
+    The earliest window that contains a time is another one exactly when a window has ended.
+    """
+    every = pc.unique(pa.concat_arrays(times))
+    every = every.take(pc.sort_indices(every))
+    found = every.slice(0, 1).to_pylist()
+    for one in windows:
+        starts = first_start(one, every)
+        moved = pc.not_equal(starts.slice(1), starts.slice(0, max(0, len(starts) - 1)))
+        found += every.slice(1).filter(moved).to_pylist()
+    return [time - 1 for time in found]
 
 
 def _repeat(value: int, size: int) -> pa.Array:

@@ -128,12 +128,14 @@ def compare(case: Case) -> None:
         for row in model.out
     )
     first: list[Any] | None = None
+    cut = any("windows" in side for side in case["sides"].values())
+    ordered = "windows" in case["main"] or not cut
     for pieces, buckets in ((1, 1), (None, 1), (2, 4), (None, 3)):
         found = run(case, pieces=pieces, buckets=buckets, twice=False)
         assert as_model(found) == expected, (pieces, buckets)
         assert sorted(r["id"] for r in found.out["late"]) == sorted(r["id"] for r in model.late)
         first = first or shown(found)
-        assert shown(found) == first
+        assert shown(found) == first or not ordered
         waiting = sum(one.figures()["waiting_rows"] for one in found.ended)
         assert waiting == len(model.waiting)
 
@@ -181,7 +183,9 @@ def overtaking(draw: st.DrawFn) -> tuple[Case, Case]:
         if case["order"] == "arrival":
             side["ready"], side["windows"] = "watermark", side.get("windows", {"fixed": 10})
         elif side["ready"] == "complete":
-            side["ready"], side["update"] = "first data", None
+            side["ready"] = "first data"
+        if side["kind"] in ("list", "multimap"):
+            side["update"] = "append"
     feed = [entry for entry in case["feed"] if entry[0] in ("main", *case["sides"])]
     by_port = [[entry for entry in feed if entry[0] == name] for name in ("main", *case["sides"])]
     mixed: list[list[Any]] = []
