@@ -21,11 +21,13 @@ from streambroker_core.wire import signature
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.authentication import GUARD, Guard, still_known
 from streambroker_operator.rest.limits import Limits
+from streambroker_operator.rest.snapshots import MAX_SNAPSHOTS
 from support.brokers import EXPORT, Rest
 from support.guarded import TOKEN, Guarded, guarded_broker
 from support.jwts import jwt
 
 ANN: dict[str, Any] = {"Authorization": f"Bearer {jwt(sub='ann')}"}
+BOB: dict[str, Any] = {"Authorization": f"Bearer {jwt(sub='bob')}"}
 POD: dict[str, Any] = {"Authorization": f"Bearer {TOKEN}"}
 AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
 FEED = "/job/feed/pe/0"
@@ -180,6 +182,27 @@ async def test_only_figures_may_be_sent_twice_under_one_signature(
 
     assert (first.status, second.status) == (200, again)
     assert second.code == ("SignatureInvalid" if again == 401 else None)
+
+
+# ---- callers beside each other ---------------------------------------------------
+
+
+async def test_of_two_people_behind_one_address_neither_expires_a_list_of_the_other(
+    tmp_path: Path,
+) -> None:
+    async with guarded(tmp_path) as (broker, client):
+        broker.people.add("bob")
+        broker.granted.add("list exports")
+        await declared(client)
+        await client("PUT", f"{FEED}/export/quotes", EXPORT, **POD)
+        first = await client("GET", "/exports?limit=1", **ANN)
+        for number in range(MAX_SNAPSHOTS + 1):
+            await client("PUT", f"{FEED}/export/q{number}", EXPORT, **POD)
+            assert (await client("GET", "/exports?limit=1", **BOB)).status == 200
+        path = f"/exports?limit=1&continue={first.body['continue']}"
+        second = await client("GET", path, **ANN)
+
+    assert (second.status, len(second.body["items"])) == (200, 1)
 
 
 # ---- tokens that nobody knows ----------------------------------------------------

@@ -19,8 +19,8 @@ from streambroker_core.wire import problem as problems
 from streambroker_operator.cli.errors import UsageError
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.access import Access, Credentials
+from streambroker_operator.paths import API
 
-BASE = "/api/subscriptions"
 TIMEOUT_S = 30.0
 PAGE = 500
 """Items asked for at once."""
@@ -163,7 +163,7 @@ class Caller:
             sent["Last-Event-ID"] = last
         if self._token is not None:
             sent["Authorization"] = f"Bearer {self._token}"
-        address = self.url + (path if path.startswith("/api/") else BASE + path)
+        address = self.url + (path if path.startswith("/api/") else API + path)
         if query:
             address += "?" + urllib.parse.urlencode(query)
         data = None if method in ("GET", "DELETE") else json.dumps(body).encode()

@@ -13,16 +13,15 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.gate import Admitted, Gate, forces
 from streambroker_operator.kubernetes.identity import Identities
 from streambroker_operator.kubernetes.permissions import Caller
+from streambroker_operator.paths import PORTS, REPORT
 from streambroker_operator.rest.authentication import Asked, is_reading
 from streambroker_operator.rest.limits import GAUGES
-from streambroker_operator.rest.requests import LONG, PE, RUNTIME, path_of, pe_of, port_of
-from streambroker_operator.rest.resources import PORTS
+from streambroker_operator.rest.requests import LONG, RUNTIME, path_of, pe_of, port_of
 
 ALL = "*"
 _CALLER = web.RequestKey("cluster caller", Caller)
 _BINDS = web.RequestKey("binds", str)
 _DEFAULT = "default"
-_REPORT = PE + "/report"
 
 
 class ClusterGuard:
@@ -59,7 +58,7 @@ class ClusterGuard:
                 body=request.read,
                 unknown=unknown,
                 # Figures change nothing, and come once a second while somebody looks.
-                repeatable=is_reading(request) or path_of(request) == _REPORT,
+                repeatable=is_reading(request) or path_of(request) == REPORT,
                 reading=is_reading(request),
             )
         request[_CALLER] = caller

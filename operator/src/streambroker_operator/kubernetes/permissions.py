@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from streambroker_core.model import PeKey
+from streambroker_operator.paths import API, APPLY, EXPLAIN, OPENAPI, PE, PORTS, REPORT, WHATIF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +104,7 @@ def _part(resource: str, part: str, *, steers: bool) -> Rule:
     )
 
 
-_ALL = "/api/subscriptions"
-_PE = f"{_ALL}/job/{{job}}/pe/{{pe}}"
-_EXPORT = f"{_PE}/export/{{port}}"
-_IMPORT = f"{_PE}/import/{{port}}"
+_EXPORT, _IMPORT = PORTS["Export"], PORTS["Import"]
 
 _LISTING = Rule(asks=(_ask("list", "exports"), _ask("list", "imports")))
 _OWN_PE = Rule(asks=(_ask("get", "exports"), _ask("get", "imports")), own=True)
@@ -133,28 +131,28 @@ def _parts(path: str, resource: str, part: str, *methods: str) -> dict[tuple[str
 
 
 RULES: Mapping[tuple[str, str], Rule] = {
-    ("GET", "/api/openapi.json"): Rule(known=True),
-    ("GET", f"{_ALL}/exports"): Rule(asks=(_ask("list", "exports"),)),
-    ("GET", f"{_ALL}/imports"): Rule(asks=(_ask("list", "imports"),)),
-    ("GET", f"{_ALL}/pes"): _LISTING,
-    ("GET", f"{_ALL}/routes"): _LISTING,
-    ("GET", f"{_ALL}/events"): _LISTING,
-    ("GET", f"{_ALL}/explain"): _LISTING,
-    ("GET", f"{_ALL}/lint"): _LISTING,
-    ("POST", f"{_ALL}/whatif"): _LISTING,
+    ("GET", OPENAPI): Rule(known=True),
+    ("GET", f"{API}/exports"): Rule(asks=(_ask("list", "exports"),)),
+    ("GET", f"{API}/imports"): Rule(asks=(_ask("list", "imports"),)),
+    ("GET", f"{API}/pes"): _LISTING,
+    ("GET", f"{API}/routes"): _LISTING,
+    ("GET", f"{API}/events"): _LISTING,
+    ("GET", EXPLAIN): _LISTING,
+    ("GET", f"{API}/lint"): _LISTING,
+    ("POST", WHATIF): _LISTING,
     # A set may name any port of the namespace; a job changes its own at their paths.
-    ("POST", f"{_ALL}/apply"): Rule(
+    ("POST", APPLY): Rule(
         asks=tuple(
             _ask(verb, resource)
             for resource in ("exports", "imports")
             for verb in ("create", "patch", "delete")
         )
     ),
-    ("GET", f"{_ALL}/top"): _LISTING,
-    ("GET", _PE): _OWN_PE,
-    ("PUT", _PE): Rule(own=True, registers=True),
-    ("DELETE", _PE): Rule(asks=(_ask("delete", "exports"), _ask("delete", "imports")), own=True),
-    ("PUT", f"{_PE}/report"): Rule(own=True),
+    ("GET", f"{API}/top"): _LISTING,
+    ("GET", PE): _OWN_PE,
+    ("PUT", PE): Rule(own=True, registers=True),
+    ("DELETE", PE): Rule(asks=(_ask("delete", "exports"), _ask("delete", "imports")), own=True),
+    ("PUT", REPORT): Rule(own=True),
     **_port(_EXPORT, "exports"),
     **_parts(f"{_EXPORT}/properties", "exports", "properties", "PUT", "PATCH", "DELETE"),
     **_parts(f"{_EXPORT}/property/{{name}}", "exports", "properties", "PUT", "DELETE"),

@@ -10,6 +10,7 @@ from aiohttp import web
 from streambroker_core.errors import StreambrokerError
 from streambroker_operator.auth import TokenFile
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import OPENAPI
 from streambroker_operator.rest import (
     apply,
     description,
@@ -131,7 +132,7 @@ async def _told(request: web.Request, handler: Handler) -> web.StreamResponse:
     return response
 
 
-_ALWAYS = (description.PATH, health.HEALTH)
+_ALWAYS = (OPENAPI, health.HEALTH)
 
 
 @web.middleware

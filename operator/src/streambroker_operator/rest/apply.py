@@ -11,12 +11,12 @@ from aiohttp import web
 from streambroker_core.model import PortKey, kind_of, name_of
 from streambroker_core.whatif import Forecast, tell_forecast
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import APPLY
 from streambroker_operator.rest.authentication import CALLER, not_yours
-from streambroker_operator.rest.limits import GAUGES
-from streambroker_operator.rest.lists import LISTS
+from streambroker_operator.rest.limits import GAUGES, who_asks
 from streambroker_operator.rest.requests import RUNTIME, json_body, namespace_of, whole_of
 from streambroker_operator.rest.responses import long_answer
-from streambroker_operator.rest.turns import TURNS, who_asks
+from streambroker_operator.rest.turns import TURNS
 from streambroker_operator.rest.whatif import (
     Proposed,
     bounded,
@@ -36,7 +36,7 @@ _STATE = ("NameTaken", "PortTaken", "UnknownPort")
 routes = web.RouteTableDef()
 
 
-@routes.post(LISTS + "/apply")
+@routes.post(APPLY)
 async def apply(request: web.Request) -> web.Response:
     """Make a set of changes, all of them at once or none."""
     body = await json_body(request)

@@ -30,6 +30,7 @@ from streambroker_operator.auth import (
     refused_pe,
 )
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import API, APPLY, EXPLAIN, WHATIF
 from streambroker_operator.rest.requests import RUNTIME, path_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -91,11 +92,11 @@ OPEN = ("/healthz", "/readyz")
 """Paths that tell nothing, and tell it to everybody."""
 
 _READING = ("GET", "HEAD", "OPTIONS")
-_ASKING = ("/api/subscriptions/whatif",)
+_ASKING = (WHATIF,)
 """Paths whose POST changes nothing."""
-_SETS = ("/api/subscriptions/apply",)
+_SETS = (APPLY,)
 """Paths that name in the body what they change: a job's token is checked there, port by port."""
-_NAMING = "/api/subscriptions/explain"
+_NAMING = EXPLAIN
 """The path that selects by the ports it names; everywhere else these parameters mean nothing."""
 _REALM = {"WWW-Authenticate": 'Bearer realm="streambroker"'}
 
@@ -244,7 +245,7 @@ def _namespaces(request: web.Request, caller: Principal) -> list[str]:
 def _asked(request: web.Request) -> Asked:
     """Return the namespaces that a request is about."""
     path = path_of(request)
-    if not path.startswith("/api/subscriptions"):
+    if not path.startswith(API):
         return Asked(())
     chosen = request.query.get("namespace", DEFAULT_NAMESPACE)
     found = [request.query[name] for name in ("import", "export") if name in request.query]

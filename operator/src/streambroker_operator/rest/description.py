@@ -14,8 +14,8 @@ import yaml
 from aiohttp import web
 
 from streambroker_core.wire.canonical import canonical
+from streambroker_operator.paths import OPENAPI
 
-PATH = "/api/openapi.json"
 routes = web.RouteTableDef()
 
 
@@ -32,7 +32,7 @@ def _encoded() -> bytes:
     return canonical(description())
 
 
-@routes.get(PATH)
+@routes.get(OPENAPI)
 async def get_description(_: web.Request) -> web.Response:
     """Answer the OpenAPI document."""
     return web.Response(body=_encoded(), content_type="application/json")

@@ -16,10 +16,10 @@ from aiohttp import web
 from streambroker_core.wire.canonical import canonical
 from streambroker_operator.changes import Change, ChangeLog, Follower, selected
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import API
 from streambroker_operator.rest.authentication import still_known
 from streambroker_operator.rest.limits import GAUGES, too_many
-from streambroker_operator.rest.lists import LISTS, chosen_namespace
-from streambroker_operator.rest.requests import RUNTIME
+from streambroker_operator.rest.requests import RUNTIME, chosen_namespace
 
 AT_ONCE = 256
 """How many events go into one piece."""
@@ -33,7 +33,7 @@ RETRY_MS = 1_000
 routes = web.RouteTableDef()
 
 
-@routes.get(LISTS + "/events")
+@routes.get(API + "/events")
 async def get_events(request: web.Request) -> web.StreamResponse:
     """Answer events for as long as the reader and the broker are there."""
     namespace = chosen_namespace(request)

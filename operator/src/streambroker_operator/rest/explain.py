@@ -27,23 +27,15 @@ from streambroker_core.explain import (
     tell_import,
     tell_pair,
 )
-from streambroker_core.lint import (
-    Finding,
-    lint_export,
-    lint_import,
-    offers_of,
-)
-from streambroker_core.model import (
-    Export,
-    Import,
-    PortKey,
-)
+from streambroker_core.lint import Finding, lint_export, lint_import, offers_of
+from streambroker_core.model import Export, Import, PortKey
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import EXPLAIN
 from streambroker_operator.rest.authentication import CALLER, not_yours
-from streambroker_operator.rest.lists import LISTS
+from streambroker_operator.rest.limits import who_asks
 from streambroker_operator.rest.requests import RUNTIME, limit_of
 from streambroker_operator.rest.responses import json_answer
-from streambroker_operator.rest.turns import TURNS, who_asks
+from streambroker_operator.rest.turns import TURNS
 
 USUAL_PAIRS = 20
 MAX_PAIRS = 500
@@ -64,7 +56,7 @@ class _Question:
     limit: int
 
 
-@routes.get(LISTS + "/explain")
+@routes.get(EXPLAIN)
 async def explain(request: web.Request) -> web.Response:
     """Answer why two ports are connected or not, or who is how near to one of them."""
     board = request.app[RUNTIME].board

@@ -13,9 +13,9 @@ from streambroker_core.properties import normalise
 from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.manifest import MAX_PROPERTIES
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import PORTS
 from streambroker_operator.rest.conditions import etag_of
 from streambroker_operator.rest.requests import RUNTIME, export_of, json_body, stored_of, terms_of
-from streambroker_operator.rest.resources import PORTS
 from streambroker_operator.rest.responses import json_answer, written_answer
 from streambroker_operator.terms import Touched
 

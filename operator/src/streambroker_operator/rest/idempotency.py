@@ -16,9 +16,9 @@ from streambroker_core.model import Kind
 from streambroker_core.wire.canonical import canonical
 from streambroker_operator.errors import RequestError
 from streambroker_operator.idempotency import Known, RequestName
+from streambroker_operator.paths import PORTS
 from streambroker_operator.rest.authentication import PRINCIPAL, is_reading
 from streambroker_operator.rest.requests import RUNTIME, path_of, port_of, raw_body
-from streambroker_operator.rest.resources import PORTS
 from streambroker_operator.rest.responses import written_answer
 from streambroker_operator.runtime import Written
 

@@ -12,6 +12,7 @@ from streambroker_core.model import Import
 from streambroker_core.wire.fields import Fields, json_type
 from streambroker_core.wire.manifest import read_expression, read_streams, streams_out
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import PORTS
 from streambroker_operator.rest.conditions import etag_of
 from streambroker_operator.rest.requests import (
     RUNTIME,
@@ -21,7 +22,6 @@ from streambroker_operator.rest.requests import (
     terms_of,
     text_body,
 )
-from streambroker_operator.rest.resources import PORTS
 from streambroker_operator.rest.responses import json_answer, written_answer
 
 IMPORT = PORTS["Import"]

@@ -22,8 +22,9 @@ from streambroker_core.board import Board
 from streambroker_core.model import Kind, PeKey, PortKey
 from streambroker_operator.auth import ANYBODY
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import PE, REPORT
 from streambroker_operator.rest.authentication import CALLER, PRINCIPAL, is_reading
-from streambroker_operator.rest.requests import PE, path_of
+from streambroker_operator.rest.requests import path_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -353,6 +354,11 @@ def _principal(request: web.Request) -> str | None:
     return None if request.get(CALLER) is ANYBODY else f"principal {request[PRINCIPAL]}"
 
 
+def who_asks(request: web.Request) -> str:
+    """Return the caller: the principal, or the address where nobody is asked who they are."""
+    return _principal(request) or _address(request)
+
+
 def _callers(request: web.Request) -> list[str]:
     """Return all that a request counts for."""
     principal = _principal(request)
@@ -360,7 +366,7 @@ def _callers(request: web.Request) -> list[str]:
 
 
 def _repeated(request: web.Request) -> bool:
-    return request.method == "PUT" and path_of(request) in (PE, PE + "/report")
+    return request.method == "PUT" and path_of(request) in (PE, REPORT)
 
 
 @web.middleware

@@ -6,19 +6,14 @@ import asyncio
 
 from aiohttp import web
 
-from streambroker_core.explain import (
-    survey,
-)
-from streambroker_core.lint import (
-    lint,
-    scene,
-    tell_findings,
-)
+from streambroker_core.explain import survey
+from streambroker_core.lint import lint, scene, tell_findings
+from streambroker_operator.paths import API
 from streambroker_operator.rest.authentication import CALLER
-from streambroker_operator.rest.lists import LISTS, chosen_namespace
-from streambroker_operator.rest.requests import RUNTIME, limit_of
+from streambroker_operator.rest.limits import who_asks
+from streambroker_operator.rest.requests import RUNTIME, chosen_namespace, limit_of
 from streambroker_operator.rest.responses import json_answer
-from streambroker_operator.rest.turns import TURNS, who_asks
+from streambroker_operator.rest.turns import TURNS
 
 USUAL_FINDINGS = 1_000
 MAX_FINDINGS = 100_000
@@ -26,7 +21,7 @@ MAX_FINDINGS = 100_000
 routes = web.RouteTableDef()
 
 
-@routes.get(LISTS + "/lint")
+@routes.get(API + "/lint")
 async def get_lint(request: web.Request) -> web.Response:
     """Answer what looks wrong in a namespace, or in all with ``?namespace=*``."""
     namespace = chosen_namespace(request)

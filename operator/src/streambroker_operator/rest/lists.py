@@ -15,13 +15,13 @@ from streambroker_core.wire.hints import Point
 from streambroker_operator.bodies import route_body, shown, shown_pe
 from streambroker_operator.endings import Endings
 from streambroker_operator.heard import Heard
+from streambroker_operator.paths import API
+from streambroker_operator.rest.limits import who_asks
 from streambroker_operator.rest.pictures import PICTURES, DrawnPe, DrawnPort, Pictures
-from streambroker_operator.rest.requests import RUNTIME, limit_of, namespace_of
+from streambroker_operator.rest.requests import RUNTIME, chosen_namespace, limit_of
 from streambroker_operator.rest.snapshots import Item, Page, Selection, Snapshots
-from streambroker_operator.rest.turns import who_asks
 from streambroker_operator.runtime import Runtime
 
-LISTS = "/api/subscriptions"
 MAX_PAGE = 10_000
 AT_ONCE = 100
 """How many items are written before others get their turn."""
@@ -39,19 +39,19 @@ class _Taken(NamedTuple):
     items: Sequence[Item]
 
 
-@routes.get(LISTS + "/exports")
+@routes.get(API + "/exports")
 async def list_exports(request: web.Request) -> web.Response:
     """Answer the Exports of a namespace, or of all with ``?namespace=*``."""
     return await _listed(request, "exports", _ports(request, "Export"))
 
 
-@routes.get(LISTS + "/imports")
+@routes.get(API + "/imports")
 async def list_imports(request: web.Request) -> web.Response:
     """Answer the Imports of a namespace, or of all with ``?namespace=*``."""
     return await _listed(request, "imports", _ports(request, "Import"))
 
 
-@routes.get(LISTS + "/pes")
+@routes.get(API + "/pes")
 async def list_pes(request: web.Request) -> web.Response:
     """Answer the known PEs of a namespace, or of all with ``?namespace=*``."""
     pictures = request.app[PICTURES].pes
@@ -59,7 +59,7 @@ async def list_pes(request: web.Request) -> web.Response:
     return await _listed(request, "pes", partial(_drawn, request, pictures, body))
 
 
-@routes.get(LISTS + "/routes")
+@routes.get(API + "/routes")
 async def list_routes(request: web.Request) -> web.Response:
     """Answer the routes that touch a namespace, or all with ``?namespace=*``."""
     pictures = request.app[PICTURES].routes
@@ -99,15 +99,6 @@ async def written(page: Page) -> bytes:
         pieces.append(b",".join(canonical(item()) for item in items))
         await asyncio.sleep(0)
     return b"".join((before, b'"items":[', b",".join(pieces), b"]", after))
-
-
-def chosen_namespace(request: web.Request) -> str:
-    """Return the namespace that is selected, or ``*`` for all.
-
-    Raises:
-        RequestError: 400, it is neither.
-    """
-    return "*" if request.query.get("namespace") == "*" else namespace_of(request)
 
 
 async def _drawn(request: web.Request, pictures: Pictures[T], body: Callable[[T], Any]) -> _Taken:

@@ -11,6 +11,7 @@ from streambroker_core.model import PeKey
 from streambroker_core.wire import ends, registration, view
 from streambroker_core.wire.hints import point_text
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import PE
 from streambroker_operator.rest.authentication import (
     CALLER,
     QUIET,
@@ -22,7 +23,6 @@ from streambroker_operator.rest.authentication import (
 from streambroker_operator.rest.conditions import check_tag, tags
 from streambroker_operator.rest.limits import GAUGES
 from streambroker_operator.rest.requests import (
-    PE,
     RUNTIME,
     json_body,
     known_pe,
@@ -30,8 +30,6 @@ from streambroker_operator.rest.requests import (
     wait_of,
 )
 from streambroker_operator.rest.responses import json_answer
-
-__all__ = ["PE", "routes"]
 
 routes = web.RouteTableDef()
 

@@ -19,13 +19,12 @@ from streambroker_core.model import PeKey, PortKey, Route
 from streambroker_core.wire.fields import Fields
 from streambroker_operator.bodies import fellow_bodies
 from streambroker_operator.heard import Fellow
+from streambroker_operator.paths import API, REPORT
 from streambroker_operator.rest.authentication import QUIET
-from streambroker_operator.rest.lists import LISTS, chosen_namespace
-from streambroker_operator.rest.pe import PE
+from streambroker_operator.rest.limits import who_asks
 from streambroker_operator.rest.pictures import PICTURES
-from streambroker_operator.rest.requests import RUNTIME, json_body, known_pe
+from streambroker_operator.rest.requests import RUNTIME, chosen_namespace, json_body, known_pe
 from streambroker_operator.rest.responses import json_answer, long_answer
-from streambroker_operator.rest.turns import who_asks
 
 AGAIN_S = 30
 """When an agent reports again, in seconds."""
@@ -306,7 +305,7 @@ def _count(fields: Fields, name: str) -> int:
 REPORTS = web.AppKey("reports", Reports)
 
 
-@routes.put(PE + "/report")
+@routes.put(REPORT)
 async def put_report(request: web.Request) -> web.Response:
     """Take an agent's figures; the answer says when the next are wanted."""
     pe = known_pe(request)
@@ -318,7 +317,7 @@ async def put_report(request: web.Request) -> web.Response:
     return answer
 
 
-@routes.get(LISTS + "/top")
+@routes.get(API + "/top")
 async def get_top(request: web.Request) -> web.Response:
     """Answer the routes that touch a namespace, or all with ``?namespace=*``, with figures.
 

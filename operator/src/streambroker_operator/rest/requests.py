@@ -22,6 +22,7 @@ from streambroker_core.model import (
 )
 from streambroker_core.wire.quantity import parse_duration
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import APPLY, WHATIF
 from streambroker_operator.rest.conditions import check_match, check_tag
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Stored
@@ -31,14 +32,11 @@ R = TypeVar("R", Export, Import)
 
 RUNTIME = web.AppKey("runtime", Runtime)
 
-PE = "/api/subscriptions/job/{job}/pe/{pe}"
-"""The address of a PE; what belongs to it is below."""
-
 MAX_BODY = 64 * 1024
 """Bytes of a request's body."""
 MAX_PROPOSAL = 1024 * 1024
 """Bytes of the body of a request that is about many resources."""
-LONG = ("/api/subscriptions/apply", "/api/subscriptions/whatif")
+LONG = (APPLY, WHATIF)
 """Paths of such requests."""
 MAX_WAIT_S = 60.0
 """Longest long poll, in seconds."""
@@ -89,6 +87,15 @@ def namespace_of(request: web.Request) -> str:
     if not is_label(namespace):
         raise RequestError(400, "QueryInvalid", f"The namespace {namespace!r} is no DNS label.")
     return namespace
+
+
+def chosen_namespace(request: web.Request) -> str:
+    """Return the namespace that is selected, or ``*`` for all.
+
+    Raises:
+        RequestError: 400, it is neither.
+    """
+    return "*" if request.query.get("namespace") == "*" else namespace_of(request)
 
 
 def pe_of(request: web.Request) -> PeKey:

@@ -13,10 +13,11 @@ from streambroker_core.model import Kind, PortKey, Resource
 from streambroker_core.wire.fields import Fields, json_type
 from streambroker_core.wire.manifest import read_manifest, read_spec, write_manifest
 from streambroker_core.wire.merge import merged
+from streambroker_operator.bodies import resource_body
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import PORTS
 from streambroker_operator.rest.conditions import check_match, shown_etag
 from streambroker_operator.rest.limits import GAUGES
-from streambroker_operator.rest.pe import PE
 from streambroker_operator.rest.requests import (
     RUNTIME,
     json_body,
@@ -24,10 +25,8 @@ from streambroker_operator.rest.requests import (
     stored_of,
     terms_of,
 )
-from streambroker_operator.rest.responses import json_answer, resource_body, written_answer
+from streambroker_operator.rest.responses import json_answer, written_answer
 from streambroker_operator.terms import Touched
-
-PORTS: Mapping[Kind, str] = {"Export": PE + "/export/{port}", "Import": PE + "/import/{port}"}
 
 MAX_OWNERS = 16
 """Owner references of a resource."""

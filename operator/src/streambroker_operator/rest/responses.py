@@ -11,19 +11,10 @@ from aiohttp import web
 from streambroker_core.errors import StreambrokerError, TakenError
 from streambroker_core.wire import problem as problems
 from streambroker_core.wire.canonical import canonical
-from streambroker_operator.bodies import resource_body, route_body
+from streambroker_operator.bodies import route_body
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.conditions import etag_of
 from streambroker_operator.runtime import Written
-
-__all__ = [
-    "json_answer",
-    "long_answer",
-    "problem_answer",
-    "resource_body",
-    "route_body",
-    "written_answer",
-]
 
 
 def json_answer(

@@ -9,18 +9,10 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from streambroker_operator.rest.authentication import PRINCIPAL, TOKENS
 from streambroker_operator.rest.limits import too_many
 
 MAX_WAITING = 8
 """Requests of one caller that may wait for their turn."""
-
-
-def who_asks(request: web.Request) -> str:
-    """Return the caller: the principal, or the address where nobody is asked who they are."""
-    if request.app.get(TOKENS) is None:
-        return f"address {request.remote}"
-    return f"principal {request[PRINCIPAL]}"
 
 
 class Turns:

@@ -17,18 +17,8 @@ from aiohttp import web
 
 from streambroker_core.board import Board
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.explain import (
-    Survey,
-    survey,
-)
-from streambroker_core.model import (
-    MAX_PE,
-    Kind,
-    PortKey,
-    Resource,
-    is_label,
-    is_port_name,
-)
+from streambroker_core.explain import Survey, survey
+from streambroker_core.model import MAX_PE, Kind, PortKey, Resource, is_label, is_port_name
 from streambroker_core.whatif import (
     Forecast,
     Mirror,
@@ -40,14 +30,14 @@ from streambroker_core.whatif import (
 )
 from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.manifest import read_manifest
-from streambroker_operator.bodies import earlier_body
+from streambroker_operator.bodies import earlier_body, route_body
 from streambroker_operator.errors import RequestError
+from streambroker_operator.paths import WHATIF
 from streambroker_operator.rest.authentication import CALLER, not_yours
-from streambroker_operator.rest.limits import Buckets, Limits, too_many
-from streambroker_operator.rest.lists import LISTS
+from streambroker_operator.rest.limits import Buckets, Limits, too_many, who_asks
 from streambroker_operator.rest.requests import RUNTIME, json_body, namespace_of
-from streambroker_operator.rest.responses import long_answer, route_body
-from streambroker_operator.rest.turns import TURNS, who_asks
+from streambroker_operator.rest.responses import long_answer
+from streambroker_operator.rest.turns import TURNS
 
 MAX_CHANGES = 1_000
 """Resources, and deletions, of one proposal."""
@@ -140,7 +130,7 @@ class Proposed:
         return replace(found, problems=tuple(ordered))
 
 
-@routes.post(LISTS + "/whatif")
+@routes.post(WHATIF)
 async def whatif(request: web.Request) -> web.Response:
     """Answer what a set of changes would do to the routes."""
     forecasts, who = request.app[FORECASTS], who_asks(request)
