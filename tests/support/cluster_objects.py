@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from streambroker_core.model import Kind
+from streambroker_core.wire.manifest import PLURALS
 from support.cluster import GROUP, MERGE, Answer, ApiServer
 from support.object_store import object_of
 from support.waiting import until
-
-_PLURAL: dict[Kind, str] = {"Export": "exports", "Import": "imports"}
 
 
 @dataclass
@@ -40,7 +39,7 @@ class ClusterObjects:
 
     def path(self, kind: Kind, name: str = "") -> str:
         """Return where an object is, or all of a kind."""
-        place = f"{GROUP}/namespaces/{self.namespace}/{_PLURAL[kind]}"
+        place = f"{GROUP}/namespaces/{self.namespace}/{PLURALS[kind]}"
         return f"{place}/{name}" if name else place
 
     def write(self, kind: Kind, name: str, variant: int = 0) -> str:

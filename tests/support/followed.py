@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from streambroker_core.board import Action, Board, Event, Synced, Unreadable
 from streambroker_core.model import Kind, PeKey, Resource
+from streambroker_core.wire.manifest import PLURALS
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
@@ -38,7 +39,6 @@ from support.waiting import until
 T = TypeVar("T")
 FeederName = Literal["kopf", "reflector"]
 
-PLURAL: dict[Kind, str] = {"Export": "exports", "Import": "imports"}
 HASTY = Timing(
     call_s=4.0,
     server_s=20,
@@ -278,7 +278,7 @@ def scan(api: ApiServer, namespaces: Sequence[str]) -> Scan | None:
     bodies: list[tuple[Kind, Any]] = []
     for kind in KINDS:
         for namespace in namespaces:
-            answer = api.request("GET", f"{GROUP}/namespaces/{namespace}/{PLURAL[kind]}")
+            answer = api.request("GET", f"{GROUP}/namespaces/{namespace}/{PLURALS[kind]}")
             if answer.status != 200:
                 return None
             bodies += [(kind, body) for body in answer.body["items"]]

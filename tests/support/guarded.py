@@ -43,6 +43,7 @@ class Guarded(Api):
         people: users whose token, with their name as ``sub``, is good.
         granted: what everybody may do, as ``patch imports``; with a name, to that one only.
         asked: what the API server was asked of rights, each ``patch imports/filter NAME``.
+        places: the namespaces in which it was; ``*`` for all.
         reviewed: how many tokens it was shown.
         jobs: those of the pod's account.
         runtime: what is served.
@@ -54,6 +55,7 @@ class Guarded(Api):
         self.people: set[str] = set()
         self.granted: set[str] = set()
         self.asked: list[str] = []
+        self.places: set[str] = set()
         self.reviewed = 0
         self.jobs: tuple[str, ...] = ()
         self.away = self.forgets = False
@@ -111,6 +113,7 @@ class Guarded(Api):
         ask = f"{told['verb']} {told['resource']}{part}"
         named = f"{ask} {told.get('name', '')}".rstrip()
         self.asked.append(named)
+        self.places.add(told.get("namespace", "*"))
         return {"allowed": ask in self.granted or named in self.granted}
 
     def followed(self, event: object, actions: Sequence[object]) -> None:

@@ -11,14 +11,12 @@ from typing import Any
 
 from streambroker_core.board import Board, Synced
 from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import read_manifest
+from streambroker_core.wire.manifest import PLURALS, read_manifest
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
 from streambroker_operator.kubernetes.statuses import Statuses
 from support.cluster import GROUP, ApiServer
 from support.waiting import until
-
-PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
 
 
 @asynccontextmanager

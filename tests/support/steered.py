@@ -11,7 +11,7 @@ from typing import Any
 
 from streambroker_core.board import Board, Event, Synced
 from streambroker_core.model import Export, Import, Kind, PortKey, Resource
-from streambroker_core.wire.manifest import read_manifest
+from streambroker_core.wire.manifest import PLURALS, read_manifest
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import Answer, HttpApi
 from streambroker_operator.kubernetes.objects import Objects
@@ -22,7 +22,6 @@ from support.api_servers import Api, Call
 from support.cluster import APPLY, GROUP, ApiServer
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")
-PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
 FEED = {"job": "feed", "port": "trades"}
 ALERTS = {"job": "alerts", "port": "trades"}
 

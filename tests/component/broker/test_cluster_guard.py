@@ -28,6 +28,8 @@ from support.jwts import jwt
 
 ANN: dict[str, Any] = {"Authorization": f"Bearer {jwt(sub='ann')}"}
 BOB: dict[str, Any] = {"Authorization": f"Bearer {jwt(sub='bob')}"}
+REPORT: dict[str, Any] = {"Authorization": f"Bearer {jwt(sub='system:serviceaccount:jobs:report')}"}
+"""An account of the namespace ``jobs``."""
 POD: dict[str, Any] = {"Authorization": f"Bearer {TOKEN}"}
 AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
 FEED = "/job/feed/pe/0"
@@ -104,6 +106,21 @@ async def test_a_list_is_asked_for_as_a_whole(tmp_path: Path) -> None:
 
         assert (await client("GET", "/exports", **ANN)).status == 403
         assert broker.asked == ["list exports"]
+
+
+async def test_without_a_namespace_the_callers_own_is_meant(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (broker, client):
+        broker.people.add("system:serviceaccount:jobs:report")
+        broker.granted |= {f"{verb} exports" for verb in ("create", "patch", "list")}
+        made = await client("PUT", "/job/other/pe/0/export/trades", EXPORT, **REPORT)
+        own = await client("GET", "/exports", **REPORT)
+        named = await client("GET", "/exports?namespace=default", **REPORT)
+        of_nobody = await client("GET", "/exports", **ANN)
+
+    assert made.status == 201
+    assert [one["metadata"]["namespace"] for one in own.body["items"]] == ["jobs"]
+    assert named.body["items"] == of_nobody.body["items"] == []
+    assert broker.places == {"jobs", "default"}
 
 
 async def test_what_can_be_no_port_is_not_found_and_no_failure(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from streambroker_core.board import Event, ExportApplied, ImportApplied
 from streambroker_core.model import Kind
+from streambroker_core.wire.manifest import PLURALS
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
@@ -25,7 +26,7 @@ from streambroker_operator.kubernetes.status_writer import Name, StatusWrite, St
 from support import charts
 from support.cluster import ApiServer
 from support.jwts import jwt
-from support.kube_calls import PLURALS, calls_of, create, grant, listed, manifest, open_to, true
+from support.kube_calls import calls_of, create, grant, listed, manifest, open_to, true
 
 Right = tuple[str, str, str]
 Use = Callable[[HttpApi, str], Awaitable[bool]]

@@ -8,6 +8,7 @@ in a cluster with a bad expression has to be shown with its reason.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -48,7 +49,10 @@ from streambroker_core.wire.view import CONGESTIONS, POLICIES, STARTS
 MAX_SPEC = 48 * 1024
 """Bytes of a resource's spec as JSON, so that a whole manifest fits into a request."""
 GROUP = "streambroker.io"
-API_VERSION = f"{GROUP}/v1alpha1"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
+"""The kinds as paths, rights and the command line name them."""
 
 MAX_EXPRESSION_FIELD = 64 * 1024
 """Bytes taken in here; the expression parser has the real, lower limit."""
@@ -120,7 +124,7 @@ def read_manifest(
     version = fields.text("apiVersion")
     if version != API_VERSION:
         raise fields.bad("apiVersion", f"is {version!r}; it has to be {API_VERSION}")
-    kinds: dict[str, Kind] = {"Export": "Export", "Import": "Import"}
+    kinds: dict[str, Kind] = {kind: kind for kind in PLURALS}
     if not fields.has("kind"):
         raise fields.bad("kind", "is required")
     kind = fields.word("kind", kinds, "Export")

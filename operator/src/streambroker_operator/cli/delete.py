@@ -8,6 +8,7 @@ from typing import Any
 
 from streambroker_core.model import Kind, PeKey, kind_of, name_of
 from streambroker_core.whatif import Removal
+from streambroker_core.wire.manifest import PLURALS
 from streambroker_operator.cli.addresses import Target, find, find_port, read_targets, suggested
 from streambroker_operator.cli.client import Caller, pe_path
 from streambroker_operator.cli.documents import read_resources
@@ -28,7 +29,7 @@ from streambroker_operator.cli.terminal import say
 from streambroker_operator.errors import RequestError
 
 RESOURCE = "KIND/NAME | KIND NAME… | KIND JOB PE PORT"
-KIND_WORDS: dict[str, Kind] = {"exports": "Export", "imports": "Import"}
+KIND_WORDS: dict[str, Kind] = {plural: kind for kind, plural in PLURALS.items()}
 NAME_ONE = "Name one export, import or PE: `export|import JOB PE PORT`, export/NAME, or pe/JOB/PE."
 
 
@@ -174,7 +175,7 @@ def _suggest(caller: Caller, removals: Sequence[Removal], error: RequestError) -
         (problem,) = problems
         kind, key, _ = removals[problem["index"]]
         bare = RequestError(404, "UnknownPort", problem["detail"])
-        problem["detail"] = str(suggested(caller, f"{kind.lower()}s", key, bare))
+        problem["detail"] = str(suggested(caller, PLURALS[kind], key, bare))
 
 
 def _delete_pes(

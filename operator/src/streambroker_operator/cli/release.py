@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from streambroker_core.wire.manifest import PLURALS
 from streambroker_operator.cli.addresses import suggested
 from streambroker_operator.cli.client import port_path
 from streambroker_operator.cli.delete import RESOURCE, meant_by, named
@@ -13,8 +14,6 @@ from streambroker_operator.cli.forecast import routes_text
 from streambroker_operator.cli.options import caller_of, remote
 from streambroker_operator.cli.terminal import say
 from streambroker_operator.errors import RequestError
-
-_PLURALS = {"Export": "exports", "Import": "imports"}
 
 
 def add(commands: Any) -> None:
@@ -37,7 +36,7 @@ def _release(options: argparse.Namespace) -> int:
                     "POST", f"{port_path(kind, key)}/release", namespace=key.namespace
                 )
             except RequestError as error:
-                raise suggested(caller, _PLURALS[kind], key, error) from error
+                raise suggested(caller, PLURALS[kind], key, error) from error
             done = "released" if answer["changed"] else "unchanged"
             say(f"{kind.lower()} {key} {done}{routes_text(answer)}\n")
     return OK

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 from streambroker_core.model import Kind, PortKey, Resource, kind_of
 from streambroker_core.wire.manifest import API_VERSION
 from streambroker_operator.kubernetes.api import Api, ApiUnreachableError
+from streambroker_operator.kubernetes.objects import MERGE
 from streambroker_operator.kubernetes.status import Shown
 from streambroker_operator.kubernetes.status_writer import StatusWrite
 from streambroker_operator.rest.limits import Buckets
@@ -303,7 +304,7 @@ class EventWriter:
                     "PATCH",
                     f"{path}/{post.name}",
                     post.body,
-                    content_type="application/merge-patch+json",
+                    content_type=MERGE,
                     timeout_s=TIMEOUT_S,
                 )
         except ApiUnreachableError as error:

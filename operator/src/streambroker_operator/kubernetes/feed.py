@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from streambroker_core.board import Event, Synced
 from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import API_VERSION, GROUP
+from streambroker_core.wire.manifest import GROUP, PLURALS
 from streambroker_operator.kubernetes.client import (
     LIST_MARKS,
     OBJECT_MARK,
@@ -33,12 +33,12 @@ from streambroker_operator.kubernetes.following import (
     mark_of,
     sighting_of,
 )
+from streambroker_operator.kubernetes.objects import Place, list_path
 from streambroker_operator.long_work import without_collector
 
 _log = logging.getLogger("streambroker.kubernetes")
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")
-PLURAL: dict[Kind, str] = {"Export": "exports", "Import": "imports"}
 FEEDERS = ("kopf", "reflector")
 
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -166,9 +166,9 @@ class KindFeed:
         self._look = look
         self._load = load
         self._lock = asyncio.Lock()
-        self._crd = f"{_CRDS}/{PLURAL[kind]}.{GROUP}"
+        self._crd = f"{_CRDS}/{PLURALS[kind]}.{GROUP}"
         self._crd_uid = ""
-        self.paths = [_path(kind, name) for name in namespaces] or [_path(kind, None)]
+        self.paths = [list_path(kind, name) for name in namespaces or (None,)]
         self._alive_at = asyncio.get_running_loop().time()
 
     # ---- health ----------------------------------------------------------
@@ -371,18 +371,14 @@ class KindFeed:
             return False
         for mark in behind:
             try:
-                body = await self.client.get(f"{_path(self.kind, mark.namespace)}/{mark.name}")
+                place = Place(kind=self.kind, namespace=mark.namespace, name=mark.name)
+                body = await self.client.get(place.path)
             except ApiError as error:
                 if error.status != 404:
                     raise
             else:
                 await self.take([(None, body)], session)
         return True
-
-
-def _path(kind: Kind, namespace: str | None) -> str:
-    where = "" if namespace is None else f"/namespaces/{namespace}"
-    return f"/apis/{API_VERSION}{where}/{PLURAL[kind]}"
 
 
 async def _read(items: Sequence[Body], take: Callable[[Body], None]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from aiohttp import web
 
 from streambroker_core.errors import ManifestError
-from streambroker_core.model import name_of
+from streambroker_core.model import DEFAULT_NAMESPACE, name_of
 from streambroker_operator.auth import Job, Principal
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.gate import Admitted, Gate, forces
@@ -16,12 +16,11 @@ from streambroker_operator.kubernetes.permissions import Caller
 from streambroker_operator.paths import PORTS, REPORT
 from streambroker_operator.rest.authentication import Asked, is_reading
 from streambroker_operator.rest.limits import GAUGES
-from streambroker_operator.rest.requests import LONG, RUNTIME, path_of, pe_of, port_of
+from streambroker_operator.rest.requests import HOME, LONG, RUNTIME, path_of, pe_of, port_of
 
 ALL = "*"
 _CALLER = web.RequestKey("cluster caller", Caller)
 _BINDS = web.RequestKey("binds", str)
-_DEFAULT = "default"
 
 
 class ClusterGuard:
@@ -62,6 +61,8 @@ class ClusterGuard:
                 reading=is_reading(request),
             )
         request[_CALLER] = caller
+        if caller.namespace:
+            request[HOME] = caller.namespace
         if caller.agent is not None:
             return f"{caller.user}/{caller.agent}"
         return f"{caller.user}/{caller.pod}" if caller.pod else caller.user
@@ -74,7 +75,7 @@ class ClusterGuard:
         """
         caller = request[_CALLER]
         granted: set[str] = set()
-        for namespace in namespaces.all_of or (() if namespaces.any_of else (_DEFAULT,)):
+        for namespace in namespaces.all_of or (() if namespaces.any_of else (DEFAULT_NAMESPACE,)):
             admitted = await self._admitted(request, caller, namespace)
             if isinstance(admitted, Principal):
                 return admitted

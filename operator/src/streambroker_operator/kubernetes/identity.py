@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 from streambroker_core.errors import SignatureError
 from streambroker_core.model import PeKey
 from streambroker_core.wire import signature
+from streambroker_core.wire.manifest import GROUP, VERSION
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.api import Answer, Api, ApiUnreachableError
 from streambroker_operator.kubernetes.permissions import Ask, Asks, Caller, told
@@ -245,8 +246,8 @@ class Reviews:
         attributes = {
             "namespace": "" if namespace == "*" else namespace,
             "verb": ask.verb,
-            "group": "streambroker.io",
-            "version": "v1alpha1",
+            "group": GROUP,
+            "version": VERSION,
             "resource": ask.resource,
             "subresource": ask.subresource,
             "name": name,

@@ -25,9 +25,8 @@ from typing import Any
 import kopf
 
 from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import API_VERSION
+from streambroker_core.wire.manifest import GROUP, PLURALS, VERSION
 from streambroker_operator.kubernetes.access import Access, Credentials
-from streambroker_operator.kubernetes.feed import PLURAL
 from streambroker_operator.kubernetes.kopf_feeder import Order
 
 BEAT_S = 5.0
@@ -112,9 +111,8 @@ def _registry(order: Order, tell: Tell) -> kopf.OperatorRegistry:
         return _connection(order.access, credentials.token())
 
     kopf.on.login(registry=registry, id="login")(login)
-    group, version = API_VERSION.split("/")
     for kind in order.kinds:
-        on = kopf.on.event(group, version, PLURAL[kind], registry=registry, id=PLURAL[kind])
+        on = kopf.on.event(GROUP, VERSION, PLURALS[kind], registry=registry, id=PLURALS[kind])
         on(_handler(kind, tell))
     return registry
 

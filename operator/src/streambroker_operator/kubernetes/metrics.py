@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from streambroker_core.model import Kind
+from streambroker_core.wire.manifest import PLURALS
 from streambroker_operator.kubernetes.events import EventWriter
 from streambroker_operator.kubernetes.lease import Lease
 from streambroker_operator.kubernetes.programming import AgentState
@@ -24,9 +25,8 @@ State: TypeAlias = Literal["accepted", "refused"]
 Labelled: TypeAlias = Mapping[Any, float]
 """Values by the values of their labels."""
 
-_PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
 # Shown from the beginning: what rises from nothing to one is no increase to Prometheus.
-_DIFFERENCES = tuple(product(_PLURALS.values(), ("missing", "changed", "ghost")))
+_DIFFERENCES = tuple(product(PLURALS.values(), ("missing", "changed", "ghost")))
 _WRITES = tuple(
     product(("spec", "status", "event", "lease"), ("done", "conflict", "refused", "failed"))
 )
@@ -92,7 +92,7 @@ def families(found: Figures) -> Iterator[Metric]:
     yield _gauge(
         "watch_age_seconds", "Since the last sign of life.", ("kind",), _by_kind(found.watch_age_s)
     )
-    resources = {(_PLURALS[kind], state): n for (kind, state), n in found.resources.items()}
+    resources = {(PLURALS[kind], state): n for (kind, state), n in found.resources.items()}
     yield _gauge("resources", "Exports and Imports.", ("kind", "state"), resources)
     agents = {(state,): count for state, count in found.agents.items()}
     yield _gauge("agents", "Registered agents.", ("state",), agents)
@@ -101,7 +101,7 @@ def families(found: Figures) -> Iterator[Metric]:
     yield _counter("hints_sent", "Hints handed to the network.", (), {(): found.hints_sent})
     yield _counter("hints_lost", "Hints that did not arrive.", (), {(): found.hints_lost})
     yield _counter("sweeps", "Comparisons with a list.", (), {(): found.sweeps})
-    mended = {(_PLURALS[kind], what): n for (kind, what), n in found.sweep_differences.items()}
+    mended = {(PLURALS[kind], what): n for (kind, what), n in found.sweep_differences.items()}
     mended = {**dict.fromkeys(_DIFFERENCES, 0), **mended}
     yield _counter("sweep_differences", "What a sweep found.", ("kind", "difference"), mended)
     yield _counter("relists", "Lists after the first.", ("kind",), _by_kind(found.relists))
@@ -204,7 +204,7 @@ class Metrics(Collector):
 
 
 def _by_kind(values: Mapping[Kind, float]) -> Labelled:
-    return {(_PLURALS[kind],): value for kind, value in values.items()}
+    return {(PLURALS[kind],): value for kind, value in values.items()}
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...], values: Labelled) -> Metric:

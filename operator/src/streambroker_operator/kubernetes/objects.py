@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import API_VERSION
+from streambroker_core.wire.manifest import API_VERSION, PLURALS
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.api import Answer, Api, ApiUnreachableError
 from streambroker_operator.kubernetes.ownership import Document
@@ -27,7 +27,6 @@ RETRIES = 3
 """How often an object that changed meanwhile is read again."""
 
 _T = TypeVar("_T")
-_PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
 RETRY_S = 5.0
 """When to ask again, in seconds, where the API server does not say."""
 _BUSY = (429, 500, 502, 503, 504)
@@ -49,6 +48,12 @@ class ConflictError(Exception):
         super().__init__(f"{len(causes)} fields are held by others")
 
 
+def list_path(kind: Kind, namespace: str | None) -> str:
+    """Return the path of a kind's objects at the API server, in a namespace or, for None, in all."""
+    where = "" if namespace is None else f"/namespaces/{namespace}"
+    return f"/apis/{API_VERSION}{where}/{PLURALS[kind]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where an object is."""
@@ -60,8 +65,7 @@ class Place:
     @property
     def path(self) -> str:
         """Its path at the API server."""
-        plural = _PLURALS[self.kind]
-        return f"/apis/{API_VERSION}/namespaces/{self.namespace}/{plural}/{self.name}"
+        return f"{list_path(self.kind, self.namespace)}/{self.name}"
 
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}"

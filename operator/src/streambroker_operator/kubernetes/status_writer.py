@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from streambroker_core.model import Kind
 from streambroker_core.wire.manifest import API_VERSION
 from streambroker_operator.kubernetes.api import Answer, Api, ApiUnreachableError
+from streambroker_operator.kubernetes.objects import APPLY, Place
 from streambroker_operator.kubernetes.status import MANAGER
 from streambroker_operator.kubernetes.status_pace import StatusPace
 from streambroker_operator.kubernetes.status_queue import StatusQueue, delay_s
@@ -21,8 +22,6 @@ TIMEOUT_S = 10.0
 Name: TypeAlias = tuple[Kind, str]
 """Kind and uid of a resource."""
 
-_APPLY = "application/apply-patch+yaml"
-_PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
 _MANY = 50
 """How many names are looked at before others get their turn on the event loop."""
 
@@ -206,11 +205,11 @@ class StatusWriter:
         return write
 
     async def _send(self, name: Name, write: StatusWrite) -> None:
+        place = Place(kind=write.kind, namespace=write.namespace, name=write.name)
         try:
             answer = await self._api.call(
                 "PATCH",
-                f"/apis/{API_VERSION}/namespaces/{write.namespace}/{_PLURALS[write.kind]}"
-                f"/{write.name}/status",
+                f"{place.path}/status",
                 {
                     "apiVersion": API_VERSION,
                     "kind": write.kind,
@@ -218,7 +217,7 @@ class StatusWriter:
                     "status": write.status,
                 },
                 query={"fieldManager": MANAGER, "force": "true"},
-                content_type=_APPLY,
+                content_type=APPLY,
                 timeout_s=TIMEOUT_S,
             )
         except ApiUnreachableError as error:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
+from streambroker_core.model import PeKey
 from streambroker_core.wire.registration import Registration
 from streambroker_core.wire.view import View, with_capabilities
 from streambroker_operator import audit
@@ -31,7 +31,7 @@ from streambroker_operator.auth import (
 )
 from streambroker_operator.errors import RequestError
 from streambroker_operator.paths import API, APPLY, EXPLAIN, WHATIF
-from streambroker_operator.rest.requests import RUNTIME, path_of
+from streambroker_operator.rest.requests import RUNTIME, named_namespace, path_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -211,7 +211,7 @@ def _check(request: web.Request, caller: Principal) -> None:
                     f" {namespace!r}: choose it with ?namespace=, or use another token."
                 )
         return
-    namespace = request.query.get("namespace", DEFAULT_NAMESPACE)
+    namespace = named_namespace(request)
     job = request.match_info.get("job")
     if caller.owns(namespace, job) or (caller.role == "job" and path_of(request) in _SETS):
         return
@@ -247,7 +247,7 @@ def _asked(request: web.Request) -> Asked:
     path = path_of(request)
     if not path.startswith(API):
         return Asked(())
-    chosen = request.query.get("namespace", DEFAULT_NAMESPACE)
+    chosen = named_namespace(request)
     found = [request.query[name] for name in ("import", "export") if name in request.query]
     if path != _NAMING or not found:
         return Asked((chosen,))

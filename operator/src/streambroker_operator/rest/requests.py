@@ -31,6 +31,8 @@ from streambroker_operator.terms import Terms
 R = TypeVar("R", Export, Import)
 
 RUNTIME = web.AppKey("runtime", Runtime)
+HOME = web.RequestKey("home", str)
+"""The caller's own namespace; absent where nobody knows of one."""
 
 MAX_BODY = 64 * 1024
 """Bytes of a request's body."""
@@ -77,13 +79,18 @@ def whole_of(request: web.Request, name: str, least: int, most: int) -> int | No
     return number
 
 
+def named_namespace(request: web.Request) -> str:
+    """Return what ``?namespace=`` says, whatever that is; the caller's own namespace without it."""
+    return request.query.get("namespace", request.get(HOME, DEFAULT_NAMESPACE))
+
+
 def namespace_of(request: web.Request) -> str:
     """Return the namespace that ``?namespace=`` selects.
 
     Raises:
         RequestError: 400, it is no DNS label.
     """
-    namespace = request.query.get("namespace", DEFAULT_NAMESPACE)
+    namespace = named_namespace(request)
     if not is_label(namespace):
         raise RequestError(400, "QueryInvalid", f"The namespace {namespace!r} is no DNS label.")
     return namespace
@@ -95,7 +102,7 @@ def chosen_namespace(request: web.Request) -> str:
     Raises:
         RequestError: 400, it is neither.
     """
-    return "*" if request.query.get("namespace") == "*" else namespace_of(request)
+    return "*" if named_namespace(request) == "*" else namespace_of(request)
 
 
 def pe_of(request: web.Request) -> PeKey:
