@@ -12,11 +12,11 @@ from typing import Any
 from streambroker_core.board import Board, Event, Synced
 from streambroker_core.model import Export, Import, Kind, PortKey, Resource
 from streambroker_core.wire.manifest import PLURALS, read_manifest
+from streambroker_operator.backing import Stored
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import Answer, HttpApi
 from streambroker_operator.kubernetes.objects import Objects
 from streambroker_operator.kubernetes.writes import KubernetesStore
-from streambroker_operator.store import Stored
 from streambroker_operator.terms import FREELY, Terms, Touched
 from support.api_servers import Api, Call
 from support.cluster import APPLY, GROUP, ApiServer

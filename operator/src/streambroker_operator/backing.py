@@ -3,15 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from streambroker_core.board import Event
-from streambroker_core.model import Kind, PeKey, PortKey
+from streambroker_core.model import Kind, PeKey, PortKey, Resource
 from streambroker_core.whatif import Proposal
 from streambroker_core.wire.registration import Registration
 from streambroker_operator.idempotency import Answered
-from streambroker_operator.store import Stored
 from streambroker_operator.terms import FREELY, Terms, Touched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A resource as it is kept.
+
+    Attributes:
+        version: of its last change.
+        created: whether this write made it.
+        changed: whether this write changed it at all.
+        warnings: what the caller should know of it, each a sentence.
+    """
+
+    resource: Resource
+    version: int
+    created: bool = False
+    changed: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPe:
+    """A PE that was registered or had a resource; without an agent if it never registered."""
+
+    pe: PeKey
+    version: int
+    registration: Registration | None
+
+
+def place(stored: Stored) -> PortKey:
+    """Return what orders resources of one kind: their ports."""
+    return stored.resource.key
 
 
 class Backing(Protocol):

@@ -9,9 +9,9 @@ from streambroker_core.board import Board, Status
 from streambroker_core.model import Export, PeKey, Route, kind_of
 from streambroker_core.wire.manifest import write_manifest
 from streambroker_core.wire.registration import Registration
+from streambroker_operator.backing import Stored
 from streambroker_operator.endings import Endings
 from streambroker_operator.heard import Fellow, Heard
-from streambroker_operator.store import Stored
 
 
 def route_body(route: Route) -> dict[str, Any]:

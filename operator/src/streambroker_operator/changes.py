@@ -17,10 +17,10 @@ from typing import Any, Literal
 from streambroker_core.board import Board, Moved
 from streambroker_core.model import Kind, PeKey, PortKey, Route, kind_of
 from streambroker_core.wire.canonical import canonical
+from streambroker_operator.backing import Stored
 from streambroker_operator.bodies import earlier_body, pe_body, resource_body, route_body
 from streambroker_operator.endings import Endings
 from streambroker_operator.heard import Heard
-from streambroker_operator.store import Stored
 
 KEPT_EVENTS = 10_000
 KEPT_BYTES = 32 * 1024 * 1024

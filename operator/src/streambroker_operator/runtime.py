@@ -56,7 +56,7 @@ from streambroker_core.whatif import (
 from streambroker_core.wire import capability, hints
 from streambroker_core.wire.registration import Registered, Registration, derive_key
 from streambroker_core.wire.view import ImportRoute, View, with_capabilities
-from streambroker_operator.backing import Backing
+from streambroker_operator.backing import Backing, Stored
 from streambroker_operator.changes import ChangeLog, Word
 from streambroker_operator.endings import Endings, HeardEndings
 from streambroker_operator.errors import RequestError
@@ -64,7 +64,6 @@ from streambroker_operator.heard import Heard
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.idempotency import Answered
 from streambroker_operator.long_work import in_turns, without_collector
-from streambroker_operator.store import Stored
 from streambroker_operator.terms import FREELY, Terms, Touched
 
 _log = logging.getLogger("streambroker.matching")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -72,31 +73,13 @@ class Broker:
         self._sender = HintSender()
         self.runtime = Runtime(self._store, self._sender)
         self.runtime.start()
-        self._runner = web.AppRunner(
-            create_app(
-                self.runtime,
-                tokens,
-                self._limits,
-                local=is_loopback(self._host) and not self._insecure,
-            ),
-            access_log=None,
-            # Bodies are unpacked, and long headers refused, where there is an answer for it.
-            auto_decompress=False,
-            max_field_size=MAX_HEADER,
-            shutdown_timeout=SHUTDOWN_S,
-        )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port)
+        local = is_loopback(self._host) and not self._insecure
+        app = create_app(self.runtime, tokens, self._limits, local=local)
         try:
-            await site.start()
-        except OSError as error:
-            await self.stop()
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise AddressError(
-                f"Cannot listen at {self._host}:{self._port}: {reason}. "
-                "Is a broker running there already? Choose another port with --port, or 0 for any."
-            ) from error
-        self.url = _url(self._host, self._runner.addresses[0])
+            self._runner, self.url = await listen(app, self._host, self._port)
+        except AddressError:
+            self._close()
+            raise
 
     def _guard(self) -> TokenFile | None:
         if self._tokens is not None:
@@ -124,13 +107,54 @@ class Broker:
         """Answer what is under way, then close everything."""
         self.runtime.close()
         await self._runner.cleanup()
+        self._close()
+
+    def _close(self) -> None:
         self._sender.close()
         self._store.close()
 
 
-def _url(host: str, address: tuple[str, int]) -> str:
+async def listen(
+    app: web.Application,
+    host: str,
+    port: int,
+    *,
+    tls: ssl.SSLContext | None = None,
+    option: str = "--port",
+) -> tuple[web.AppRunner, str]:
+    """Begin to answer requests to an application; return what ends it, and its URL.
+
+    Args:
+        app: what is asked.
+        host: address to listen at.
+        port: TCP port; 0 picks a free one.
+        tls: shows the certificate; None for plain HTTP.
+        option: by which another port is chosen.
+
+    Raises:
+        AddressError: the address is taken, or is not of this machine.
+    """
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        # Bodies are unpacked, and long headers refused, where there is an answer for it.
+        auto_decompress=False,
+        max_field_size=MAX_HEADER,
+        shutdown_timeout=SHUTDOWN_S,
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, ssl_context=tls).start()
+    except OSError as error:
+        await runner.cleanup()
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise AddressError(
+            f"Cannot listen at {host}:{port}: {reason}. Is a broker running there already?"
+            f" Choose another port with {option}, or 0 for any."
+        ) from error
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{address[1]}"
+    scheme = "http" if tls is None else "https"
+    return runner, f"{scheme}://{shown}:{runner.addresses[0][1]}"
 
 
 class Served(Protocol):

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,6 +27,7 @@ from streambroker_core.whatif import Proposal
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.manifest import read_spec, write_spec
 from streambroker_core.wire.registration import Registration
+from streambroker_operator.backing import KnownPe, Stored, place
 from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
 from streambroker_operator.idempotency import Answered
 from streambroker_operator.terms import FREELY, Terms, Touched
@@ -50,33 +51,6 @@ CREATE TABLE IF NOT EXISTS owners (
   PRIMARY KEY (namespace, job, pe)
 ) WITHOUT ROWID;
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A resource as it is on disk.
-
-    Attributes:
-        version: of its last change.
-        created: whether this write made it.
-        changed: whether this write changed it at all.
-        warnings: what the caller should know of it, each a sentence.
-    """
-
-    resource: Resource
-    version: int
-    created: bool = False
-    changed: bool = False
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPe:
-    """A PE that was registered or had a resource; without an agent if it never registered."""
-
-    pe: PeKey
-    version: int
-    registration: Registration | None
 
 
 class Store:
@@ -447,11 +421,6 @@ def _locked(path: Path) -> int:
             f"{path} is in use by another broker. Stop that one or give another file with --db."
         ) from error
     return lock
-
-
-def place(stored: Stored) -> PortKey:
-    """Return what orders resources of one kind: their ports."""
-    return stored.resource.key
 
 
 def _identity(kind: Kind, key: PortKey) -> tuple[str, str, str, int, str]:

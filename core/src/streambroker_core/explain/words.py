@@ -14,8 +14,6 @@ from streambroker_core.expression.printer import print_tree
 _SHOWN = 60
 _PLAIN = re.compile(r"[A-Za-z_][\w.:/-]*\Z")
 _WORDS = frozenset({"true", "false", "null"})
-_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
-_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _MATCHES = {"startsWith": "start with", "endsWith": "end with", "contains": "contain"}
 
 
@@ -65,14 +63,11 @@ def _asked(atom: tree.Atom, wanted: bool) -> tuple[str, tree.Operand | None]:
 
 
 def _comparison(atom: tree.Comparison, wanted: bool) -> tuple[str, tree.Operand | None]:
-    left, right, op = atom.left, atom.right, str(atom.op)
-    if isinstance(left, tree.LITERALS):
-        left, right, op = right, left, _MIRRORED.get(op, op)
-    if isinstance(left, tree.LITERALS) or not isinstance(right, tree.LITERALS):
+    asked = tree.asked(atom, wanted=wanted)
+    if asked is None:
         return "", None
-    op = op if wanted else _OPPOSITE[op]
-    word = {"==": "=", "!=": "other than"}.get(op, op)
-    return f"{_subject(left)} {word} {shown(right.value)}", left
+    word = {"==": "=", "!=": "other than"}.get(asked.op, asked.op)
+    return f"{_subject(asked.subject)} {word} {shown(asked.value)}", asked.subject
 
 
 def _membership(atom: tree.Membership, wanted: bool) -> tuple[str, tree.Operand | None]:

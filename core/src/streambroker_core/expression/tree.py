@@ -224,6 +224,44 @@ def atoms(node: Predicate) -> Iterator[Atom]:
                 yield current
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of an operand: how it has to compare with a literal."""
+
+    subject: Operand
+    op: ComparisonOp
+    value: int | float | str | bool
+
+
+_OPPOSITE: dict[ComparisonOp, ComparisonOp] = {
+    "==": "!=",
+    "!=": "==",
+    "<": ">=",
+    "<=": ">",
+    ">": "<=",
+    ">=": "<",
+}
+_MIRRORED: dict[ComparisonOp, ComparisonOp] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def asked(comparison: Comparison, *, wanted: bool) -> Asked | None:
+    """Return what a comparison with a literal on either side asks to be true, or to be false.
+
+    Args:
+        comparison: the predicate.
+        wanted: the value that it is to have.
+
+    Returns:
+        None where both sides are literals, or neither is.
+    """
+    left, right, op = comparison.left, comparison.right, comparison.op
+    if isinstance(left, LITERALS):
+        left, right, op = right, left, _MIRRORED.get(op, op)
+    if isinstance(left, LITERALS) or not isinstance(right, LITERALS):
+        return None
+    return Asked(subject=left, op=op if wanted else _OPPOSITE[op], value=right.value)
+
+
 def names(node: Node) -> frozenset[str]:
     """Return every property or column that a tree asks for."""
     found: set[str] = set()

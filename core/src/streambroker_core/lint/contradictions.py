@@ -24,8 +24,6 @@ MAX_WAYS = 128
 MAX_NEEDED = 1_000
 """Likewise one whose ways need more predicates than these, all taken together."""
 
-_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
-_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _KINDS = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
 
 
@@ -225,24 +223,8 @@ def _forms(value: Any) -> list[Any]:
 # ---- ranges ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """A comparison with a literal on its right, negation resolved."""
-
-    subject: tree.Operand
-    op: str
-    value: Any
-
-
-def _comparison(atom: tree.Atom, wanted: bool) -> _Asked | None:
-    if not isinstance(atom, tree.Comparison):
-        return None
-    left, right, op = atom.left, atom.right, str(atom.op)
-    if isinstance(left, tree.LITERALS):
-        left, right, op = right, left, _MIRRORED.get(op, op)
-    if isinstance(left, tree.LITERALS) or not isinstance(right, tree.LITERALS):
-        return None
-    return _Asked(subject=left, op=op if wanted else _OPPOSITE[op], value=right.value)
+def _comparison(atom: tree.Atom, wanted: bool) -> tree.Asked | None:
+    return tree.asked(atom, wanted=wanted) if isinstance(atom, tree.Comparison) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +261,7 @@ def _ranges(needed: list[_Needed], integers: frozenset[str], *, nan: bool) -> st
 
 def _ordered(
     needed: list[_Needed], integers: frozenset[str], *, nan: bool
-) -> Iterator[tuple[str, _Asked, _Needed]]:
+) -> Iterator[tuple[str, tree.Asked, _Needed]]:
     """Yield the comparisons of what is not NaN, with what they compare.
 
     No order holds of NaN, so `!(a < 5) && !(a > 3)` is true of it, unless something else is

@@ -59,8 +59,6 @@ Alternative: TypeAlias = "tuple[Condition, ...]"
 
 _NOTHING: Alternative = ()
 _LISTS = (list, tuple)
-_MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 
 @dataclass(slots=True)
@@ -183,22 +181,20 @@ def _conditions(atom: tree.Atom, wanted: bool) -> Iterator[Condition]:
 
 
 def _compared(atom: tree.Comparison, wanted: bool) -> Iterator[Condition]:
-    left, right, op = atom.left, atom.right, str(atom.op)
-    if isinstance(left, tree.LITERALS):
-        left, right, op = right, left, _MIRRORED[op]
-    if not isinstance(right, tree.LITERALS):
+    asked = tree.asked(atom, wanted=wanted)
+    if asked is None:
         return
-    op = op if wanted else _OPPOSITE[op]
-    value, kind = right.value, kind_of_value(right.value) or ""
+    subject, op, value = asked.subject, asked.op, asked.value
+    kind = kind_of_value(value) or ""
     if op == "!=" and isinstance(value, bool):
         op, value = "==", not value
     if op == "==":
-        yield from _equal(left, kind, (value,))
-    elif isinstance(left, tree.Name) and kind == "number" and not isinstance(value, str):
+        yield from _equal(subject, kind, (value,))
+    elif isinstance(subject, tree.Name) and kind == "number" and not isinstance(value, str):
         if op in ("<", "<="):
-            yield Between(left.name, None, value)
+            yield Between(subject.name, None, value)
         elif op in (">", ">="):
-            yield Between(left.name, value, None)
+            yield Between(subject.name, value, None)
 
 
 def _equal(operand: tree.Node, kind: str, values: tuple[Any, ...]) -> Iterator[Condition]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from aiohttp import web
 
@@ -24,7 +24,7 @@ from streambroker_operator.kubernetes.client import ApiClient, Timing
 from streambroker_operator.kubernetes.desk import Desk, ShownEndings
 from streambroker_operator.kubernetes.election import LeaseTiming
 from streambroker_operator.kubernetes.events import EventWriter
-from streambroker_operator.kubernetes.feed import ApiFeeder
+from streambroker_operator.kubernetes.feed import ApiFeeder, FeederName
 from streambroker_operator.kubernetes.gate import Gate
 from streambroker_operator.kubernetes.guard import ClusterGuard
 from streambroker_operator.kubernetes.health import State
@@ -44,11 +44,10 @@ from streambroker_operator.kubernetes.tls import Certificate
 from streambroker_operator.kubernetes.writes import KubernetesStore, read_secret
 from streambroker_operator.long_work import in_turns
 from streambroker_operator.rest import create_app
-from streambroker_operator.rest.app import MAX_HEADER
 from streambroker_operator.rest.limits import Limits
 from streambroker_operator.rest.reports import REPORTS, Reports
 from streambroker_operator.runtime import Runtime
-from streambroker_operator.serving import SHUTDOWN_S
+from streambroker_operator.serving import listen
 
 ANNOUNCE_S = 1.0
 """How often resources that came after their agents are told of them, in seconds."""
@@ -89,7 +88,7 @@ class Settings:
     access: Access
     release: str
     namespaces: tuple[str, ...] = ()
-    feeder: Literal["kopf", "reflector"] = "kopf"
+    feeder: FeederName = "kopf"
     pod: str = "broker"
     address: str = ""
     lease_name: str = "streambroker"
@@ -143,16 +142,15 @@ class ClusterBroker:
         self._objects = objects
         self._put_together(objects, secret)
         tls = None if certificate is None else certificate.context
-        scheme = "http" if tls is None else "https"
         app = create_app(self.runtime, limits=settings.limits, guard=self._guard())
         self._reports = app[REPORTS]
         app.middlewares.insert(0, counting(self.metrics))
         app.middlewares.insert(0, parting(lambda: self._closing))
         try:
-            self.url = await self._listen(app, scheme, settings.port, tls)
+            self.url = await self._listen(app, settings.port, "--port", tls)
             probes = create_probes(self._state, self.metrics)
             probes.router.add_post(relay.PATH, self._told_by_replicas(secret))
-            self.probes_url = await self._listen(probes, "http", settings.metrics_port)
+            self.probes_url = await self._listen(probes, settings.metrics_port, "--metrics-port")
         except AddressError:
             await self.stop()
             raise
@@ -288,24 +286,13 @@ class ClusterBroker:
             return None
         return self.runtime.key(pe, registration)
 
-    async def _listen(self, app: web.Application, scheme: str, port: int, tls: Any = None) -> str:
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            auto_decompress=False,
-            max_field_size=MAX_HEADER,
-            shutdown_timeout=SHUTDOWN_S,
-        )
-        await runner.setup()
-        self._runners.append(runner)
+    async def _listen(
+        self, app: web.Application, port: int, option: str, tls: ssl.SSLContext | None = None
+    ) -> str:
         host = self._settings.host
-        try:
-            await web.TCPSite(runner, host, port, ssl_context=tls).start()
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise AddressError(f"Cannot listen at {host}:{port}: {reason}.") from error
-        found = runner.addresses[0]
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{found[1]}"
+        runner, url = await listen(app, host, port, tls=tls, option=option)
+        self._runners.append(runner)
+        return url
 
     def _deliver(self, event: Event) -> None:
         began = time.perf_counter()
@@ -418,7 +405,7 @@ class ClusterBroker:
                 **{(k, what): n for k, feed in feeds.items() for what, n in feed.mended.items()},
             },
             relists={kind: max(0, feed.relists - 1) for kind, feed in feeds.items()},
-            feeder_restarts=max(0, getattr(self.feeder, "starts", 1) - 1),
+            feeder_restarts=self.feeder.restarts,
             writes=writes_of(self.writer.figures, self._events, self.lease, self._objects.writes),
             reviews=dict(self._reviews.counts),
         )

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, TypeAlias, get_args
 
 from streambroker_core.board import Event, Synced
 from streambroker_core.model import Kind
@@ -39,7 +40,8 @@ from streambroker_operator.long_work import without_collector
 _log = logging.getLogger("streambroker.kubernetes")
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")
-FEEDERS = ("kopf", "reflector")
+FeederName: TypeAlias = Literal["kopf", "reflector"]
+FEEDERS: tuple[FeederName, ...] = get_args(FeederName)
 
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 jitter = random.Random()  # noqa: S311 - nobody gains by guessing it
@@ -78,23 +80,13 @@ class FeedHealth:
         reason: a word for why a kind is lost, as ``CrdMissing``; empty if none is.
     """
 
-    kind: Literal["kopf", "reflector"]
+    kind: FeederName
     synced: bool
     stale_for_s: float
     relists: int
     swept: int
     last_error: str
     reason: str
-
-
-class Feeder(Protocol):
-    """Follows an API server and tells the board."""
-
-    async def run(self, deliver: Deliver, load: Load | None = None) -> None:
-        """Follow until cancelled; events are delivered in the loop's thread."""
-
-    def health(self) -> FeedHealth:
-        """Return how it is now."""
 
 
 class Backoff:
@@ -405,16 +397,19 @@ async def together(*parts: Awaitable[None]) -> None:
         task.result()
 
 
-class ApiFeeder:
+class ApiFeeder(ABC):
     """A feeder's frame: both kinds are listed, followed and swept until it is cancelled.
 
     Args:
         client: asks the API server.
         namespaces: those to watch; empty for all.
         look: takes the objects themselves, before the events that come of them.
+
+    Attributes:
+        name: which feeder it is.
     """
 
-    name: Literal["kopf", "reflector"]
+    name: FeederName
 
     def __init__(
         self,
@@ -438,10 +433,11 @@ class ApiFeeder:
         finally:
             await self.client.close()
 
+    @abstractmethod
     def parts(self) -> list[Awaitable[None]]:
         """Return what runs side by side."""
-        raise AssertionError("each feeder has its own")
 
+    @abstractmethod
     async def follow(self, feed: KindFeed, version: int) -> None:
         """Follow one kind from a list's version on; return when a list is needed.
 
@@ -449,7 +445,11 @@ class ApiFeeder:
             CrdMissingError: the definition is gone or going.
             ApiError: following is not possible.
         """
-        raise AssertionError("each feeder has its own")
+
+    @property
+    def restarts(self) -> int:
+        """How often a process of its own was started again."""
+        return 0
 
     def health(self) -> FeedHealth:
         """Return how it is now."""

@@ -99,6 +99,11 @@ class KopfFeeder(ApiFeeder):
         self._anew = asyncio.Event()
         self._sessions: dict[Kind, int] = {}
 
+    @property
+    def restarts(self) -> int:
+        """How often kopf was started again."""
+        return max(0, self.starts - 1)
+
     def parts(self) -> list[Awaitable[None]]:
         """Return what runs side by side."""
         feeds = self.feeds.values()

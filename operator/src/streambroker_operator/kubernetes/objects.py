@@ -49,7 +49,7 @@ class ConflictError(Exception):
 
 
 def list_path(kind: Kind, namespace: str | None) -> str:
-    """Return the path of a kind's objects at the API server, in a namespace or, for None, in all."""
+    """Return the path of a kind's objects in a namespace, or, for None, in all of them."""
     where = "" if namespace is None else f"/namespaces/{namespace}"
     return f"/apis/{API_VERSION}{where}/{PLURALS[kind]}"
 

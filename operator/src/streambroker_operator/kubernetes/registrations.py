@@ -14,13 +14,13 @@ from streambroker_core.board import AgentRegistered, Board
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import Kind, PeKey, Resource, kind_of
 from streambroker_core.wire.registration import Registration
+from streambroker_operator.backing import KnownPe
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.change import identity
 from streambroker_operator.kubernetes.endpoints import Endpoints, read_shown, status_of
 from streambroker_operator.kubernetes.objects import Objects, Place
 from streambroker_operator.kubernetes.ownership import AGENT, Document
 from streambroker_operator.kubernetes.status_pace import StatusPace
-from streambroker_operator.store import KnownPe
 
 _log = logging.getLogger("streambroker.kubernetes")
 

@@ -25,6 +25,7 @@ from streambroker_core.model import Kind, PeKey, PortKey, Resource, kind_of, nam
 from streambroker_core.whatif import Proposal
 from streambroker_core.wire.manifest import API_VERSION, read_manifest, read_spec, write_spec
 from streambroker_core.wire.registration import Registration
+from streambroker_operator.backing import KnownPe, Stored
 from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
 from streambroker_operator.idempotency import Answered
 from streambroker_operator.kubernetes.change import (
@@ -59,7 +60,6 @@ from streambroker_operator.kubernetes.ownership import (
 from streambroker_operator.kubernetes.registrations import Registrations
 from streambroker_operator.kubernetes.status_pace import StatusPace
 from streambroker_operator.kubernetes.steering import Overwritten, Steering
-from streambroker_operator.store import KnownPe, Stored
 from streambroker_operator.terms import FREELY, Terms, Touched
 
 MIN_SECRET = 32

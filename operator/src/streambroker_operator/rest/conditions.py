@@ -15,8 +15,8 @@ from aiohttp import web
 
 from streambroker_core.model import Resource
 from streambroker_core.wire.canonical import digest
+from streambroker_operator.backing import Stored
 from streambroker_operator.errors import RequestError
-from streambroker_operator.store import Stored
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -16,9 +16,9 @@ from streambroker_core.matching import Match, Outcome
 from streambroker_core.model import Export, Import, Kind, PeKey, Resource, Route, kind_of
 from streambroker_core.wire.hints import Point
 from streambroker_core.wire.registration import Registration
+from streambroker_operator.backing import Stored, place
 from streambroker_operator.rest.turns import Turns
 from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Stored, place
 
 MAX_WAITING = 200
 """Requests of one caller that may wait for a picture."""

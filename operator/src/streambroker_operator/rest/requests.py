@@ -21,11 +21,11 @@ from streambroker_core.model import (
     is_label,
 )
 from streambroker_core.wire.quantity import parse_duration
+from streambroker_operator.backing import Stored
 from streambroker_operator.errors import RequestError
 from streambroker_operator.paths import APPLY, WHATIF
 from streambroker_operator.rest.conditions import check_match, check_tag
 from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Stored
 from streambroker_operator.terms import Terms
 
 R = TypeVar("R", Export, Import)
