@@ -62,7 +62,7 @@ class Guarded(Api):
         self.shown: list[tuple[str, str]] = []
         self._store = Store(db)
         self._sender = HintSender()
-        self.runtime = Runtime(self._store, self._sender, follower=self)
+        self.runtime = Runtime(self._store, self._sender, observer=self)
         self.runtime.start()
         # No answer is kept: time leaps whenever it is asked for.
         leaping = itertools.count(0.0, 100.0).__next__

@@ -99,7 +99,7 @@ class Applied:
     stored: tuple[Stored, ...]
 
 
-class Follower(Protocol):
+class Observer(Protocol):
     """Is told what becomes of the board, on its event loop."""
 
     def followed(self, event: Event, actions: Sequence[Action]) -> None:
@@ -119,12 +119,12 @@ class Runtime:
         backing: where the resources are.
         sender: sends hints.
         board: an empty one.
-        follower: is told what becomes of the board, and which views agents run.
+        observer: is told what becomes of the board, and which views agents run.
         hints: whether hints are to be sent from here now.
         endings: what is shown of the ends of exports; None for what agents say to this process.
 
     Attributes:
-        acknowledged: whether somebody wants to know at once which views agents run.
+        wants_acknowledgements: whether somebody wants to know at once which views agents run.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class Runtime:
         backing: Backing,
         sender: HintSender,
         board: Board | None = None,
-        follower: Follower | None = None,
+        observer: Observer | None = None,
         hints: Callable[[], bool] = lambda: True,
         endings: Endings | None = None,
     ) -> None:
         self._backing = backing
-        self._follower = follower
+        self._observer = observer
         self._hints = hints
         self.sender = sender
         self.board = Board() if board is None else board
@@ -173,8 +173,8 @@ class Runtime:
             for action in self.board.orders((event,)):
                 if isinstance(action, Hint):
                     self._hint(action)
-            if self._follower is not None:
-                self._follower.followed(event, ())
+            if self._observer is not None:
+                self._observer.followed(event, ())
 
     async def load(self, event: Synced) -> None:
         """Take in a list that the feed tells, and let others have their turn meanwhile.
@@ -205,8 +205,8 @@ class Runtime:
 
     async def _load_first(self, event: Synced) -> None:
         await in_turns(self._steps(event))
-        if self._follower is not None:
-            self._follower.followed(event, ())
+        if self._observer is not None:
+            self._observer.followed(event, ())
         self._keep_from_collector()
         if self.board.synced:
             self._warn()
@@ -495,14 +495,14 @@ class Runtime:
         self._agent(PeWithdrawn(pe=pe, version=version))
 
     @property
-    def acknowledged(self) -> bool:
+    def wants_acknowledgements(self) -> bool:
         """As above."""
-        return self._follower is not None
+        return self._observer is not None
 
     def acknowledge(self, pe: PeKey, version: str, ago_s: float = 0.0) -> None:
         """Take in which view an agent runs, and since how many seconds, as its own job says."""
-        if self._follower is not None:
-            self._follower.acknowledged(pe, version, ago_s)
+        if self._observer is not None:
+            self._observer.acknowledged(pe, version, ago_s)
 
     def _warn(self) -> None:
         """Say once that subscriptions have become slow to match."""
@@ -552,10 +552,10 @@ class Runtime:
         actions = list(self.board.orders(events))
         for action in actions:
             self._perform(action)
-        if self._follower is not None:
+        if self._observer is not None:
             for event in events:
                 last = event is events[-1]
-                self._follower.followed(event, actions if last else ())
+                self._observer.followed(event, actions if last else ())
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, RoutesChanged):

@@ -9,8 +9,8 @@ import pytest
 
 from streambroker_operator.kubernetes.conflicts import Held, held, kept, owned_by_other, taken
 from streambroker_operator.kubernetes.ownership import API
+from streambroker_operator.kubernetes.status import MAX_MESSAGE
 from streambroker_operator.kubernetes.steering import (
-    MAX_MESSAGE,
     Steering,
     overwritten,
     steered,

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from streambroker_core.wire.registration import Registration
-from streambroker_operator.kubernetes.endpoints import Endpoints, read_shown, status_of
+from streambroker_operator.kubernetes.endpoints import Endpoints, read_agent, status_of
 from streambroker_operator.kubernetes.ownership import AGENT
 from support.resources import pe
 
@@ -25,26 +25,29 @@ def document(found: Registration | None, account: str | None = None, second: int
 def saw(
     endpoints: Endpoints, uid: str, found: Registration | None, version: int, second: int = 0
 ) -> tuple[Registration, int] | None:
-    shown = read_shown(FEED, document(found, second=second))
+    shown = read_agent(FEED, document(found, second=second))
     event = endpoints.saw(uid, shown, version)
     return None if event is None else (event.registration, event.version)
 
 
 def test_a_status_is_read_as_it_was_written() -> None:
-    shown = read_shown(FEED, document(NEW, "spark", 31))
+    shown = read_agent(FEED, document(NEW, "spark", 31))
     assert (shown.registration, shown.account, shown.at.second) == (NEW, "spark", 31)
-    assert read_shown(FEED, document(OLD)).registration == OLD
+    assert read_agent(FEED, document(OLD)).registration == OLD
     assert "hint" not in status_of(OLD, None)["endpoint"]
 
 
 def test_a_status_that_cannot_be_read_tells_of_no_agent() -> None:
     for endpoint in (None, "here", {}, {"instance": "x", "location": "y"}):
         found = {"metadata": {}, "status": {"endpoint": endpoint, "serviceAccount": 5}}
-        assert (read_shown(FEED, found).registration, read_shown(FEED, found).account) == (
+        assert (
+            read_agent(FEED, found).registration,
+            read_agent(FEED, found).account,
+        ) == (
             None,
             None,
         )
-    assert read_shown(FEED, {"metadata": {}}).registration is None
+    assert read_agent(FEED, {"metadata": {}}).registration is None
 
 
 def test_a_new_endpoint_is_told_once() -> None:
@@ -129,7 +132,7 @@ def test_what_a_status_says_of_an_account_counts_before_what_was_heard_here() ->
     """Another replica was told first, and wrote it down."""
     endpoints = Endpoints()
     endpoints.registered(FEED, OLD, "thief", 0)
-    endpoints.saw("a", read_shown(FEED, document(NEW, "spark", 1)), 10)
+    endpoints.saw("a", read_agent(FEED, document(NEW, "spark", 1)), 10)
     assert endpoints.account(FEED) == "spark"
     assert endpoints.jobs_of("default", "thief") == []
     assert endpoints.jobs_of("default", "spark") == ["feed"]

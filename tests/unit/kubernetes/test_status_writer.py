@@ -16,7 +16,7 @@ from support.kube_calls import true
 from support.virtual_loop import run
 
 
-class Desk:
+class Source:
     """Wants each status written once."""
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class Desk:
 class Bench:
     def __init__(self, *answers: Answer | Exception, delay_s: float = 0.0) -> None:
         self.answers = list(answers)
-        self.desk = Desk()
+        self.source = Source()
         self.leads = True
         self.api = FakeApi(self.answer, delay_s)
-        self.writer = StatusWriter(self.api, self.desk, leads=lambda: self.leads)
+        self.writer = StatusWriter(self.api, self.source, leads=lambda: self.leads)
 
     def answer(self, call: Call) -> Answer:
         found = self.answers.pop(0) if self.answers else Answer(status=200)
@@ -51,7 +51,7 @@ class Bench:
         return found
 
     def want(self, uid: str, value: int = 1, *, urgent: bool = False) -> None:
-        self.desk.wanted[uid] = value
+        self.source.wanted[uid] = value
         self.writer.offer(("Export", uid), urgent=urgent)
 
     async def settled(self) -> float:
@@ -84,7 +84,7 @@ def test_few_are_under_way_at_a_time() -> None:
     bench.run(*map(str, range(40)))
 
     assert bench.api.most == IN_FLIGHT
-    assert len(bench.desk.there) == 40
+    assert len(bench.source.there) == 40
 
 
 def test_a_burst_goes_at_once_and_the_rest_at_the_lasting_rate() -> None:
@@ -107,7 +107,7 @@ def test_a_thousand_changes_take_one_write_each_within_thirty_seconds() -> None:
 
 def test_what_stands_there_costs_no_request() -> None:
     bench = Bench()
-    bench.desk.there["a"] = 1
+    bench.source.there["a"] = 1
 
     bench.run("a")
 
@@ -140,7 +140,7 @@ def test_what_changes_while_it_is_written_is_written_again_unasked() -> None:
 
     run(main(), bench.writer.run())
 
-    assert bench.desk.there == {"a": 2}
+    assert bench.source.there == {"a": 2}
 
 
 def test_refused_resources_come_first() -> None:
@@ -173,7 +173,7 @@ def test_what_failed_is_tried_again(failure: Answer | Exception) -> None:
     bench = Bench(failure, failure)
     bench.run("a")
 
-    assert bench.desk.there == {"a": 1}
+    assert bench.source.there == {"a": 1}
     assert len(bench.api.calls) == 3
     assert bench.writer.figures.conflicts + bench.writer.figures.failed == 2
     first, second, third = (call.at for call in bench.api.calls)
@@ -244,7 +244,7 @@ def test_a_resource_that_went_meanwhile_is_not_written() -> None:
 
     async def main() -> None:
         bench.want("a")
-        del bench.desk.wanted["a"]
+        del bench.source.wanted["a"]
         await bench.settled()
 
     run(main(), bench.writer.run())
@@ -252,16 +252,16 @@ def test_a_resource_that_went_meanwhile_is_not_written() -> None:
     assert bench.api.calls == []
 
 
-def test_a_desk_that_does_not_take_in_what_was_written_stops_nothing(
+def test_a_source_that_does_not_take_in_what_was_written_stops_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench()
 
     def broken(write: StatusWrite, answer: Mapping[str, Any]) -> None:
-        bench.desk.there[write.uid] = write.status["matches"]
+        bench.source.there[write.uid] = write.status["matches"]
         raise ZeroDivisionError
 
-    bench.desk.wrote = broken  # type: ignore[method-assign]
+    bench.source.wrote = broken  # type: ignore[method-assign]
 
     async def main() -> None:
         for value in (1, 2):
@@ -274,17 +274,17 @@ def test_a_desk_that_does_not_take_in_what_was_written_stops_nothing(
     assert "was not taken in" in caplog.text
 
 
-def test_a_desk_that_fails_on_one_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_fails_on_one_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    draw = bench.desk.draw
+    draw = bench.source.draw
 
     def broken(name: Name) -> StatusWrite | None:
         if name[1] == "bad":
             raise ZeroDivisionError
         return draw(name)
 
-    bench.desk.draw = broken  # type: ignore[method-assign]
+    bench.source.draw = broken  # type: ignore[method-assign]
     bench.run("bad", "good")
 
-    assert bench.desk.there == {"good": 1}
+    assert bench.source.there == {"good": 1}
     assert "cannot be made" in caplog.text

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from streambroker_core.matching import NEAR
 from streambroker_operator.cli.addresses import (
     SINGULAR,
     Item,
@@ -53,8 +54,6 @@ REMEDIES = {
 
 _NOTHING_TO_DO = ("NobodyImports",)
 """What the linter finds that is no mistake of the resource."""
-_NEAR = ("Revoked", "FilterForbidden", "FilterInvalid", "SchemaMismatch")
-"""Refusals of pairs that want each other."""
 
 
 def add(commands: Any) -> None:
@@ -161,7 +160,7 @@ def _advice(status: Item, near: Sequence[Item], *, routed: bool, told: bool) -> 
         return [f"{reason}: {REMEDIES.get(reason, 'see the message above.')}"]
     reasons = list(dict.fromkeys(str(pair["reason"]) for pair in near))
     if routed or told:
-        reasons = [reason for reason in reasons if reason in _NEAR]
+        reasons = [reason for reason in reasons if reason in NEAR]
     if not reasons and not routed and not told:
         return ["Nothing is there to be connected to yet: `streambroker get exports,imports`."]
     return [f"{reason}: {REMEDIES.get(reason, 'see the message above.')}" for reason in reasons[:3]]

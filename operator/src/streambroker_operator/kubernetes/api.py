@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any, Protocol
 
 import aiohttp
@@ -35,6 +36,15 @@ class Answer:
     status: int
     body: Mapping[str, Any] = field(default_factory=dict)
     retry_after_s: float | None = None
+
+
+def micro_time(seconds: float) -> str:
+    """Return a time as Leases and Events carry it: UTC, with microseconds.
+
+    Args:
+        seconds: since 1970.
+    """
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Api(Protocol):

@@ -32,7 +32,7 @@ from streambroker_operator.kubernetes.writes import KubernetesStore
 
 
 class Desk:
-    """Follows the feed and the runtime.
+    """Stands between feed and runtime on one side, statuses, Events and the store on the other.
 
     Args:
         board: of the runtime.

@@ -30,7 +30,7 @@ _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class ShownAgent:
     """What one resource's status says of its agent.
 
     Attributes:
@@ -53,11 +53,11 @@ class _Known:
     at: datetime
 
 
-def read_shown(pe: PeKey, document: Document) -> Shown:
+def read_agent(pe: PeKey, document: Document) -> ShownAgent:
     """Read what a resource's status says of its agent."""
     status = document.get("status") or {}
     account = status.get("serviceAccount")
-    return Shown(
+    return ShownAgent(
         pe=pe,
         registration=_registration(status.get("endpoint")),
         account=account if isinstance(account, str) and account else None,
@@ -94,7 +94,7 @@ class Endpoints:
 
     def __init__(self, now: Callable[[], datetime] = _now) -> None:
         self._now = now
-        self._shown: dict[str, Shown] = {}
+        self._shown: dict[str, ShownAgent] = {}
         self._versions: dict[str, int] = {}
         self._of_pe: dict[PeKey, set[str]] = {}
         self._of_job: dict[tuple[str, str], set[str]] = {}
@@ -104,7 +104,7 @@ class Endpoints:
         self._accounts: dict[tuple[str, str], str] = {}
         self._floor = 0  # what comes after a withdrawal may not look older than it
 
-    def saw(self, uid: str, shown: Shown, version: int) -> AgentRegistered | None:
+    def saw(self, uid: str, shown: ShownAgent, version: int) -> AgentRegistered | None:
         """Take in a resource's status; return the event if it tells of an agent.
 
         Args:

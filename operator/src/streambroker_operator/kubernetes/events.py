@@ -11,12 +11,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias
 
 from streambroker_core.model import Kind, PortKey, Resource, kind_of
 from streambroker_core.wire.manifest import API_VERSION
-from streambroker_operator.kubernetes.api import Api, ApiUnreachableError
+from streambroker_operator.kubernetes.api import Api, ApiUnreachableError, micro_time
 from streambroker_operator.kubernetes.objects import MERGE
 from streambroker_operator.kubernetes.status import Shown
 from streambroker_operator.kubernetes.status_writer import StatusWrite
@@ -211,7 +210,7 @@ class EventLog:
             self._keep(key, counted)
             return None
         self._keep(key, replace(counted, written=now))
-        series = {"count": counted.count, "lastObservedTime": _time_text(wall)}
+        series = {"count": counted.count, "lastObservedTime": micro_time(wall)}
         return Post(namespace=note.namespace, name=known.name, body={"series": series}, new=False)
 
     def _allowed(self, uid: str, now: float) -> bool:
@@ -231,7 +230,7 @@ class EventLog:
             "apiVersion": _API,
             "kind": "Event",
             "metadata": {"name": name, "namespace": note.namespace},
-            "eventTime": _time_text(wall),
+            "eventTime": micro_time(wall),
             "type": note.weight,
             "reason": note.reason[:128],
             "action": note.action,
@@ -332,7 +331,3 @@ def _event_name(note: Note, instance: str, wall: float) -> str:
 def _cut(text: str) -> str:
     raw = text.encode()
     return text if len(raw) <= MAX_NOTE else raw[: MAX_NOTE - 3].decode(errors="ignore") + "…"
-
-
-def _time_text(wall: float) -> str:
-    return datetime.fromtimestamp(wall, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

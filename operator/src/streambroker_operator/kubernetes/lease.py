@@ -9,10 +9,10 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 
-from streambroker_operator.kubernetes.api import Answer, Api, ApiUnreachableError
+from streambroker_operator.kubernetes.api import Answer, Api, ApiUnreachableError, micro_time
 from streambroker_operator.kubernetes.election import Election, LeaseTiming, Record, Write
 
 TIMEOUT_S = 5.0
@@ -188,8 +188,8 @@ class Lease:
             "spec": {
                 "holderIdentity": record.holder,
                 "leaseDurationSeconds": record.duration_s,
-                "acquireTime": _time_text(record.acquired),
-                "renewTime": _time_text(record.renewed),
+                "acquireTime": micro_time(record.acquired),
+                "renewTime": micro_time(record.renewed),
                 "leaseTransitions": record.transitions,
             },
         }
@@ -259,8 +259,3 @@ def _time(text: object) -> float:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S.%f%z").timestamp()
     except ValueError:
         return 0.0
-
-
-def _time_text(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

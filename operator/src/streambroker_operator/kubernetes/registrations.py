@@ -17,7 +17,7 @@ from streambroker_core.wire.registration import Registration
 from streambroker_operator.backing import KnownPe
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.change import identity
-from streambroker_operator.kubernetes.endpoints import Endpoints, read_shown, status_of
+from streambroker_operator.kubernetes.endpoints import Endpoints, read_agent, status_of
 from streambroker_operator.kubernetes.objects import Objects, Place
 from streambroker_operator.kubernetes.ownership import AGENT, Document
 from streambroker_operator.kubernetes.status_pace import StatusPace
@@ -74,7 +74,7 @@ class Registrations:
         if pe is None:
             return None
         metadata = document["metadata"]
-        shown = read_shown(pe, document)
+        shown = read_agent(pe, document)
         uid = metadata["uid"]
         event = self._endpoints.saw(uid, shown, int(metadata["resourceVersion"]))
         if self._endpoints.is_behind(uid):
@@ -170,7 +170,7 @@ class Registrations:
             # A status lands on whatever has the name: it is for us to see that it is the same.
             if live is None or live["metadata"]["uid"] != resource.uid:
                 return None
-            bound = read_shown(pe, live).account
+            bound = read_agent(pe, live).account
             if bound is not None and account is not None and bound != account:
                 raise _bound(pe, bound)
             status = status_of(registration, account or bound)

@@ -43,7 +43,7 @@ class StatusWrite:
     status: Mapping[str, Any]
 
 
-class Desk(Protocol):
+class StatusSource(Protocol):
     """Knows what has to stand in a status, and learns what stands there now."""
 
     def draw(self, name: Name) -> StatusWrite | None:
@@ -81,7 +81,7 @@ class StatusWriter:
 
     Args:
         api: makes the calls.
-        desk: what is to be written.
+        source: what is to be written.
         leads: whether this process may write.
         pace: how fast it may write; shared with others who write statuses.
         settle_s: how long a change may settle.
@@ -90,14 +90,14 @@ class StatusWriter:
     def __init__(
         self,
         api: Api,
-        desk: Desk,
+        source: StatusSource,
         *,
         leads: Callable[[], bool],
         pace: StatusPace | None = None,
         settle_s: float = 1.0,
     ) -> None:
         self._api = api
-        self._desk = desk
+        self._source = source
         self._leads = leads
         self._queue: StatusQueue[Name] = StatusQueue(settle_s)
         self._pace = StatusPace() if pace is None else pace
@@ -195,7 +195,7 @@ class StatusWriter:
 
     def _drawn(self, name: Name) -> StatusWrite | None:
         try:
-            write = self._desk.draw(name) if self._leads() else None
+            write = self._source.draw(name) if self._leads() else None
         except Exception:
             _log.exception("the status of %s %s cannot be made", *name)
             write = None
@@ -255,7 +255,7 @@ class StatusWriter:
 
     def _told(self, write: StatusWrite, answer: Answer) -> None:
         try:
-            self._desk.wrote(write, answer.body)
+            self._source.wrote(write, answer.body)
         except Exception:
             _log.exception("what was written of %s %s was not taken in", write.kind, write.name)
 

@@ -38,7 +38,7 @@ from streambroker_operator.kubernetes.status_writer import Name, StatusWrite
 
 
 class Statuses:
-    """The desk of the status writer.
+    """What the status writer asks, and tells.
 
     All methods are called on the board's event loop.
 

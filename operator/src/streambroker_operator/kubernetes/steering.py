@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from streambroker_operator.kubernetes.conflicts import field_of
 from streambroker_operator.kubernetes.ownership import (
     API,
     Document,
@@ -19,9 +20,7 @@ from streambroker_operator.kubernetes.ownership import (
     own_fields,
     paths,
 )
-
-MAX_MESSAGE = 1000
-"""Characters of a message."""
+from streambroker_operator.kubernetes.status import MAX_MESSAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class Overwritten:
 
 def steered_fields(document: Document) -> tuple[str, ...]:
     """Return the fields of the spec that REST holds, as users write them, in order."""
-    return tuple(".".join(path) for path in _own_paths(document))
+    return tuple(field_of(path) for path in _own_paths(document))
 
 
 def steered(document: Document) -> str | None:
@@ -57,7 +56,7 @@ def steered(document: Document) -> str | None:
         return None
     if ("port",) in found and not any(_spec_paths(holder.fields) for holder in others(document)):
         return f"the whole resource, declared by {API}"
-    return f"{_listed(map('.'.join, found))} by {API}"
+    return f"{_listed(map(field_of, found))} by {API}"
 
 
 def overwritten(before: Document, after: Document) -> Overwritten | None:
@@ -75,7 +74,7 @@ def overwritten(before: Document, after: Document) -> Overwritten | None:
     if not lost or not writers:
         return None
     by = next((h for h in writers if _holds_any(h, lost)), writers[-1]).manager
-    return Overwritten(fields=tuple(".".join(path) for path in lost), by=by)
+    return Overwritten(fields=tuple(field_of(path) for path in lost), by=by)
 
 
 class Steering:

@@ -60,7 +60,7 @@ async def get_view(request: web.Request) -> web.Response:
     if request[CALLER].owns(pe.namespace, pe.job):
         for tag in known:
             runtime.acknowledge(pe, tag, _running_for(request))
-        if runtime.acknowledged:
+        if runtime.wants_acknowledgements:
             headers["Acknowledge"] = "at-once"
     if version in known or "*" in known:
         return web.Response(status=304, headers=headers)
