@@ -226,6 +226,11 @@ def resource_order(resource: Resource) -> tuple[PortKey, float, str]:
     return resource.key, resource.created, resource.uid
 
 
+def seniority(resource: Resource) -> tuple[float, str]:
+    """Return what decides between rivals for a port or a name: the lowest holds it."""
+    return resource.created, resource.uid
+
+
 def name_of(resource: Resource) -> str:
     """Return the resource's name; where none was given, ``job-pe-port`` in lower case."""
     key = resource.key
@@ -247,3 +252,8 @@ class Route:
     import_uid: str
     filter: str | None = None
     policy: Policy = "wait"
+
+
+def route_order(route: Route) -> tuple[PortKey, PortKey, str, str]:
+    """Return what orders routes: the exporters' ports, then the importers'."""
+    return route.export, route.import_, route.export_uid, route.import_uid

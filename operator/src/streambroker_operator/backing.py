@@ -41,7 +41,7 @@ class KnownPe:
     registration: Registration | None
 
 
-def place(stored: Stored) -> PortKey:
+def by_port(stored: Stored) -> PortKey:
     """Return what orders resources of one kind: their ports."""
     return stored.resource.key
 

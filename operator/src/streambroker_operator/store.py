@@ -27,7 +27,7 @@ from streambroker_core.whatif import Proposal
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.manifest import read_spec, write_spec
 from streambroker_core.wire.registration import Registration
-from streambroker_operator.backing import KnownPe, Stored, place
+from streambroker_operator.backing import KnownPe, Stored, by_port
 from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
 from streambroker_operator.idempotency import Answered
 from streambroker_operator.terms import FREELY, Terms, Touched
@@ -174,7 +174,7 @@ class Store:
 
     def resources(self, kind: Kind) -> list[Stored]:
         """Return all resources of one kind, in order of their ports."""
-        return sorted(self._all(kind).values(), key=place)
+        return sorted(self._all(kind).values(), key=by_port)
 
     def each(self, kind: Kind) -> tuple[Stored, ...]:
         """Return all resources of one kind, in no order."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from streambroker_core.board.shelf import Change
-from streambroker_core.model import Export, Import, PeKey, PortKey
+from streambroker_core.model import Export, Import, PeKey, PortKey, seniority
 
 R = TypeVar("R", Export, Import)
 
@@ -35,7 +35,7 @@ class _Ports(Generic[R]):
         ports: dict[str, tuple[R, ...]] = self._by_port(pe)
         claimants: list[R] = list(ports.get(port, ()))
         claimants.append(resource)
-        ports[port] = tuple(sorted(claimants, key=_age))
+        ports[port] = tuple(sorted(claimants, key=seniority))
         self._of_pe[pe] = ports
         return ports[port]
 
@@ -82,10 +82,6 @@ def _only(ports: Mapping[str, tuple[R, ...]]) -> R | None:
         return None
     (claimants,) = ports.values()
     return claimants[0] if len(claimants) == 1 else None
-
-
-def _age(resource: Export | Import) -> tuple[float, str]:
-    return resource.created, resource.uid
 
 
 class _Claims(Generic[R]):

@@ -14,7 +14,17 @@ from typing import NamedTuple, TypeAlias
 from streambroker_core.board import Board
 from streambroker_core.board.views import route_of
 from streambroker_core.matching import IndexMatcher, Match, Outcome
-from streambroker_core.model import Export, Import, Kind, PortKey, Resource, Route, kind_of, name_of
+from streambroker_core.model import (
+    Export,
+    Import,
+    Kind,
+    PortKey,
+    Resource,
+    Route,
+    kind_of,
+    name_of,
+    route_order,
+)
 from streambroker_core.whatif.overlay import Overlay
 from streambroker_core.whatif.rules import Cut, refusal, why_cut
 
@@ -123,19 +133,15 @@ def forecast(
     ]
     return Forecast(
         added=tuple(_ordered(route for pair, route in after.items() if pair not in before)),
-        cut=tuple(sorted(cut, key=lambda one: _place(one.route))),
-        changed=tuple(sorted(changed, key=lambda one: _place(one.route))),
+        cut=tuple(sorted(cut, key=lambda one: route_order(one.route))),
+        changed=tuple(sorted(changed, key=lambda one: route_order(one.route))),
         kept=board.route_count - len(cut) - len(changed),
         problems=tuple(sorted(problems, key=lambda problem: problem.index)),
     )
 
 
-def _place(route: Route) -> tuple[PortKey, PortKey, str, str]:
-    return route.export, route.import_, route.export_uid, route.import_uid
-
-
 def _ordered(routes: Iterable[Route]) -> list[Route]:
-    return sorted(routes, key=_place)
+    return sorted(routes, key=route_order)
 
 
 # ---- taking the changes in ---------------------------------------------------------------------

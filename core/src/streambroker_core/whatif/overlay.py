@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from streambroker_core.board import Board, stream_of
-from streambroker_core.model import Export, Kind, PortKey, Resource, kind_of
+from streambroker_core.model import Export, Kind, PortKey, Resource, kind_of, seniority
 
 
 class Overlay:
@@ -98,7 +98,7 @@ class Overlay:
 
     def holder(self, kind: Kind, key: PortKey) -> Resource | None:
         """Return who would hold a port."""
-        return min(self.on(kind, key), key=_age, default=None)
+        return min(self.on(kind, key), key=seniority, default=None)
 
     def sharing(self, export: Export) -> list[Export]:
         """Return the holders of ports that would claim the stream id that an Export claims."""
@@ -124,7 +124,7 @@ class Overlay:
         if holder is not None and holder.uid != resource.uid:
             return "PortTaken", holder
         if isinstance(resource, Export):
-            oldest = min(self.sharing(resource), key=_age, default=resource)
+            oldest = min(self.sharing(resource), key=seniority, default=resource)
             if oldest.uid != resource.uid:
                 return "StreamIdTaken", oldest
         return None
@@ -153,7 +153,3 @@ class Overlay:
                 if isinstance(known, Export):
                     found.update(other.uid for other in self.board.same_stream(known))
         return found
-
-
-def _age(resource: Resource) -> tuple[float, str]:
-    return resource.created, resource.uid

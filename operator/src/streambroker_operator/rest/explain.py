@@ -28,7 +28,7 @@ from streambroker_core.explain import (
     tell_pair,
 )
 from streambroker_core.lint import Finding, lint_export, lint_import, offers_of
-from streambroker_core.model import Export, Import, PortKey
+from streambroker_core.model import Export, Import, PortKey, seniority
 from streambroker_operator.errors import RequestError
 from streambroker_operator.paths import EXPLAIN
 from streambroker_operator.rest.authentication import CALLER, not_yours
@@ -97,7 +97,7 @@ def _shown(found: Sequence[R], known: Sequence[R]) -> list[R]:
     """Return the resources that are among those known to the caller, the oldest first."""
     uids = {resource.uid for resource in known} if found else set()
     among = (resource for resource in found if resource.uid in uids)
-    return sorted(among, key=lambda resource: (resource.created, resource.uid))
+    return sorted(among, key=seniority)
 
 
 def _held(request: web.Request, key: PortKey | None, kind: str, found: list[R]) -> list[R]:

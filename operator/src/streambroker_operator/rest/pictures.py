@@ -13,10 +13,19 @@ from aiohttp import web
 from streambroker_core.board import Status
 from streambroker_core.board.views import ACCEPTED, route_of
 from streambroker_core.matching import Match, Outcome
-from streambroker_core.model import Export, Import, Kind, PeKey, Resource, Route, kind_of
+from streambroker_core.model import (
+    Export,
+    Import,
+    Kind,
+    PeKey,
+    Resource,
+    Route,
+    kind_of,
+    route_order,
+)
 from streambroker_core.wire.hints import Point
 from streambroker_core.wire.registration import Registration
-from streambroker_operator.backing import Stored, place
+from streambroker_operator.backing import Stored, by_port
 from streambroker_operator.rest.turns import Turns
 from streambroker_operator.runtime import Runtime
 
@@ -152,7 +161,7 @@ PICTURES = web.AppKey("pictures", Gallery)
 def _routes_seen(runtime: Runtime) -> Callable[[], tuple[Route, ...]]:
     board = runtime.board
     met = [(export, board.outcomes("Export", export.uid)) for export in board.each_export()]
-    return partial(drawn, met, tuple(board.each_import()))
+    return partial(drawn_routes, met, tuple(board.each_import()))
 
 
 def _ports_seen(kind: Kind, runtime: Runtime) -> Callable[[], tuple[DrawnPort, ...]]:
@@ -190,7 +199,7 @@ def drawn_ports(
     """
     return tuple(
         DrawnPort(one, statuses.get((kind_of(one.resource), one.resource.uid), ACCEPTED))
-        for one in sorted(stored, key=place)
+        for one in sorted(stored, key=by_port)
     )
 
 
@@ -217,11 +226,11 @@ def drawn_pes(
             tuple(sorted(ports.get((pe, "Export"), ()))),
             tuple(sorted(ports.get((pe, "Import"), ()))),
         )
-        for pe in sorted(versions, key=lambda pe: (pe.namespace, pe.job, pe.pe))
+        for pe in sorted(versions)
     )
 
 
-def drawn(
+def drawn_routes(
     met: Iterable[tuple[Export, Mapping[str, Outcome]]], imports: Iterable[Import]
 ) -> tuple[Route, ...]:
     """Return all routes, in order of the exporters' and the importers' ports.
@@ -237,12 +246,4 @@ def drawn(
         for uid, outcome in outcomes.items()
         if isinstance(outcome, Match) and uid in by_uid
     )
-    return tuple(sorted(routes, key=_place))
-
-
-def _place(route: Route) -> tuple[str | int, ...]:
-    export, import_ = route.export, route.import_
-    return (
-        *(export.namespace, export.job, export.pe, export.port),
-        *(import_.namespace, import_.job, import_.pe, import_.port),
-    )
+    return tuple(sorted(routes, key=route_order))
