@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from streambroker_operator.kubernetes.access import Access, Credentials
+from streambroker_operator.kubernetes.access import Access
+from streambroker_operator.kubernetes.connection import Connection
 
 CONNECTIONS = 16
 
@@ -76,15 +77,11 @@ class HttpApi:
     """
 
     def __init__(self, access: Access) -> None:
-        self._server = access.server
-        self._credentials = Credentials(access)
-        self._session: aiohttp.ClientSession | None = None
+        self._connection = Connection(access, CONNECTIONS)
 
     async def close(self) -> None:
         """Close all connections."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._connection.close()
 
     async def call(
         self,
@@ -122,34 +119,16 @@ class HttpApi:
         if body is not None:
             data = json.dumps(body).encode()
             headers["Content-Type"] = content_type
-        token = self._credentials.token()
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
-        async with self._opened().request(
-            method,
-            self._server + path,
-            params=query,
-            data=data,
-            headers=headers,
-            # Not `asyncio.wait_for`, which before Python 3.12 may swallow a cancellation.
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            ssl=self._credentials.tls() if self._server.startswith("https:") else False,
-            allow_redirects=False,
+        # Not `asyncio.wait_for`, which before Python 3.12 may swallow a cancellation.
+        limit = aiohttp.ClientTimeout(total=timeout_s)
+        async with await self._connection.request(
+            method, path, query=query, headers=headers, timeout=limit, data=data
         ) as answer:
             return Answer(
                 status=answer.status,
                 body=_object(answer.status, await answer.read()),
                 retry_after_s=_seconds(answer.headers.get("Retry-After")),
             )
-
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS),
-                trust_env=False,
-                headers={"Accept-Encoding": "identity", "User-Agent": "streambroker"},
-            )
-        return self._session
 
 
 def _object(status: int, text: bytes) -> Mapping[str, Any]:

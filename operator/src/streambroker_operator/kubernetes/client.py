@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from streambroker_operator.kubernetes.access import Access, Credentials
+from streambroker_operator.kubernetes.access import Access
+from streambroker_operator.kubernetes.connection import Connection
 
 JSON = "application/json"
 OBJECT_MARK = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -143,14 +144,11 @@ class ApiClient:
     def __init__(self, access: Access, timing: Timing | None = None) -> None:
         self.timing = timing or Timing()
         self.access = access
-        self._credentials = Credentials(access)
-        self._session: aiohttp.ClientSession | None = None
+        self._connection = Connection(access)
 
     async def close(self) -> None:
         """Close all connections."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._connection.close()
 
     async def get(
         self, path: str, params: Mapping[str, str] | None = None, *, accept: str = JSON
@@ -243,7 +241,10 @@ class ApiClient:
         self, path: str, params: Mapping[str, str], accept: str, limit: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
-            asked = self._ask(path, params, accept, limit)
+            headers = {"Accept": accept}
+            asked = self._connection.request(
+                "GET", path, query=params, headers=headers, timeout=limit
+            )
             answer = await within(self.timing.call_s, asked, aiohttp.ClientResponse.close)
             async with answer:
                 if answer.status != 200:
@@ -253,29 +254,6 @@ class ApiClient:
             raise ApiError(0, f"{path}: no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, f"{path}: {type(error).__name__}: {error}") from error
-
-    async def _ask(
-        self, path: str, params: Mapping[str, str], accept: str, limit: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
-        if self._session is None:
-            # Bytes cost less than the time to compress them, and no proxy stands in between.
-            self._session = aiohttp.ClientSession(
-                trust_env=False,
-                headers={"Accept-Encoding": "identity", "User-Agent": "streambroker"},
-            )
-        headers = {"Accept": accept}
-        token = self._credentials.token()
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
-        secure = self.access.server.startswith("https:")
-        return await self._session.get(
-            self.access.server + path,
-            params=params,
-            headers=headers,
-            timeout=limit,
-            ssl=self._credentials.tls() if secure else False,
-            allow_redirects=False,
-        )
 
 
 async def _refusal(path: str, answer: aiohttp.ClientResponse) -> ApiError:
