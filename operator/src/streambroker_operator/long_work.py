@@ -28,6 +28,16 @@ class _Users:
     collecting = True
 
 
+MANY = 1000
+"""Resources that are worth being passed over."""
+
+
+def keep_from_collector(count: int) -> None:
+    """Have the collector of garbage pass over what there is by now, if so much was loaded."""
+    if count >= MANY:
+        gc.freeze()
+
+
 @contextmanager
 def without_collector() -> Iterator[None]:
     """Keep the collector of garbage from looking for it in what is being loaded, and stays.

@@ -8,7 +8,6 @@ anything. Where others write, too, a feed tells of their changes, and of ours on
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import secrets
 import time
@@ -63,15 +62,13 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.heard import Heard
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.idempotency import Answered
-from streambroker_operator.long_work import in_turns, without_collector
+from streambroker_operator.long_work import in_turns, keep_from_collector, without_collector
 from streambroker_operator.terms import FREELY, Terms, Touched
 
 _log = logging.getLogger("streambroker.matching")
 
 _OfResource: TypeAlias = ExportApplied | ExportRemoved | ImportApplied | ImportRemoved
 
-_MANY = 1000
-"""Resources that are worth freezing."""
 _AT_ONCE = 50
 """Resources that a later list changes in one turn."""
 
@@ -164,8 +161,7 @@ class Runtime:
 
     def _keep_from_collector(self) -> None:
         figures = self.board.figures()
-        if figures.exports + figures.imports >= _MANY:
-            gc.freeze()
+        keep_from_collector(figures.exports + figures.imports)
 
     def _fill(self, events: Iterable[Event]) -> None:
         # Nobody follows yet and nobody waits: of all that the board orders only hints go out.

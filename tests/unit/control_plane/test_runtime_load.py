@@ -11,7 +11,7 @@ import pytest
 
 from streambroker_core.errors import FilterError, FilterTypeError
 from streambroker_core.matching import scan
-from streambroker_operator import runtime as module
+from streambroker_operator import long_work
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.runtime import Runtime
 from streambroker_operator.store import Store
@@ -48,7 +48,7 @@ def test_a_start_leaves_the_collector_as_it_was(runtime: Runtime) -> None:
 def test_what_many_resources_take_is_kept_from_the_collector(
     store: Store, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MANY", 2)
+    monkeypatch.setattr(long_work, "MANY", 2)
     store.put(export_of("a/p"))
     store.put(import_of("b/p"))
     gc.unfreeze()
