@@ -256,9 +256,9 @@ class ApiServer:
         return path
 
     def kubectl(
-        self, *arguments: str, stdin: str = "", user: str = "admin"
+        self, *arguments: str, stdin: str = "", user: str = "admin", editor: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl and return what it said."""
+        """Run kubectl and return what it said; ``edit`` runs the editor."""
         return subprocess.run(
             [str(self._assets / "kubectl"), *arguments],
             input=stdin,
@@ -270,6 +270,7 @@ class ApiServer:
                 "PATH": os.environ["PATH"],
                 "HOME": str(self._folder),
                 "KUBECONFIG": str(self.kubeconfig(user)),
+                "KUBE_EDITOR": editor,
             },
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -124,13 +123,12 @@ class Others:
     Args:
         api: the API server.
         namespace: where the resources are.
-        assets: the folder with kubectl.
         folder: for manifests.
     """
 
-    def __init__(self, api: ApiServer, namespace: str, assets: Path, folder: Path) -> None:
+    def __init__(self, api: ApiServer, namespace: str, folder: Path) -> None:
         self.api, self.namespace = api, namespace
-        self._assets, self._folder = assets, folder
+        self._folder = folder
 
     def manifest(self, kind: Kind, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Return a manifest named ``feed`` or ``alerts`` after its job."""
@@ -177,16 +175,4 @@ class Others:
             path = self._folder / f"{spec['job']}.json"
             path.write_text(json.dumps(self.manifest(kind, spec)))
             given = ["-f", str(path)]
-        return subprocess.run(
-            [str(self._assets / "kubectl"), *arguments, *given, "-n", self.namespace],
-            capture_output=True,
-            text=True,
-            timeout=60.0,
-            check=False,
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(self._folder),
-                "KUBECONFIG": str(self.api.kubeconfig()),
-                "KUBE_EDITOR": editor,
-            },
-        )
+        return self.api.kubectl(*arguments, *given, "-n", self.namespace, editor=editor)

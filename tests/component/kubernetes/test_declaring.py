@@ -37,8 +37,8 @@ async def replica(api: ApiServer, namespace: str) -> AsyncIterator[Made]:
 
 
 @pytest.fixture
-def others(api: ApiServer, namespace: str, kube_assets: Path, tmp_path: Path) -> Others:
-    return Others(api, namespace, kube_assets, tmp_path)
+def others(api: ApiServer, namespace: str, tmp_path: Path) -> Others:
+    return Others(api, namespace, tmp_path)
 
 
 async def test_a_declared_resource_is_made_under_the_name_of_its_port(

@@ -52,8 +52,8 @@ class Fed:
 
 
 @pytest.fixture
-def others(api: ApiServer, namespace: str, kube_assets: Path, tmp_path: Path) -> Others:
-    found = Others(api, namespace, kube_assets, tmp_path)
+def others(api: ApiServer, namespace: str, tmp_path: Path) -> Others:
+    found = Others(api, namespace, tmp_path)
     found.declare("Export", {**FEED, "properties": {"kind": "trade"}})
     found.declare("Import", WANTED)
     return found

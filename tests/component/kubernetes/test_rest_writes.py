@@ -68,8 +68,8 @@ async def broker(api: ApiServer, namespace: str) -> AsyncIterator[Served]:
 
 
 @pytest.fixture
-def others(api: ApiServer, namespace: str, kube_assets: Path, tmp_path: Path) -> Others:
-    return Others(api, namespace, kube_assets, tmp_path)
+def others(api: ApiServer, namespace: str, tmp_path: Path) -> Others:
+    return Others(api, namespace, tmp_path)
 
 
 EXPORT, IMPORT = "/job/feed/pe/0/export/trades", "/job/alerts/pe/0/import/trades"

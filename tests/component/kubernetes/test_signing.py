@@ -13,6 +13,17 @@ from support.operators import Agent, make_key, operator
 from support.waiting import until
 
 
+def linked(hosts: Hosts, url: str, pod: Agent) -> BrokerLink:
+    return BrokerLink(
+        hosts,
+        url,
+        location="grpc+tcp://127.0.0.1:1",
+        instance="ab" * 8,
+        host="127.0.0.1",
+        token=Token(pod.token),
+    )
+
+
 def test_a_registered_agent_registers_and_polls_without_the_api_server(
     own_api: ApiServer, tmp_path: Path
 ) -> None:
@@ -20,14 +31,7 @@ def test_a_registered_agent_registers_and_polls_without_the_api_server(
     pod = Agent(own_api, "default", "feed")
     hosts = Hosts(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
     with operator(own_api, tmp_path, "default") as broker:
-        link = BrokerLink(
-            hosts,
-            broker.url,
-            location="grpc+tcp://127.0.0.1:1",
-            instance="ab" * 8,
-            host="127.0.0.1",
-            token=Token(pod.token),
-        )
+        link = linked(hosts, broker.url, pod)
         link._round()
         own_api.stop()
         change = pod.token, "PUT", pod.at("/import/in/filter"), {"filter": "price > 1.0"}
@@ -50,14 +54,7 @@ def test_what_a_job_declares_belongs_to_what_it_names(
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "feed-program", "uid": "0-1"}
     hosts = Hosts(PeKey.parse(f"{namespace}/feed/0"), tmp_path, progress=lambda *_: None)
     with operator(api, tmp_path, namespace) as broker:
-        link = BrokerLink(
-            hosts,
-            broker.url,
-            location="grpc+tcp://127.0.0.1:1",
-            instance="ab" * 8,
-            host="127.0.0.1",
-            token=Token(pod.token),
-        )
+        link = linked(hosts, broker.url, pod)
         link._round()
         for port, owned in (("own", owner), ("free", None)):
             spec = {"properties": {"kind": port}}

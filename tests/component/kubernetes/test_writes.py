@@ -31,8 +31,8 @@ async def broker(api: ApiServer, namespace: str) -> AsyncIterator[Replica]:
 
 
 @pytest.fixture
-def others(api: ApiServer, namespace: str, kube_assets: Path, tmp_path: Path) -> Others:
-    return Others(api, namespace, kube_assets, tmp_path)
+def others(api: ApiServer, namespace: str, tmp_path: Path) -> Others:
+    return Others(api, namespace, tmp_path)
 
 
 async def steer(broker: Replica, **properties: Any) -> Export:
