@@ -370,6 +370,19 @@ def test_a_new_certificate_is_shown_without_a_restart(
         assert ssl.get_server_certificate(place) == cert.read_text()
 
 
+def test_a_port_in_use_is_refused_with_the_option_that_chooses_another(
+    api: ApiServer, tmp_path: Path, namespace: str
+) -> None:
+    make_key(api, namespace)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with (
+            pytest.raises(AssertionError, match=rf"Cannot listen at .*:{port}: .*--metrics-port"),
+            operator(api, tmp_path, namespace, "--metrics-port", port),
+        ):
+            pass
+
+
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """Make a certificate with its key."""
     cert, key = folder / f"{name}.crt", folder / f"{name}.key"
