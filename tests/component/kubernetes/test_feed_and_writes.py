@@ -71,7 +71,7 @@ async def fed(api: ApiServer, namespace: str, others: Others) -> AsyncIterator[F
     feeding = asyncio.ensure_future(ReflectorFeeder(client, [namespace]).run(found.deliver))
     await found.until(lambda: board.synced)
     yield found
-    for session in (client._session, replica._calls._session):
+    for session in (client._connection._session, replica._calls._connection._session):
         if session is not None and session.connector is not None:
             # Without a farewell: nobody waits for the server's.
             await session.connector.close(abort_ssl=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streambroker_operator.rest import pictures
-from streambroker_operator.rest.pictures import ROUTES, Pictures, drawn
+from streambroker_operator.rest.pictures import ROUTES, Pictures, drawn_routes
 from streambroker_operator.rest.responses import json_answer, long_answer
 from streambroker_operator.rest.turns import Turns
 from streambroker_operator.serving import Broker
@@ -26,7 +26,7 @@ VIEW = "/job/feed/pe/0"
 class Brush:
     """Draws as the broker does; counts, and once held draws only when it may."""
 
-    def __init__(self, draws: Callable[..., tuple[Any, ...]] = drawn) -> None:
+    def __init__(self, draws: Callable[..., tuple[Any, ...]] = drawn_routes) -> None:
         self.times = 0
         self._draws = draws
         self._held = False
@@ -53,7 +53,7 @@ class Brush:
 @pytest.fixture
 def brush(monkeypatch: pytest.MonkeyPatch) -> Brush:
     found = Brush()
-    monkeypatch.setattr(pictures, "drawn", found)
+    monkeypatch.setattr(pictures, "drawn_routes", found)
     return found
 
 
@@ -190,7 +190,7 @@ def test_what_is_drawn_are_the_routes_of_the_board_in_their_order() -> None:
     met = [(export, board.outcomes("Export", export.uid)) for export in board.each_export()]
 
     assert len(board.routes()) > 20
-    assert list(drawn(met, board.each_import())) == board.routes()
+    assert list(drawn_routes(met, board.each_import())) == board.routes()
 
 
 @pytest.mark.parametrize("body", [{}, {"b": [], "a": [{"y": 1, "x": [2.0]}, None], "c": "é"}])
