@@ -24,6 +24,7 @@ def put(
     count: int = 1,
     *,
     bytes_: int = 100,
+    memory: int = 0,
     rows: int = 10,
     now: float = 0.0,
     query: str = QUERY,
@@ -37,7 +38,15 @@ def put(
         id_ = number if batch is None else batch
         made.publish(
             stream,
-            Epoch(number=number, rows=rows, bytes=bytes_, published=now, query=query, batch=id_),
+            Epoch(
+                number=number,
+                rows=rows,
+                bytes=bytes_,
+                published=now,
+                query=query,
+                batch=id_,
+                memory=memory,
+            ),
         )
 
 

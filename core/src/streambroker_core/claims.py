@@ -4,7 +4,7 @@ Claims, strongest first:
 
 1. planned: never removed until acknowledged or the reader is away for longer than grace;
 2. held: every epoch that a routed ``wait`` reader, live or within grace, has not finished;
-3. size and age: remove the oldest epochs that nobody claims.
+3. size, in the log and in memory, and age: remove the oldest epochs that nobody claims.
 
 A ``drop`` reader claims nothing but its plan, so size and age take the oldest epochs it has not
 planned; that is what dropping is. A ``wait`` reader that kept the export waiting for longer than
@@ -22,6 +22,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from streambroker_core.epochs import Stream
+
+MEMORY_BYTES = 128 << 20
+"""What the retained epochs of an export may take in memory before its log counts as full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +136,15 @@ class Holder:
 class Lag(NamedTuple):
     """What a reader has still to finish of what is retained.
 
-    ``since`` is when the oldest of it was published, None if there is nothing.
+    ``since`` is when the oldest of it was published, None if there is nothing; ``memory`` is what
+    its agent keeps of it in memory, in bytes.
     """
 
     epochs: int
     rows: int
     bytes: int
     since: float | None
+    memory: int = 0
 
 
 @dataclass(slots=True)
@@ -153,12 +158,16 @@ class _Front:
 class Claims:
     """The streams of one export, its readers, and what they hold.
 
+    A log is full when its epochs take ``limits.max_bytes``, or ``max_memory`` in memory: of tiny
+    epochs so many fit into the log that its agent could not hold what it knows of them.
+
     Where the slowest stand is kept by stream, so that a plan does not look at all readers. What
     is kept is forgotten when routes, limits, streams or leases change other than by time going on.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
+        self.max_memory = MEMORY_BYTES
         self.streams: dict[str, Stream] = {}
         self.readers: dict[str, Reader] = {}
         self._fronts: dict[str, _Front] = {}
@@ -209,7 +218,7 @@ class Claims:
 
     def lag(self, reader: Reader) -> Lag:
         """Return what a reader has still to finish; nothing once its route is gone."""
-        epochs = rows = size = 0
+        epochs = rows = size = memory = 0
         since: float | None = None
         for stream in self.streams.values() if reader.routed else ():
             first = stream.at_or_after(self._wanted_from(reader, stream))
@@ -217,8 +226,9 @@ class Claims:
                 epochs += stream.next - first
                 rows += stream.rows_between(first, stream.next)
                 size += stream.bytes_from(first)
+                memory += stream.memory_from(first)
                 since = stream.epochs[first].published if since is None else since
-        return Lag(epochs, rows, size, since)
+        return Lag(epochs, rows, size, since, memory)
 
     def released(self, now: float) -> list[Reader]:
         """Return the readers that have been away for longer than grace: they hold nothing."""
@@ -301,9 +311,17 @@ class Claims:
         """Return the bytes that ``wait`` readers have not finished, each epoch counted once."""
         return sum(s.bytes_from(self._held_from(s, now)) for s in self.streams.values())
 
+    def held_memory(self, now: float) -> int:
+        """Return what the same epochs take in memory."""
+        return sum(s.memory_from(self._held_from(s, now)) for s in self.streams.values())
+
+    def fullness(self, bytes_: int, memory: int) -> float:
+        """Return what part of the log some epochs fill; 1 and more is all of it."""
+        return max(bytes_ / max(1, self.limits.max_bytes), memory / self.max_memory)
+
     def blocked_by(self, now: float) -> list[Holder]:
         """Return who keeps the export waiting, slowest first; empty if a batch may be admitted."""
-        if self.held_bytes(now) < self.limits.max_bytes:
+        if self.fullness(self.held_bytes(now), self.held_memory(now)) < 1:
             return []
         holders = [
             Holder(
@@ -325,9 +343,10 @@ class Claims:
         is larger than the log.
         """
         total = sum(s.bytes for s in self.streams.values())
+        memory = sum(s.memory for s in self.streams.values())
         limits = self.limits
         oldest = None if limits.max_age is None else now - limits.max_age
-        if total <= limits.max_bytes and oldest is None:
+        if total <= limits.max_bytes and memory <= self.max_memory and oldest is None:
             return {}
         removed: dict[str, list[int]] = {}
         for stream in self.streams.values():
@@ -335,14 +354,15 @@ class Claims:
             number = stream.at_or_after(0)
             while number < stream.next:
                 newest = not stream.sealed and number + 1 == stream.next
-                full = total > limits.max_bytes and not newest
+                full = (total > limits.max_bytes or memory > self.max_memory) and not newest
                 old = oldest is not None and stream.epochs[number].published < oldest
                 if not (full or old) or number >= self._held_from(stream, now):
                     break
                 plans = self._plans_in(stream, now) if plans is None else plans
                 end = max((next_ for first, next_ in plans if first <= number < next_), default=0)
                 if not end:
-                    total -= stream.remove(number).bytes
+                    gone = stream.remove(number)
+                    total, memory = total - gone.bytes, memory - gone.memory
                     removed.setdefault(stream.id, []).append(number)
                 number = stream.at_or_after(end or number + 1)
             stream.forget_sums(self._places_in)

@@ -23,6 +23,7 @@ class Epoch:
     Attributes:
         bytes: its size in the log.
         published: when.
+        memory: what is kept of it in memory while it is retained, in bytes.
         gap: how many batches of its query were published right before it and are in no log: the
             log is an older copy. Such an epoch is the first of its stream.
     """
@@ -34,6 +35,7 @@ class Epoch:
     query: str
     batch: int
     gap: int = 0
+    memory: int = 0
 
 
 def holes(ranges: Iterable[tuple[int, int]], first: int, next_: int) -> Iterator[tuple[int, int]]:
@@ -90,11 +92,12 @@ class Stream:
     """One log of epochs; ``next`` is the number the next epoch gets, ``bytes`` what is kept.
 
     Attributes:
+        memory: what the retained epochs take in memory.
         sealed: a successor was opened; no epoch is added any more.
         epochs: what is retained, by number, ascending; planned epochs may stand alone.
         rows: of all epochs that there ever were.
-        before: rows and bytes of all earlier epochs, by the number of a retained epoch. Bytes are
-            counted from where the stream was opened.
+        before: rows, bytes and memory of all earlier epochs, by the number of a retained epoch.
+            Bytes and memory are counted from where the stream was opened.
         removed: rows below numbers of which there is no epoch any more.
         whole: from here on no epoch is missing.
         alone: retained epochs below ``whole``, ascending.
@@ -106,19 +109,23 @@ class Stream:
     bytes: int = 0
     epochs: dict[int, Epoch] = field(default_factory=dict)
     rows: int = 0
-    before: dict[int, tuple[int, int]] = field(default_factory=dict)
+    memory: int = 0
+    before: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     removed: Sums = field(default_factory=Sums)
     whole: int = 0
     alone: list[int] = field(default_factory=list)
     _bytes: int = 0
+    _memory: int = 0
     _kept: int = 0
 
     def add(self, epoch: Epoch) -> None:
         """Take in the epoch that ``next`` announced."""
         self.epochs[epoch.number] = epoch
-        self.before[epoch.number] = (self.rows, self._bytes)
+        self.before[epoch.number] = (self.rows, self._bytes, self._memory)
         self.bytes += epoch.bytes
         self._bytes += epoch.bytes
+        self.memory += epoch.memory
+        self._memory += epoch.memory
         self.rows += epoch.rows
         self.next = epoch.number + 1
 
@@ -141,6 +148,7 @@ class Stream:
         epoch = self.epochs.pop(number)
         self.removed[number] = self.before.pop(number)[0]
         self.bytes -= epoch.bytes
+        self.memory -= epoch.memory
         if number < self.whole:
             del self.alone[bisect_left(self.alone, number)]
         else:
@@ -205,3 +213,8 @@ class Stream:
         """Return the bytes from the first epoch on that is retained and not below ``number``."""
         found = self.at_or_after(number)
         return self._bytes - self.before[found][1] if found < self.next else 0
+
+    def memory_from(self, number: int) -> int:
+        """Return the memory that the same epochs take."""
+        found = self.at_or_after(number)
+        return self._memory - self.before[found][2] if found < self.next else 0

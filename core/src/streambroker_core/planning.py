@@ -340,7 +340,10 @@ class Planning(Claims):
 
     def _turn_back(self, reader: Reader) -> None:
         """Let a reader that was turned hold again, once what it has before it is no danger."""
-        if reader.turned and 2 * self.lag(reader).bytes <= self.limits.max_bytes:
+        if not reader.turned:
+            return
+        lag = self.lag(reader)
+        if 2 * self.fullness(lag.bytes, lag.memory) <= 1:
             self._agree(reader)
             reader.turned = False
 

@@ -94,11 +94,12 @@ def reader_figures(reader: Reader, delivery: Delivery, now: float) -> dict[str, 
 def lag_figures(export: HostedExport, reader: Reader, now: float) -> dict[str, Any]:
     """Return what a reader has still to finish, and how full of it the log is.
 
-    ``congestion`` is 100 where it alone comes to ``buffer.maxBytes``: then an export that has to
-    wait for it waits, and one that need not drops its oldest epochs.
+    ``congestion`` is 100 where it alone comes to ``buffer.maxBytes``, or to so many epochs as may
+    be kept in memory: then an export that has to wait for it waits, and one that need not drops
+    its oldest epochs.
     """
     lag = export.ledger.lag(reader)
-    full = 100 * lag.bytes // max(1, export.ledger.limits.max_bytes)
+    full = int(100 * export.ledger.fullness(lag.bytes, lag.memory))
     return {
         "lag": [lag.epochs, lag.bytes],
         "lagRows": lag.rows,

@@ -10,6 +10,7 @@ the export; each other agent that holds some of it, a *fellow*, has a manifest o
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
@@ -149,6 +150,11 @@ class Manifest:
     blocks: tuple[Block | Away, ...]
     agents: tuple[str, ...] = ()
     gap: int = 0
+
+    def __post_init__(self) -> None:
+        """Keep once in memory what all epochs of a run have in common."""
+        for name in ("query", "run", "ddl"):
+            object.__setattr__(self, name, sys.intern(getattr(self, name)))
 
     def encode(self) -> Meta:
         """Return its form in the log."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,6 +29,10 @@ log = logging.getLogger("pe_agent")
 
 BATCH_BYTES = 1 << 30
 """What one batch may take in any case; more, where ``buffer.maxBytes`` is more."""
+EPOCH_MEMORY = 1200
+"""What the agent keeps of an epoch in memory, beside its blocks; bytes of CPython, measured."""
+BLOCK_MEMORY = 250
+"""What it keeps of each block of an epoch."""
 
 
 class StageMissingError(StreambrokerError):
@@ -103,6 +108,8 @@ class PublishingSide(WaitingSide, SpreadSide):
                         "waiting": {
                             "held": self.ledger.held_bytes(now),
                             "limit": self.ledger.limits.max_bytes,
+                            "memory": self.ledger.held_memory(now),
+                            "memory_limit": self.ledger.max_memory,
                             "since": self.waits.since(now),
                             "holders": [
                                 {
@@ -255,6 +262,7 @@ class PublishingSide(WaitingSide, SpreadSide):
             StageMissingError: a stage is not here, or not as it was told.
             FencedError, PublisherInUseError, BatchDiffersError: see core.publishing.
         """
+        ddl = None if ddl is None else sys.intern(ddl)  # once in memory for all epochs
         with self._publishing:
             sealed = self._seal(query=query, run=run, batch=batch, stages=stages, ddl=ddl)
             return self._publish(query, run, batch, stages, ddl, sealed)
@@ -453,4 +461,5 @@ def epoch_of(manifest: Manifest, size: int) -> Epoch:
         query=manifest.query,
         batch=manifest.batch,
         gap=manifest.gap,
+        memory=EPOCH_MEMORY + BLOCK_MEMORY * len(manifest.blocks),
     )
