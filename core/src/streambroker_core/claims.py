@@ -78,6 +78,8 @@ class Reader:
         moved: when it finished an epoch last, or came.
         turned: it waits by its policy, and drops because the export waited for it too long.
         turns: how often that has happened.
+        lives: the lives of its agent that have asked for it, the present one last.
+        calls: the number of the last call in that life.
     """
 
     id: str
@@ -94,6 +96,8 @@ class Reader:
     moved: float = 0.0
     turned: bool = False
     turns: int = 0
+    lives: tuple[str, ...] = ()
+    calls: int = 0
 
     @property
     def drops(self) -> bool:

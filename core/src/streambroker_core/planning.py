@@ -16,6 +16,8 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import Planned, together
 
 READERS = 1_000
+LIVES = 8
+"""How many earlier lives of a reader's agent are known, whose late calls change nothing."""
 
 Gone = tuple[int, int, int | None]
 """Epochs ``[first, next)`` that are gone, and how many rows they had, None if nobody knows."""
@@ -54,6 +56,12 @@ class ReadersExceededError(StreambrokerError):
     code = "ReadersExceeded"
 
 
+class OvertakenError(StreambrokerError):
+    """A call that a newer one of the same reader has overtaken; nothing was done."""
+
+    code = "Overtaken"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """What a reader says when it wants its next micro-batch.
@@ -71,6 +79,8 @@ class Ask:
         lease: seconds until the reader counts as away.
         lossy: loss that nobody agreed to is told and passed over; it does not stop the reader.
         granted: it may have what it was not given before.
+        call: the life of the reader's agent, and the how many-th call for the reader in it this
+            is; None if it does not say.
     """
 
     reader: str
@@ -87,6 +97,7 @@ class Ask:
     lease: float = 5.0
     lossy: bool = False
     granted: bool = True
+    call: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +134,12 @@ class Planning(Claims):
         Raises:
             DataLossError: the reader's next epochs are gone, its policy is ``wait``, and it is not
                 lossy.
+            OvertakenError: a later call of the reader was there before.
             ReadersExceededError: it is new, and there are too many.
             RevokedError: its import is revoked.
         """
         self.check_revoked(ask.import_)
+        self.check_call(ask)
         with self._moving(ask.reader, now):
             return self._plan(ask, now)
 
@@ -141,6 +154,24 @@ class Planning(Claims):
             raise RevokedError(
                 f"the export has revoked {named}: {import_} reads nothing of it any more, and what"
                 " it had planned is not kept. Its owner can take that back (field revoked)."
+            )
+
+    def check_call(self, ask: Ask) -> None:
+        """Refuse a call whose sender has given it up and made another one since.
+
+        It would take the reader back: its position, and with it the plan that is being read.
+
+        Raises:
+            OvertakenError: it is one.
+        """
+        reader = self.readers.get(ask.reader)
+        if reader is None or ask.call is None or not (reader.routed and ask.granted):
+            return
+        life, number = ask.call
+        if life in reader.lives[:-1] or (life in reader.lives and number < reader.calls):
+            raise OvertakenError(
+                f"call {number} of reader {ask.reader} comes after a later one; nothing is planned"
+                " for it."
             )
 
     def _revoked_by(self, import_: str) -> str | None:
@@ -265,6 +296,9 @@ class Planning(Claims):
                 moved=now,
             )
             self.readers[ask.reader] = reader
+        if ask.call is not None and reader.routed and ask.granted:
+            life, reader.calls = ask.call
+            reader.lives = (*(one for one in reader.lives if one != life), life)[-LIVES:]
         reader.start = ask.start
         reader.until = max(reader.until, now + ask.lease)
         return reader
@@ -405,10 +439,12 @@ class Planning(Claims):
             DataLossError: an epoch of the plan is gone, whatever the policy. A lossy reader
                 asks :meth:`missing` and leaves those epochs out.
             NotRoutedError: its route is cut, and the plan is not one that it was given before.
+            OvertakenError: a later call of the reader was there before.
             ReadersExceededError: it is not known (any more), and there are too many.
             RevokedError: its import is revoked.
         """
         self.check_revoked(ask.import_)
+        self.check_call(ask)
         self._check_given(ask, ranges)
         for name, gone in self.missing(ranges).items() if not ask.lossy else ():
             raise DataLossError(

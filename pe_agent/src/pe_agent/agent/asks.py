@@ -52,6 +52,7 @@ def read_ask(body: Mapping[str, Any], what: str) -> Ask:
             one=fields.boolean("one", True),
             lease=min(MAX_LEASE, _seconds(fields, "lease")),
             lossy=fields.boolean("lossy", False),
+            call=_call(fields),
         )
     except ManifestError as error:
         raise BodyInvalidError(
@@ -108,6 +109,19 @@ def _last(fields: Fields) -> tuple[str, int] | None:
         or not -1 <= found[1] <= _MOST
     ):
         raise fields.bad("last", "has to be a query id and the id of a batch")
+    return found[0], found[1]
+
+
+def _call(fields: Fields) -> tuple[str, int] | None:
+    found = fields.get("call")
+    if found is None:
+        return None
+    if (
+        not isinstance(found, list | tuple)
+        or [type(v) for v in found] != [str, int]
+        or not (len(found[0]) <= MAX_READER and _is_number(found[1]))
+    ):
+        raise fields.bad("call", "has to be a life of an agent and the number of a call in it")
     return found[0], found[1]
 
 

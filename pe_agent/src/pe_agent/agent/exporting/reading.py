@@ -50,8 +50,12 @@ class ReadingSide(SpreadSide):
         """Acknowledge a reader's position, pin its next epochs, remember under which filter.
 
         Nothing is planned of the streams in ``unfit``; see :meth:`misfits`.
+
+        Raises:
+            OvertakenError, DataLossError, ReadersExceededError, RevokedError: see core.planning.
         """
         with self._lock:
+            self.ledger.check_call(ask)
             now, before = self._clock(), self._planned(ask.reader)
             self._finish(ask)
             if unfit:
@@ -100,8 +104,10 @@ class ReadingSide(SpreadSide):
                 is lossy: what cannot be reached is not lost.
             DataLossError: epochs of it are gone, and the reader is not lossy.
             NotRoutedError: its route is cut, and it was not given all of them.
+            OvertakenError: a later call of the reader was there before.
         """
         with self._lock:
+            self.ledger.check_call(ask)
             before = self._planned(ask.reader)
             self._finish(ask)
             self.ledger.replan(ask, ranges, self._clock())

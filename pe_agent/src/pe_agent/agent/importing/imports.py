@@ -333,6 +333,7 @@ class ImportHost(Slices, Heads):
             timeout=PLAN_SECONDS,
             export=export,
             reader=reader.id,
+            call=self.readers.ask(reader),
             capability=capability,
             start=policy,
             known=export in start.last,

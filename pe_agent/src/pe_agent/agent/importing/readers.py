@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from collections.abc import Collection, Iterable
@@ -65,6 +66,7 @@ class OwnReader:
             were changed.
         refused: why an export gives nothing, by export.
         calls: how often it was called; an older call that is still under way stops.
+        asked: how often exporters were asked for a plan of it, in this life of the agent.
         turn: which route is asked first, counted up at each call.
         silent: exports that did not answer its last call.
         ended: at its last call it had read all that ended exports have, and there are no others.
@@ -87,6 +89,7 @@ class OwnReader:
     refused: dict[str, str] = field(default_factory=dict)
     turn: int = 0
     calls: int = 0
+    asked: int = 0
     ended: bool = False
     silent: set[str] = field(default_factory=set)
     missed: dict[str, Missed] = field(default_factory=dict)
@@ -102,6 +105,7 @@ class OwnReaders:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
+        self._life = secrets.token_hex(8)
         self._readers: dict[str, OwnReader] = {}
         for id_, state in store.states("own_readers", "id").items():
             homes = {s: h[0] for s, h in state["homes"].items()}
@@ -165,6 +169,16 @@ class OwnReaders:
         with self._lock:
             reader.calls += 1
             return reader.calls
+
+    def ask(self, reader: OwnReader) -> list[str | int]:
+        """Number a call to an exporter: one that was given up must not take back a later one.
+
+        Returns:
+            The life of this agent, and a number that is higher than all before in it.
+        """
+        with self._lock:
+            reader.asked += 1
+            return [self._life, reader.asked]
 
     def _take_in(self, id_: str, import_: str, now: float) -> OwnReader:
         """Beyond so many readers the one that has been away longest is forgotten.

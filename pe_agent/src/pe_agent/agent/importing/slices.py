@@ -143,6 +143,7 @@ class Slices(ImportState):
             timeout=PLAN_SECONDS,
             export=export,
             reader=reader.id,
+            call=self.readers.ask(reader),
             capability=capability,
             lease=READER_LEASE,
             **self._positions(reader, export, batch.start),
