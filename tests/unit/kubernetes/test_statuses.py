@@ -282,6 +282,47 @@ def test_an_agent_that_goes_and_comes_back_costs_each_end_one_write_for_either()
     assert bench.written() == {}
 
 
+def silent(bench: Bench, *jobs: str) -> dict[str, str]:
+    """Let time pass in which these jobs say nothing; return how each agent is."""
+    bench.now += 60.0
+    for job in {"feed", "alerts"}.difference(jobs):
+        bench.poll(job)
+    bench.now += 60.0
+    bench.statuses.listen()
+    return {job: bench.statuses.agent_state(pe(job)) for job in ("feed", "alerts")}
+
+
+def test_an_agent_that_is_away_is_missed_while_somebody_who_is_there_reads_of_it() -> None:
+    assert silent(running(), "feed") == {"feed": "away", "alerts": "current"}
+
+
+def test_nobody_misses_who_only_reads() -> None:
+    assert silent(running(), "alerts") == {"feed": "current", "alerts": "gone"}
+
+
+def test_of_a_pipeline_that_has_finished_nobody_is_missed() -> None:
+    assert silent(running(), "feed", "alerts") == {"feed": "gone", "alerts": "gone"}
+
+
+def test_an_exporter_that_has_told_its_end_is_not_missed() -> None:
+    bench = running()
+    bench.say("trades")
+    assert bench.ended() == ["Finished"]
+    assert silent(bench, "feed") == {"feed": "gone", "alerts": "current"}
+    bench.poll("feed")
+    assert bench.statuses.agent_state(pe("feed")) == "current"
+
+
+def test_an_exporter_whose_importers_never_had_an_agent_is_not_missed() -> None:
+    bench = Bench()
+    bench.statuses.lead(True)
+    bench.tell(AgentRegistered(pe=pe("feed"), registration=registration(), version=1))
+    bench.poll("feed")
+    bench.now += 120.0
+    bench.statuses.listen()
+    assert bench.statuses.agent_state(pe("feed")) == "gone"
+
+
 def test_another_who_leads_says_nothing_new_of_who_is_away() -> None:
     bench = running()
     bench.now += 100.0

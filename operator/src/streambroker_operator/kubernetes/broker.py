@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from aiohttp import web
 
@@ -414,9 +414,9 @@ class ClusterBroker:
         """Return how many agents are in which state; nothing where others hear of them."""
         if not self._leads():
             return {}
-        found: dict[AgentState, int] = {"current": 0, "behind": 0, "unheard": 0, "away": 0}
+        found: dict[AgentState, int] = dict.fromkeys(get_args(AgentState), 0)
         for pe in self.runtime.board.registrations():
-            found[self.desk.statuses.programming.state(pe)] += 1
+            found[self.desk.statuses.agent_state(pe)] += 1
         return found
 
 

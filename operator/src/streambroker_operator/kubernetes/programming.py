@@ -19,7 +19,8 @@ from streambroker_core.model import PeKey
 from streambroker_operator.kubernetes.presence import AWAY_S, Presence
 from streambroker_operator.kubernetes.status import Condition
 
-AgentState: TypeAlias = Literal["current", "behind", "unheard", "away"]
+AgentState: TypeAlias = Literal["current", "behind", "unheard", "away", "gone"]
+"""``gone`` are those of the ones away that nobody misses: their jobs may have finished."""
 
 _RECENT = 8
 """How many former views of a PE are known; an agent that runs an older one is behind anyway."""

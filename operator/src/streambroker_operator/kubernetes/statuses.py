@@ -24,7 +24,7 @@ from streambroker_core.matching import Match
 from streambroker_core.model import Export, Kind, PeKey, Resource
 from streambroker_core.wire.ends import Ends
 from streambroker_operator.kubernetes.ending import Ending
-from streambroker_operator.kubernetes.programming import Programming
+from streambroker_operator.kubernetes.programming import AgentState, Programming
 from streambroker_operator.kubernetes.status import (
     NOTHING_SHOWN,
     Facts,
@@ -266,6 +266,22 @@ class Statuses:
             shown=shown,
             steered=self._steered(name),
             ended=self.ending.ended(resource.key) if isinstance(resource, Export) else False,
+        )
+
+    def agent_state(self, pe: PeKey) -> AgentState:
+        """Return how a registered agent is; resources of a finished job stay, and it with them."""
+        state = self.programming.state(pe)
+        return "gone" if state == "away" and not self._missed(pe) else state
+
+    def _missed(self, pe: PeKey) -> bool:
+        """Whether an agent that is not away reads an Export of a PE that has not ended."""
+        view = self._board.view(pe)
+        return view is not None and any(
+            self._registered(route.import_.owner)
+            and not self.programming.presence.away(route.import_.owner)
+            for export in view.exports.values()
+            if not self.shows_end(export.uid)
+            for route in export.routes
         )
 
     def _pes(self, name: Name, resource: Resource) -> Iterator[PeKey]:
