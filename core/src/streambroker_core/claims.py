@@ -217,8 +217,12 @@ class Claims:
 
         While one has, the stream has to stay known: its loss is told or counted, not passed over.
         """
-        known = self.streams[stream]
-        return any(self._wanted_from(r, known) < known.next for r in self.readers.values())
+        return any(self.wants(reader, stream) for reader in self.readers)
+
+    def wants(self, reader: str, stream: str) -> bool:
+        """Whether a reader has not come to the end of a stream; one that is not known has."""
+        known, of = self.readers.get(reader), self.streams.get(stream)
+        return known is not None and of is not None and self._wanted_from(known, of) < of.next
 
     def lag(self, reader: Reader) -> Lag:
         """Return what a reader has still to finish; nothing once its route is gone."""

@@ -124,6 +124,24 @@ def test_a_run_fails_when_an_export_refuses_what_it_needs(agents: Pair) -> None:
     again.stop()
 
 
+@pytest.mark.parametrize("why", ["filter", "revoked"])
+def test_a_run_to_the_end_fails_when_only_an_export_that_refuses_is_left(
+    agents: Pair, why: str
+) -> None:
+    publish(agents, 1)
+    if why == "filter":
+        agents.plumb(filter="prize > 1")
+    else:
+        agents.plumb(revoked=("default/alerts",))
+    agents.exporter.restart()
+    agents.importer.restart()
+    run = Run(agents.importer, reconnect=1.0, stop_at_end=True)
+    run.source.prepareForTriggerAvailableNow()
+    with pytest.raises(NothingGivenError, match="prize" if why == "filter" else "revoked"):
+        list(run.batches())
+    run.stop()
+
+
 def test_a_run_that_has_read_all_ends_although_the_exporter_is_away(agents: Pair) -> None:
     publish(agents, 2)
     run = Run(agents.importer, reconnect=SECONDS)

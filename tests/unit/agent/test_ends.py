@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from pe_agent.agent.importing.peers import Peers, _Watched
 from pe_agent.agent.news import News
 from pe_agent.client import AgentClient
 from pe_agent.datasource.options import Options
-from pe_agent.datasource.source import StreambrokerStreamReader
+from pe_agent.datasource.source import NothingGivenError, StreambrokerStreamReader
+from streambroker_core.errors import StreambrokerError
 from support.imports import A, B, Bench, answer, away, bench, plan, refused
 from support.sources import SCHEMA
 from support.waiting import until
@@ -112,12 +114,11 @@ def test_an_end_and_what_comes_after_it_are_news(monkeypatch: pytest.MonkeyPatch
         seen = now
 
 
-def test_a_run_to_the_end_waits_until_all_exports_have_ended(
-    made: Bench, ended: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Own:
-        """The own agent, which is the bench."""
+@pytest.fixture
+def own(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sources ask the bench as their own agent."""
 
+    class Own:
         def __init__(self, *_: object) -> None:
             pass
 
@@ -125,9 +126,22 @@ def test_a_run_to_the_end_waits_until_all_exports_have_ended(
             return made.host.next(body) if action == "reader.next" else {}
 
     monkeypatch.setattr("pe_agent.datasource.source.AgentClient", Own)
+    monkeypatch.setattr("pe_agent.datasource.source.AHEAD_SECONDS", 0.01)
+
+
+def to_the_end(reconnect: float = SECONDS, **options: Any) -> StreambrokerStreamReader:
+    how = Options("in", "own", "", stop_at_end=True, reconnect=reconnect, **options)
+    return StreambrokerStreamReader(SCHEMA, how)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_run_to_the_end_waits_until_all_exports_have_ended(
+    made: Bench, ended: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pe_agent.datasource.source.AHEAD_SECONDS", 1.0)
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 2))
-    source = StreambrokerStreamReader(SCHEMA, Options("in", "own", "", stop_at_end=True))
+    source = to_the_end()
     source.prepareForTriggerAvailableNow()
     end = source.latestOffset(source.initialOffset(), ReadAllAvailable())
     made.replies[A] = lambda _: answer(plan("s", 2, 2))
@@ -145,3 +159,136 @@ def test_a_run_to_the_end_waits_until_all_exports_have_ended(
     ended.add(A)
     assert source.latestOffset(later[0], ReadAllAvailable()) == later[0]
     source.stop()
+
+
+def misfit(_: dict[str, Any]) -> dict[str, Any]:
+    return {**answer(), "misfits": ["no column"]}
+
+
+def not_read(made: Bench, why: str) -> None:
+    """Let A refuse: when it is asked for a plan, or to the watch of its heads."""
+    if why == "watch":
+        made.host.peers._watched["grpc+tcp://a:1"] = _Watched("grpc+tcp://a:1", {})
+        made.host.peers._note_refused({A: "no column"})
+        made.host.peers.note_away("grpc+tcp://a:1", "no column")
+    made.replies[A] = {"misfit": misfit, "revoked": refused("Revoked"), "watch": away}[why]
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("why", ["misfit", "revoked", "watch"])
+def test_a_run_to_the_end_fails_when_there_is_nothing_left_but_what_refuses(
+    made: Bench, ended: set[str], why: str
+) -> None:
+    made.connect(A, B)
+    not_read(made, why)
+    made.replies[B] = lambda _: answer(plan("t", 0, 2))
+    source = to_the_end(reconnect=0.2)
+    source.prepareForTriggerAvailableNow()
+    end = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+    made.replies[B] = lambda _: answer()
+    ended.add(B)
+    with pytest.raises(NothingGivenError, match=f"{A}: no"):
+        source.latestOffset(end, ReadAllAvailable())
+    source.stop()
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("goes_on", ["another", "silent"])
+def test_a_run_to_the_end_waits_for_others_whatever_refuses(
+    made: Bench, ended: set[str], goes_on: str
+) -> None:
+    """One that is not there, or has not ended, may have more to give."""
+    made.connect(A, B)
+    made.replies[A], made.replies[B] = misfit, lambda _: answer()
+    source = to_the_end(reconnect=0.1)
+    source.prepareForTriggerAvailableNow()
+    later: list[object] = []
+
+    def ask() -> None:
+        try:
+            later.append(source.latestOffset(first, ReadAllAvailable()))
+        except StreambrokerError as error:
+            later.append(error)
+
+    first = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+    if goes_on == "silent":
+        ended.add(B)
+        made.replies[B] = away
+    waits = threading.Thread(target=ask, daemon=True)
+    waits.start()
+    waits.join(1.0)
+    assert later == []
+    ended.add(B)
+    made.replies[B] = lambda _: answer()
+    waits.join(SECONDS)
+    assert [type(found) for found in later] == [NothingGivenError]
+    source.stop()
+
+
+@pytest.mark.usefixtures("own")
+def test_a_refusal_that_passes_does_not_end_the_run(made: Bench, ended: set[str]) -> None:
+    made.connect(A)
+    made.replies[A], asked = misfit, len(made.asked)
+    source = to_the_end()
+    source.prepareForTriggerAvailableNow()
+    first = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+    found: list[Any] = []
+    waits = threading.Thread(
+        target=lambda: found.append(source.latestOffset(first, ReadAllAvailable())), daemon=True
+    )
+    waits.start()
+    until(lambda: len(made.asked) > asked + 3, SECONDS, "it asks again")
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    waits.join(SECONDS)
+    assert found[0]["streams"]["s"]["next"] == 2
+    source.stop()
+
+
+TOLD: dict[str, Any] = {"query": "q", "run": "r", "export": None, "foreign": False}
+
+
+def asked_for(source: StreambrokerStreamReader, start: dict[str, Any], seconds: float) -> Any:
+    """Return what a query that goes on meets, asking at once again for so long."""
+    stop = time.monotonic() + seconds
+    while time.monotonic() < stop:
+        try:
+            if (found := source.latestOffset(start, ReadAllAvailable())) != start:
+                return found
+        except StreambrokerError as error:
+            return error
+    return None
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_query_that_stops_at_the_end_fails_when_only_what_refuses_is_left(
+    made: Bench, ended: set[str], stops: bool
+) -> None:
+    made.connect(A)
+    made.replies[A] = misfit
+    made.host.begin_query({**TOLD, "frames": ["f"]})
+    how = Options("in", "own", "", stop_at_end=stops, reconnect=0.2, frame="f")
+    source = StreambrokerStreamReader(SCHEMA, how)
+    first = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+    met = asked_for(source, first, SECONDS if stops else 1.0)
+    assert isinstance(met, NothingGivenError) == stops
+    assert made.host.begin_query({**TOLD, "frames": ["f"]}) == {"ended": False}
+    source.stop()
+
+
+def test_such_a_query_reads_its_other_imports_to_their_end_before(
+    made: Bench, ended: set[str]
+) -> None:
+    made.connect(A, ports=("in", "too"))
+    made.replies[A] = lambda body: misfit(body) if body["import"].endswith("/in") else answer()
+    made.host.begin_query({**TOLD, "frames": ["f", "g"]})
+    one, two = made.offset(), made.next(None, **{"import": "too"})["offset"]
+    assert "left" not in made.next(one, frame="f")
+    assert "left" not in made.next(two, frame="g", aside=True, **{"import": "too"})
+    assert "left" not in made.next(one, frame="f")
+    ended.add(A)
+    assert made.next(two, frame="g", aside=True, **{"import": "too"})["ended"]
+    told = made.next(one, frame="f")
+    assert (told["left"] > 0, list(told["refused"])) == (True, [A])
+    made.host.begin_query({**TOLD, "frames": ["f", "g"], "foreign": True})
+    assert "left" not in made.next(one, frame="f")

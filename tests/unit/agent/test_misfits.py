@@ -11,6 +11,7 @@ import pytest
 from pe_agent.agent.exporting.masks import misfit
 from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.log import Committer
+from support.exports import IMPORT, bench, rows
 
 DDL = "`line` bigint, `price` double"
 
@@ -67,3 +68,27 @@ def test_a_reader_that_does_not_fit_is_told_why(
 
     assert told is not None
     assert why in told
+
+
+def test_a_stream_that_does_not_fit_holds_a_reader_up_until_it_has_no_more_for_it(
+    tmp_path: Path,
+) -> None:
+    with bench(tmp_path) as made:
+        made.export.set_routes({IMPORT: "wait", "other": "wait"})
+        made.publish(0, rows(0, 1))
+        first = made.stream
+        made.plan(reader="behind")
+        made.plan({first: 1})
+        assert made.export.holds_up("reader", first), "it goes on"
+        made.export.finish(query="q", run="r")
+        assert not made.export.holds_up("reader", first)
+        assert made.export.holds_up("behind", first), "it has an epoch for that one"
+        made.publish(1, rows(1, 1), ddl="`n` bigint, `name` string, `more` string")
+        second = made.stream
+        assert not made.export.holds_up("reader", first), "the other one is its successor"
+        assert made.export.holds_up("reader", second)
+        made.export.finish(query="q", run="r")
+        assert made.export.holds_up("reader", second)
+        made.plan({first: 1, second: 1})
+        assert not made.export.holds_up("reader", second)
+        assert not made.export.holds_up("reader", "forgotten")

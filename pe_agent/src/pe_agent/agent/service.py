@@ -184,7 +184,8 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             columns=body["columns"],
             unfit=unfit,
         )
-        return {**plan_body(answer), "misfits": list(unfit.values())}
+        told = [why for stream, why in unfit.items() if export.holds_up(ask.reader, stream)]
+        return {**plan_body(answer), "misfits": told}
 
     def _replan(self, body: dict[str, Any]) -> dict[str, Any]:
         ask, ranges = read_ask(body, "peer.replan"), read_ranges(body)

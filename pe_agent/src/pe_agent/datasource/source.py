@@ -182,7 +182,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         Raises:
             AgentUnreachableError: in a run up to a limit, the own agent, or an exporter's that has
                 not reached it, stayed away for ``reconnect`` seconds.
-            NothingGivenError: an export that has not reached it has refused for as long.
+            NothingGivenError: an export that has not reached it has refused for as long; so it is
+                with ``stopAtEnd`` once there is nothing to wait for but exports that refuse.
         """
         request = self._request(start)
         if self._to_end:
@@ -199,6 +200,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             self._note_away(error)
             return start
         self._told = False
+        if self._options.stop_at_end and answer.get("left", 0.0) > self._options.reconnect:
+            raise self._left_behind(answer["behind"], answer["refused"])
         if answer["offset"] is None:
             self._together = "together" in answer
             self._ahead.nothing(start)
@@ -251,8 +254,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         if not silent:
             why = "; ".join(f"{export}: {said}" for export, said in sorted(refused.items()))
             return NothingGivenError(
-                f"{import_} is given nothing for {seconds}, and there is more that this run is to"
-                f" read. {why}. What was read is kept; correct that, and start the query again."
+                f"{import_} is given nothing for {seconds} of what this run is to read. {why}."
+                " What was read is kept; correct that, and start the query again."
             )
         return AgentUnreachableError(
             f"{import_}: {', '.join(silent)} did not answer for {seconds}, and has more that this"

@@ -86,6 +86,13 @@ class ReadingSide(SpreadSide):
         told = {s.id: misfit(s, filter_, wanted, schema) for s in list(self.streams.values())}
         return {stream: why for stream, why in told.items() if why is not None}
 
+    def holds_up(self, reader: str, stream: str) -> bool:
+        """Whether a stream that a reader cannot read has something for it, or may get it."""
+        with self._lock:
+            known = self.ledger.streams.get(stream)
+            goes_on = known is not None and not known.sealed and not self.ended()
+            return goes_on or self.ledger.wants(reader, stream)
+
     def replan(
         self,
         ask: Ask,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from pe_agent.agent.broker.routes import RouteTable
-from pe_agent.agent.importing.gates import Queries
+from pe_agent.agent.importing.gates import Queries, Query
 from pe_agent.agent.importing.heads import Heads
 from pe_agent.agent.importing.peers import PLAN_SECONDS, READER_LEASE
 from pe_agent.agent.importing.readers import OwnReader
@@ -79,8 +79,10 @@ class ImportHost(Slices, Heads):
         Returns:
             ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``;
             with ``gated``, the export whose log is full, if there may be something, and with
-            ``behind``, the exports that give nothing and have not reached the limit;
+            ``behind``, the exports that give nothing and have not reached the limit, or without
+            a limit those that alone keep the reader from its end, for they refuse it;
             ``refused``, why those of them give nothing that do answer;
+            ``left``, for how many seconds the query has had nothing else to wait for;
             ``ended`` if all its exports have ended and all they have is read;
             ``together`` if it is known that a call may wait without holding up other streams.
 
@@ -105,12 +107,12 @@ class ImportHost(Slices, Heads):
         while True:
             seen = self._news.seen(turn.keys)
             gate = turn.gate()
-            ended = gate is None and not limited and self._have_ended(request["import"])
+            going_on = self._going_on(request["import"]) if gate is None and not limited else None
             asked = request if gate is None else {**request, "limit": {}}
             end = self._advance(reader, start, asked, call) if reader.calls == call else None
             if end is None and reader.calls != call:
                 return {"offset": None}
-            reader.ended = ended and end is None and not (reader.silent or reader.refused)
+            _note_end(reader, going_on if end is None else None)
             if end is not None:
                 turn.gave()
                 return {"offset": end.encode()}
@@ -127,6 +129,7 @@ class ImportHost(Slices, Heads):
                     "gated": gate,
                     "behind": behind,
                     "refused": {e: reader.refused[e] for e in behind if e in reader.refused},
+                    "left": 0.0 if reader.left is None else self._left_for(turn.query),
                     "together": turn.together,
                     "ended": reader.ended,
                 }
@@ -135,21 +138,42 @@ class ImportHost(Slices, Heads):
     def _behind(
         self, reader: OwnReader, start: Offset, limit: Mapping[str, int] | None
     ) -> list[str]:
-        """Return the exports that do not answer, or refuse, and have more below the limit."""
+        """Return the exports that do not answer, or refuse, and have more below the limit.
+
+        Without a limit they are those without which the reader would have ended.
+        """
+        if limit is None:
+            return [] if reader.left is None else sorted(reader.refused)
         short = [
             stream
-            for stream, next_ in (limit or {}).items()
+            for stream, next_ in limit.items()
             if stream not in start.streams or start.streams[stream].next < next_
         ]
         homes = {reader.homes.get(s) for s in short}
         nothing_of = {*reader.silent, *reader.refused}
         return sorted(e for e in nothing_of if e in homes or None in homes)
 
-    def _have_ended(self, port: str) -> bool:
-        """Whether there are exporters, and all have said that they have ended."""
+    def _going_on(self, port: str) -> set[str] | None:
+        """Return the exporters that have not said that they have ended; None if there is none."""
         import_ = self._routes.imported(port)
-        routes = import_.routes if import_ else ()
-        return bool(routes) and all(self.peers.ended(str(r.export)) for r in routes)
+        exports = {str(r.export) for r in import_.routes} if import_ else set()
+        return {e for e in exports if not self.peers.ended(e)} if exports else None
+
+    def _left_for(self, query: Query | None) -> float:
+        """Return for how many seconds a query has had to wait only for exports that refuse it."""
+        readers = [] if query is None else self._readers_of(query)
+        since = [r.left for r in readers if r.left is not None]
+        if not since or not all(r.ended or r.left is not None for r in readers):
+            return 0.0
+        return time.monotonic() - max(since)
+
+    def _readers_of(self, query: Query) -> list[OwnReader]:
+        """Return all readers of a query; none while some are not known, or it reads other streams.
+
+        Of such a query it cannot be said that it has nothing more to read.
+        """
+        readers = [self.readers[r] for r in sorted(query.readers) if r in self.readers]
+        return readers if len(readers) == len(query.frames) and not query.foreign else []
 
     def _advance(
         self, reader: OwnReader, start: Offset, request: Mapping[str, Any], call: int
@@ -166,14 +190,13 @@ class ImportHost(Slices, Heads):
             if reader.calls != call:
                 return None  # the caller has given up and asks anew, perhaps from further on
             if self.peers.is_away(str(route.location)):
-                reader.silent.add(str(route.export))
+                self._pass_over(reader, str(route.export))
                 continue
             if not self._worth_asking(reader, route, start):
                 continue
             share = max(1, left // (len(routes) - index))
             answer = self._ask(reader, route, import_, start, end, request, share, left == most)
             if answer is None:
-                reader.silent.add(str(route.export))
                 continue
             planned = [_planned(p) for p in answer["planned"]]
             reader.received.note(str(route.export), planned, start)
@@ -258,6 +281,14 @@ class ImportHost(Slices, Heads):
                 if not answer["routed"]:
                     reader.finished.add(export)
 
+    def _pass_over(self, reader: OwnReader, export: str) -> None:
+        """Note why an export is not asked: its agent does not answer, or says no to all."""
+        why = self.peers.refusal(export)
+        if why is None:
+            reader.silent.add(export)
+        else:
+            self._refuse(reader, export, why)
+
     def _worth_asking(self, reader: OwnReader, route: ImportRoute, start: Offset) -> bool:
         export = str(route.export)
         heads = self.peers.heads(export)
@@ -299,6 +330,7 @@ class ImportHost(Slices, Heads):
             )
         except AgentUnreachableError as error:
             self.peers.note_away(str(route.location), str(error))
+            reader.silent.add(export)
             return None
         except AgentRefusedError as error:
             if error.code == "DataLoss":
@@ -362,9 +394,8 @@ class ImportHost(Slices, Heads):
     def begin_query(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Take in a query that runs, and say whether all that it reads has ended and is read."""
         query = self.queries.begin(body)
-        readers = [self.readers[r] for r in sorted(query.readers) if r in self.readers]
-        whole = len(readers) == len(query.frames) and not query.foreign
-        return {"ended": whole and all(r.ended for r in readers)}
+        readers = self._readers_of(query)
+        return {"ended": bool(readers) and all(r.ended for r in readers)}
 
     # -- seen from outside -------------------------------------------------------------------
 
@@ -397,6 +428,23 @@ def _in_turn(reader: OwnReader, routes: list[ImportRoute]) -> list[ImportRoute]:
     first = reader.turn % max(1, len(routes))
     reader.turn += 1
     return routes[first:] + routes[:first]
+
+
+def _note_end(reader: OwnReader, going_on: set[str] | None) -> None:
+    """Note whether a reader that was given nothing has come to its end.
+
+    Args:
+        reader: one of our own.
+        going_on: its exports that had not ended before it asked; None if it has not come to the
+            end, whatever they say.
+    """
+    refused = set(reader.refused)
+    nothing_more = going_on is not None and not reader.silent and going_on <= refused
+    reader.ended = nothing_more and not refused
+    if not nothing_more or not refused:
+        reader.left = None
+    elif reader.left is None:
+        reader.left = time.monotonic()
 
 
 def _moves(plan: Planned, start: Offset) -> bool:

@@ -59,6 +59,7 @@ class Peers:
         self._heads: dict[str, dict[str, int]] = {}
         self._ended: set[str] = set()
         self._away: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
 
     def follow(self, view: View) -> None:
         """Watch the agents of this view's import routes."""
@@ -98,6 +99,7 @@ class Peers:
             known = {export for routes in wanted.values() for export in routes}
             self._heads = {e: h for e, h in self._heads.items() if e in known}
             self._ended &= known
+            self._refused = {e: why for e, why in self._refused.items() if e in known}
 
     def _is_home(self, export: str, location: str) -> bool:
         """Whether an export is at an address, as far as routes say."""
@@ -115,6 +117,10 @@ class Peers:
     def is_away(self, location: str) -> bool:
         """Whether the agent did not answer lately; its watch goes on asking."""
         return location in self._away
+
+    def refusal(self, export: str) -> str | None:
+        """Return why an export's agent tells nothing of it, None if it does or does not answer."""
+        return self._refused.get(export)
 
     def note_away(self, location: str, why: str) -> None:
         """Another call has found that the agent does not answer."""
@@ -157,13 +163,18 @@ class Peers:
             for export, imports in watched.routes.items()
         }
         began = time.monotonic()
-        answer = client.call(
-            "peer.watch",
-            exports=exports,
-            wait=WATCH_SECONDS,
-            lease=READER_LEASE,
-            timeout=WATCH_SECONDS + 5.0,
-        )
+        try:
+            answer = client.call(
+                "peer.watch",
+                exports=exports,
+                wait=WATCH_SECONDS,
+                lease=READER_LEASE,
+                timeout=WATCH_SECONDS + 5.0,
+            )
+        except StreambrokerError:
+            self._note_refused(dict.fromkeys(exports))
+            raise
+        self._note_refused({e: told.get("error") for e, told in answer["exports"].items()})
         moved: set[str] = set()
         refused = []
         for export, told in answer["exports"].items():
@@ -188,6 +199,14 @@ class Peers:
             raise AgentUnreachableError("; ".join(refused))
         if not moved and time.monotonic() - began < 0.01:
             watched.stopped.wait(0.05)
+
+    def _note_refused(self, told: Mapping[str, str | None]) -> None:
+        """Note of which exports an agent that answers tells nothing, and why."""
+        with self._lock:
+            for export, why in told.items():
+                self._refused.pop(export, None)
+                if why is not None:
+                    self._refused[export] = why
 
     def ask_heads(self, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
         """Return how far the streams of one export reach at this moment, and whether it has ended.

@@ -70,6 +70,8 @@ class OwnReader:
         turn: which route is asked first, counted up at each call.
         silent: exports that did not answer its last call.
         ended: at its last call it had read all that ended exports have, and there are no others.
+        left: since when only exports that refuse it keep it from having ended; None if that is
+            not so. Seconds of the monotonic clock.
         missed: what the last batch was cut without, by stream, until an offset has it.
         dropped: epochs and rows its offset has as dropped by agreement, over all streams.
         lost: epochs and rows its offset has as lost, over all streams.
@@ -91,6 +93,7 @@ class OwnReader:
     calls: int = 0
     asked: int = 0
     ended: bool = False
+    left: float | None = None
     silent: set[str] = field(default_factory=set)
     missed: dict[str, Missed] = field(default_factory=dict)
     dropped: Lost = (0, 0)
