@@ -53,47 +53,56 @@ class Slot:
 Word: TypeAlias = "tuple[tuple[Slot, ...], Before]"
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a pattern the rest of a word begins.
+
+    Attributes:
+        contiguity: of the next slot to the one before.
+        before: what lies between them.
+        until: the stop conditions of the groups around.
+        stops: as the very next event these end everything.
+        most: how many slots the rest may have.
+    """
+
+    contiguity: str
+    before: Before
+    until: tuple[Any, ...]
+    stops: tuple[Any, ...]
+    most: int
+
+    def inside(self, element: Stage | Group) -> tuple[Any, ...]:
+        """Return the stop conditions that hold inside of an element."""
+        return self.until if element.until is None else (*self.until, element.until)
+
+
 def words(pattern: Pattern, most: int) -> list[Word]:
     """Return every word of at most so many slots, and what lies behind its last."""
-    return list(_chain(pattern.elements, "begin", Before(), (), (), most))
+    return list(_chain(pattern.elements, Place("begin", Before(), (), (), most)))
 
 
-def _chain(
-    elements: tuple[Element, ...],
-    contiguity: str,
-    before: Before,
-    until: tuple[Any, ...],
-    stops: tuple[Any, ...],
-    most: int,
-) -> Iterator[Word]:
+def _chain(elements: tuple[Element, ...], at: Place) -> Iterator[Word]:
     if not elements:
-        yield (), before
+        yield (), at.before
         return
     first, rest = elements[0], elements[1:]
     behind = rest[0].contiguity if rest else ""
-    for slots, after in _element(first, rest, contiguity, before, until, stops, most):
-        left = () if slots else stops
-        for more, end in _chain(rest, behind, after, until, left, most - len(slots)):
+    for slots, after in _element(first, rest, at):
+        left = () if slots else at.stops
+        for more, end in _chain(rest, Place(behind, after, at.until, left, at.most - len(slots))):
             yield slots + more, end
 
 
-def _element(
-    element: Element,
-    rest: tuple[Element, ...],
-    contiguity: str,
-    before: Before,
-    until: tuple[Any, ...],
-    stops: tuple[Any, ...],
-    most: int,
-) -> Iterator[Word]:
+def _element(element: Element, rest: tuple[Element, ...], at: Place) -> Iterator[Word]:
+    before = at.before
     if isinstance(element, Stage) and element.contiguity == "not_followed_by":
         yield (), replace(before, nots=(*before.nots, element.condition))
     elif isinstance(element, Stage) and element.contiguity == "not_next":
         yield (), replace(before, gates=(*before.gates, element.condition))
     elif isinstance(element, Stage):
-        yield from _stage(element, rest, contiguity, before, until, stops, most)
+        yield from _stage(element, rest, at)
     else:
-        yield from _group(element, rest, contiguity, before, until, stops, most)
+        yield from _group(element, rest, at)
 
 
 def _negated(rest: tuple[Element, ...], kind: str) -> tuple[Any, ...]:
@@ -105,29 +114,21 @@ def _negated(rest: tuple[Element, ...], kind: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _stage(
-    stage: Stage,
-    rest: tuple[Element, ...],
-    contiguity: str,
-    before: Before,
-    until: tuple[Any, ...],
-    stops: tuple[Any, ...],
-    most: int,
-) -> Iterator[Word]:
+def _stage(stage: Stage, rest: tuple[Element, ...], at: Place) -> Iterator[Word]:
     quantifier = stage.quantifier
     greedy = quantifier.greedy and quantifier.low != quantifier.high
     after = Before(kept=(stage.condition, stage.until) if greedy else None)
     if quantifier.optional:
-        yield (), replace(before, kept=after.kept or before.kept)
-    own = (*until, *(() if stage.until is None else (stage.until,)))
+        yield (), replace(at.before, kept=after.kept or at.before.kept)
+    own = at.inside(stage)
     single = quantifier.kind == "one"
     looped = Before(nots=_negated(rest, "not_followed_by"))
     slots: tuple[Slot, ...] = ()
-    for count in range(1, min(quantifier.high or most, most) + 1):
+    for count in range(1, min(quantifier.high or at.most, at.most) + 1):
         direct = count == quantifier.high
         if count == 1:
             gap = (stage.within_previous or 0) if single else 0
-            slot = Slot(stage, contiguity, before, own, until, gap, direct, stops)
+            slot = Slot(stage, at.contiguity, at.before, own, at.until, gap, direct, at.stops)
         else:
             gates = _negated(rest, "not_next") if count > quantifier.low else ()
             slot = Slot(
@@ -138,33 +139,25 @@ def _stage(
             yield slots, after
 
 
-def _group(
-    group: Group,
-    rest: tuple[Element, ...],
-    contiguity: str,
-    before: Before,
-    until: tuple[Any, ...],
-    stops: tuple[Any, ...],
-    most: int,
-) -> Iterator[Word]:
+def _group(group: Group, rest: tuple[Element, ...], at: Place) -> Iterator[Word]:
     quantifier = group.quantifier
     if quantifier.optional:
-        yield (), before
-    own = (*until, *(() if group.until is None else (group.until,)))
+        yield (), at.before
+    own = at.inside(group)
     looped = _negated(rest, "not_followed_by")
     gates = _negated(rest, "not_next")
-    done: list[Word] = list(_chain(group.elements, contiguity, before, own, stops, most))
-    for count in range(1, (quantifier.high or most) + 1):
+    done: list[Word] = list(_chain(group.elements, replace(at, until=own)))
+    for count in range(1, (quantifier.high or at.most) + 1):
         if count >= quantifier.low:
             yield from done if count == quantifier.high else map(_undecided, done)
         further = []
         for slots, after in done:
             held = replace(after, nots=(*after.nots, *looped))
             ends = gates if count >= quantifier.low else ()
-            left = most - len(slots)
-            for more, end in _chain(group.elements, quantifier.inner, held, own, ends, left):
+            again = Place(quantifier.inner, held, own, ends, at.most - len(slots))
+            for more, end in _chain(group.elements, again):
                 further.append((slots + more, end))
-        done = [each for each in further if len(each[0]) <= most]
+        done = [each for each in further if len(each[0]) <= at.most]
         if not done:
             return
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operator import Window
-from streambroker_core.control.tuples import EVERYBODY, ControlTuple, Delivery, Target
+from streambroker_core.control.tuples import EVERYBODY, ControlTuple, Delivery
 from streambroker_core.side import (
     Enrich,
     Shelf,
@@ -192,16 +192,7 @@ class Sink:
     def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
         self.given.append((output or "out", batch))
 
-    def emit_control(
-        self,
-        payload: Any,
-        *,
-        delivery: Delivery,
-        at: int | None,
-        target: Target,
-        output: str | None,
-        once: str | None,
-    ) -> ControlTuple:
+    def emit_control(self, *_: Any, **__: Any) -> ControlTuple:
         raise AssertionError("an operator with side inputs emits no control")
 
 
