@@ -104,6 +104,21 @@ class PortKey(NamedTuple):
         return cls(namespace=pe.namespace, job=pe.job, pe=pe.pe, port=port)
 
 
+def port_of(key: str) -> str:
+    """Return the port of a port's key as text; a name alone is one."""
+    return key.rpartition("/")[2]
+
+
+def pe_of(key: str) -> str:
+    """Return the key of the PE that has a port, of the port's key as text."""
+    return key.rpartition("/")[0]
+
+
+def job_of(key: str) -> str:
+    """Return ``namespace/job`` of the key of a port or PE as text."""
+    return "/".join(key.split("/")[:2])
+
+
 def _label(text: str) -> str:
     if not is_label(text):
         raise ManifestError(path="", reason=f"{text!r} is not a DNS label")

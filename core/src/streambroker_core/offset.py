@@ -104,12 +104,16 @@ class Offset:
             ) from error
 
 
+def names_of(columns: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return names of columns, as they come out of JSON, for comparing; None for all columns."""
+    return None if columns is None else tuple(columns)
+
+
 def _decode(data: Mapping[str, Any]) -> Offset:
-    columns = data["columns"]
     return Offset(
         reader=data["reader"],
         filter=data["filter"],
-        columns=None if columns is None else tuple(columns),
+        columns=names_of(data["columns"]),
         streams={
             s: Position(from_=int(p["from"]), next=int(p["next"]))
             for s, p in data["streams"].items()

@@ -12,6 +12,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from pe_agent.files import file_state
 from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.tls import (
     AGENT_CA_VARIABLE,
@@ -19,7 +20,6 @@ from pe_agent.tls import (
     CERTIFICATE_VARIABLE,
     KEY_VARIABLE,
     TrustError,
-    file_state,
 )
 
 PLAIN_VARIABLE = "STREAMBROKER_AGENT_PLAIN"

@@ -8,6 +8,7 @@ import os
 import ssl
 from pathlib import Path
 
+from pe_agent.files import file_state
 from streambroker_core.errors import StreambrokerError
 
 VARIABLE = "STREAMBROKER_CA"
@@ -98,9 +99,3 @@ def remedy(error: Exception, url: str) -> str:
     if scheme == "http" and isinstance(error, ConnectionResetError | http.client.BadStatusLine):
         return f"If it speaks TLS, use https://{rest}."
     return ""
-
-
-def file_state(path: Path) -> tuple[int, ...]:
-    """Return what differs once a file has been written or replaced."""
-    found = path.stat()
-    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

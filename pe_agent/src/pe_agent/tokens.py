@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+from pe_agent.files import file_state, replace_file
 from streambroker_core.errors import StreambrokerError
 
 VARIABLE = "STREAMBROKER_TOKEN"
@@ -71,8 +72,7 @@ class Token:
         return self.value
 
     def _read(self, path: Path) -> None:
-        found = path.stat()
-        state = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        state = file_state(path)
         if state != self._seen:
             text = path.read_text().strip()
             self._seen = state
@@ -106,10 +106,5 @@ def write(token: Token, path: Path) -> Path:
         path.unlink(missing_ok=True)
         return path
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        os.fchmod(descriptor, 0o600)
-        file.write(token.value)
-    temporary.replace(path)
+    replace_file(path, token.value, private=True)
     return path

@@ -56,3 +56,18 @@ def test_who_is_closed_lets_everybody_go_and_has_no_news() -> None:
     assert not news.wait(news.seen(()), 60, ())
     assert not news.wait(0, 60, ("b",)), "who waits in a loop would turn for ever"
     assert news.closed
+
+
+def test_who_looks_again_at_news_has_what_was_found_last() -> None:
+    news, found = News(), [0]
+
+    def look() -> int:
+        found[0] += 1
+        news.tell("a")  # between the look and the wait
+        return found[0]
+
+    assert news.until(("a",), 60, look, lambda n: n == 3) == 3
+    assert news.until(("b",), 0, look, lambda _: False) == 4
+    assert news.until(("b",), 0.01, look, lambda _: False) == 5
+    news.close()
+    assert news.until(("a",), 60, look, lambda _: False) == 6

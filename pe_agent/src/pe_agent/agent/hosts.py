@@ -27,7 +27,7 @@ from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.log import Committer, Scrub
 from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.ledger import Holder, NotRoutedError
-from streambroker_core.model import Buffer, Export, PeKey, PortKey
+from streambroker_core.model import Buffer, Export, PeKey, PortKey, pe_of, port_of
 from streambroker_core.schema import to_ddl
 from streambroker_core.wire import capability, manifest
 from streambroker_core.wire.view import ExportPort, View, encode
@@ -146,7 +146,7 @@ class Hosts:
             if key not in self._exports:
                 self._exports[key] = HostedExport(
                     key,
-                    self.home / "log" / key.rpartition("/")[2],
+                    self.home / "log" / port_of(key),
                     self.store,
                     self.committer,
                     notify=partial(self._tell, key),
@@ -169,19 +169,19 @@ class Hosts:
 
     def _declaration(self, key: str) -> dict[str, Any]:
         """Return how the job declares an export, empty if it does not."""
-        return self._declarations.get(f"export/{key.rpartition('/')[2]}", {})
+        return self._declarations.get(f"export/{port_of(key)}", {})
 
     def _tell(self, key: str) -> None:
         """Tell those who wait of an export, and the broker if it has ended or goes on."""
         self.news.tell(key)
         export = self._exports.get(key)
-        if export is not None and export.ended() != (key.rpartition("/")[2] in self.ended_told):
+        if export is not None and export.ended() != (port_of(key) in self.ended_told):
             self.untold.set()
 
     def ended(self) -> frozenset[str]:
         """Return the exports that have ended, by port."""
         exports = dict(self._exports)
-        return frozenset(key.rpartition("/")[2] for key, e in exports.items() if e.ended())
+        return frozenset(port_of(key) for key, e in exports.items() if e.ended())
 
     def export(self, port_or_key: str) -> HostedExport:
         """Return an export that a view, a declaration or the log knows.
@@ -189,7 +189,7 @@ class Hosts:
         Raises:
             UnknownPortError: none does.
         """
-        port = port_or_key.rpartition("/")[2]
+        port = port_of(port_or_key)
         key = f"{self.pe}/{port}"
         known = key in self._exports or f"export/{port}" in self._declarations
         if ("/" in port_or_key and port_or_key != key) or not known:
@@ -208,7 +208,7 @@ class Hosts:
             GrantError, PartMissingError, UnknownPortError: there is nothing to read.
         """
         export, granted = str(ticket["export"]), ticket.get("grant") is not None
-        wanted = ticket["agent"] if granted else export.rpartition("/")[0]
+        wanted = ticket["agent"] if granted else pe_of(export)
         if wanted != str(self.pe):
             raise AgentUnreachableError(
                 f"agent {wanted} is not at this address any more: agent {self.pe} is."
@@ -217,7 +217,7 @@ class Hosts:
 
     def _follow(self, view: View) -> None:
         """Bring exports and watches in line with a view."""
-        for port in {*view.exports, *(k.rpartition("/")[2] for k in list(self._exports))}:
+        for port in {*view.exports, *(port_of(k) for k in list(self._exports))}:
             try:
                 self._follow_export(port, view.exports.get(port))
             except Exception:
@@ -288,7 +288,7 @@ class Hosts:
         Raises:
             FilterForbiddenError: it has; what is planned is read on.
         """
-        port = self.routes.exported(export.key.rpartition("/")[2])
+        port = self.routes.exported(port_of(export.key))
         if filter_ is not None and port is not None and not port.allow_filter:
             raise FilterForbiddenError(f"export {export.key} does not allow filters")
 
@@ -424,16 +424,13 @@ class Hosts:
 
     def _schema(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the schema of an import as DDL: its own, the one before, or the first match's."""
-        port, deadline = body["port"], time.monotonic() + min(10.0, float(body["wait"]))
-        while True:
-            seen = self.news.seen(())
-            ddl = self._schema_of(port)
-            if ddl is not None:
-                self.store.write("INSERT OR REPLACE INTO schemas VALUES (?, ?)", port, ddl)
-                return {"ddl": ddl}
-            left = deadline - time.monotonic()
-            if left <= 0 or not self.news.wait(seen, left, ()):
-                return {"ddl": None}
+        port, wait = body["port"], min(10.0, float(body["wait"]))
+        ddl = self.news.until(
+            (), wait, lambda: self._schema_of(port), lambda told: told is not None
+        )
+        if ddl is not None:
+            self.store.write("INSERT OR REPLACE INTO schemas VALUES (?, ?)", port, ddl)
+        return {"ddl": ddl}
 
     def _schema_of(self, port: str) -> str | None:
         import_ = self.routes.imported(port)
@@ -447,13 +444,13 @@ class Hosts:
 
     def _view(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the view as the agent has it; after ``wait`` seconds if it is ``seen`` still."""
-        deadline = time.monotonic() + min(10.0, float(body.get("wait", 0)))
-        while True:
-            count, view = self.news.seen(()), self.routes.view
-            version = None if view is None else view.version
-            left = deadline - time.monotonic()
-            if version != body.get("seen") or left <= 0 or not self.news.wait(count, left, ()):
-                return {"version": version, "view": None if view is None else encode(view)}
+        view = self.news.until(
+            (),
+            min(10.0, float(body.get("wait", 0))),
+            lambda: self.routes.view,
+            lambda found: _version(found) != body.get("seen"),
+        )
+        return {"version": _version(view), "view": None if view is None else encode(view)}
 
     def _status(self, _body: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -507,6 +504,10 @@ class Hosts:
         self.stages.close()
         self.committer.close()
         self.store.close()
+
+
+def _version(view: View | None) -> str | None:
+    return None if view is None else view.version
 
 
 def _limits(buffer: Buffer) -> Limits:

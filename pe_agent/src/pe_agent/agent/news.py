@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class News:
@@ -74,6 +78,26 @@ class News:
         finally:
             with self._lock:
                 del self._waiting[event]
+
+    def until(
+        self,
+        keys: Collection[str] | None,
+        seconds: float,
+        look: Callable[[], T],
+        enough: Callable[[T], bool],
+    ) -> T:
+        """Look, and look again at news of the keys, until it is enough or the time is over.
+
+        Returns:
+            What was found last, enough or not.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            seen = self.seen(keys)
+            found = look()
+            left = deadline - time.monotonic()
+            if enough(found) or left <= 0 or not self.wait(seen, left, keys):
+                return found
 
     def waiting(self) -> list[frozenset[str] | None]:
         """Return what is waited for at this moment."""

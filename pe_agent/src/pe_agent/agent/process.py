@@ -29,6 +29,7 @@ from pe_agent.agent.metrics import MetricsServer
 from pe_agent.agent.progress import Progress
 from pe_agent.agent.service import AgentService
 from pe_agent.agent_tls import AgentCertificate, AgentTrust
+from pe_agent.files import replace_file
 from pe_agent.tls import Trust, TrustError
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
@@ -257,22 +258,16 @@ class Agent:
             return None
 
     def _write_address(self) -> None:
-        path = self.settings.home / ADDRESS_FILE
-        temporary = path.with_suffix(".new")
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
-            json.dump(
-                {
-                    "pid": os.getpid(),
-                    "location": self.location,
-                    "token": self.token,
-                    "port": self.listener.port,
-                    "metrics": self.metrics.port if self.metrics else None,
-                    "pe": str(self.settings.pe),
-                    "clients": agent_tls.REQUIRED if self.settings.clients_required else "any",
-                },
-                f,
-            )
-        temporary.replace(path)
+        told = {
+            "pid": os.getpid(),
+            "location": self.location,
+            "token": self.token,
+            "port": self.listener.port,
+            "metrics": self.metrics.port if self.metrics else None,
+            "pe": str(self.settings.pe),
+            "clients": agent_tls.REQUIRED if self.settings.clients_required else "any",
+        }
+        replace_file(self.settings.home / ADDRESS_FILE, json.dumps(told), private=True)
 
     def run(self) -> None:
         """Serve until told to stop, or until the driver has been away for ``linger``."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pe_agent.files import replace_file
 from pe_agent.log.segments import SUFFIX
 
 log = logging.getLogger("pe_agent")
@@ -50,9 +51,8 @@ class Progress:
         if now - self._written < WRITE_SECONDS:
             return
         self._written = now
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(json.dumps({"stream": stream, "done": read, "total": self._total}))
-        fresh.replace(self._path)
+        found = {"stream": stream, "done": read, "total": self._total}
+        replace_file(self._path, json.dumps(found))
         if now - self._told >= TELL_SECONDS:
             self._told = now
             log.info("recovering: %d of %d MiB read", read >> 20, self._total >> 20)

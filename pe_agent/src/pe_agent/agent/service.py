@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from pe_agent.agent.importing.peers import plan_body
 from pe_agent.agent.listener import Shown
 from pe_agent.flight_errors import to_flight
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.offset import names_of
 
 log = logging.getLogger("pe_agent")
 
@@ -141,13 +141,12 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         """Send the blocks of one slice, each as one batch, also when no row passes."""
         try:
             request = _json(ticket.ticket)
-            columns = request["columns"]
             read = Read(
                 reader=str(request["reader"]),
                 stream=str(request["stream"]),
                 pieces=tuple((int(p[0]), int(p[1]), int(p[2])) for p in request["pieces"]),
                 filter=request["filter"],
-                columns=None if columns is None else tuple(columns),
+                columns=names_of(request["columns"]),
                 query=None if request.get("query") is None else str(request["query"]),
             )
             export = self._hosts.readable(request)
@@ -204,7 +203,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             reader=str(body["reader"]),
             ranges=ranges,
             filter=body["filter"],
-            columns=None if body["columns"] is None else tuple(body["columns"]),
+            columns=names_of(body["columns"]),
         )
         return {
             "blocks": again.blocks,
@@ -219,18 +218,14 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _watch(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer as soon as a head differs from what the caller has, else after ``wait``."""
-        deadline = time.monotonic() + min(10.0, float(body["wait"]))
-        news, keys = self._hosts.news, frozenset(body["exports"])
-        while True:
-            seen = news.seen(keys)
-            exports = {
-                e: self._head(e, ask, min(MAX_LEASE, float(body["lease"])))
-                for e, ask in body["exports"].items()
-            }
-            moved = any(_differs(body["exports"][e], told) for e, told in exports.items())
-            left = deadline - time.monotonic()
-            if moved or left <= 0 or not news.wait(seen, left, keys):
-                return {"exports": exports}
+        asked, lease = body["exports"], min(MAX_LEASE, float(body["lease"]))
+        exports = self._hosts.news.until(
+            frozenset(asked),
+            min(10.0, float(body["wait"])),
+            lambda: {e: self._head(e, ask, lease) for e, ask in asked.items()},
+            lambda told: any(_differs(asked[e], head) for e, head in told.items()),
+        )
+        return {"exports": exports}
 
     def _head(self, export: str, ask: dict[str, Any], lease: float) -> dict[str, Any]:
         """Renew the readers, whether their route is there or not; heads are for routed imports."""

@@ -19,13 +19,16 @@ from streambroker_core.errors import StreambrokerError
 
 FORMAT = 1
 
+GROWS, SEALED, FORGOTTEN, REMOVED = range(4)
+"""What ``sealed`` of a stream says. Of a stream that is removed there is no log any more; it is
+forgotten once all have read it to its end."""
+
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS streams (
     id TEXT PRIMARY KEY, export TEXT NOT NULL, ord INTEGER NOT NULL, ddl TEXT NOT NULL,
     arrow BLOB NOT NULL, sealed INTEGER NOT NULL, next INTEGER NOT NULL, rows INTEGER NOT NULL,
     query TEXT NOT NULL);
--- sealed: 0 grows, 1 sealed, 3 removed but not read to its end by all, 2 removed and read by all
 CREATE TABLE IF NOT EXISTS publishers (export TEXT PRIMARY KEY, state TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS readers (export TEXT, id TEXT, state TEXT NOT NULL,
     PRIMARY KEY (export, id));

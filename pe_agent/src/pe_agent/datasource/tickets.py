@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
+from streambroker_core.model import pe_of
 from streambroker_core.offset import Offset, ranges
 
 
@@ -39,4 +40,4 @@ def epochs(ticket: dict[str, Any]) -> str:
 
 def holder(ticket: dict[str, Any]) -> str:
     """Return the PE whose agent has the blocks."""
-    return str(ticket.get("agent") or ticket["export"].rpartition("/")[0])
+    return str(ticket.get("agent") or pe_of(ticket["export"]))

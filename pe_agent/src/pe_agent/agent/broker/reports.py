@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from streambroker_core.model import port_of
+
 log = logging.getLogger("pe_agent")
 
 AGAIN_SECONDS = 30.0
@@ -46,8 +48,7 @@ def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
     for most in _READERS:
         found = {
             "exports": {
-                key.rpartition("/")[2]: _export(export, most)
-                for key, export in status["exports"].items()
+                port_of(key): _export(export, most) for key, export in status["exports"].items()
             },
             "imports": _imports(status["imports"]["readers"], most),
             "fellows": _fellows(status.get("fellows", {})),
@@ -122,7 +123,7 @@ def _imports(readers: Mapping[str, Mapping[str, Any]], most: int) -> dict[str, A
     ordered = sorted(readers.items(), key=lambda item: not item[1]["alive"])
     for id_, reader in ordered[:most]:
         pinned = reader["pinned"]
-        port = found.setdefault(reader["import"].rpartition("/")[2], {"readers": []})
+        port = found.setdefault(port_of(reader["import"]), {"readers": []})
         port["readers"].append(
             {
                 "reader": shown(id_),

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from pe_agent.files import replace_file
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire import view as wire
 from streambroker_core.wire.view import ExportPort, ImportPort, View
@@ -63,21 +63,12 @@ class RouteTable:
                 self.view = view
                 return
             try:
-                self._keep(view)
+                replace_file(self._path, json.dumps(wire.encode(view)), durable=True)
             except OSError:
                 log.exception("the routes hold, but could not be kept for the next start")
             self.view = view
             for listener in self._listeners:
                 listener(view)
-
-    def _keep(self, view: View) -> None:
-        temporary = self._path.with_suffix(".new")
-        with temporary.open("w") as file:
-            # At once: piece by piece takes five times as long.
-            file.write(json.dumps(wire.encode(view)))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
 
     def exported(self, port: str) -> ExportPort | None:
         """Return one export of the view, None if it has none of that name."""

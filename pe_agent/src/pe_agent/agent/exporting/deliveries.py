@@ -13,7 +13,7 @@ from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.log import LogError
 from streambroker_core.epochs import holes
 from streambroker_core.ledger import Gone, Reader
-from streambroker_core.offset import Planned
+from streambroker_core.offset import Planned, names_of
 
 log = logging.getLogger("pe_agent")
 
@@ -59,7 +59,7 @@ class Delivery:
 
     def under(self, filter_: str | None, columns: Sequence[str] | None) -> bool:
         """Whether the plan under way has this filter and these columns."""
-        return filter_ == self.filter and _names(columns) == _names(self.columns)
+        return filter_ == self.filter and names_of(columns) == names_of(self.columns)
 
     def leave_out(self, stream: str) -> None:
         """Count what a plan left out, now that the reader has taken it."""
@@ -213,10 +213,6 @@ class Deliveries:
         for pe in manifest.agents:
             rows = sum(b.rows for b in manifest.held_by(pe))
             delivery.owed.append([stream.id, epoch, pe, rows, delivery.filter])
-
-
-def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if columns is None else tuple(columns)
 
 
 def _passing(stream: HostedStream, block: Block, filter_: str) -> int:

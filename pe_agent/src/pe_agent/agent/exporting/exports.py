@@ -21,13 +21,13 @@ from pe_agent.agent.exporting.publishing import (
     epoch_of,
 )
 from pe_agent.agent.exporting.reading import ReadingSide
-from pe_agent.agent.exporting.spreading import SpreadSide
 from pe_agent.agent.exporting.state import SEGMENT_BYTES, steady_clock
 from pe_agent.agent.exporting.streams import HostedStream
+from pe_agent.agent.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger import Limits, Stream
 
 
-class HostedExport(PublishingSide, ReadingSide, SpreadSide):
+class HostedExport(PublishingSide, ReadingSide):
     """One export of this agent's PE. All public calls are safe from any thread."""
 
     _withdrawn: float | None = None
@@ -37,13 +37,15 @@ class HostedExport(PublishingSide, ReadingSide, SpreadSide):
         self._unnamed.remove_all()
         rows = self._store.query(
             "SELECT id, query, ddl, arrow, sealed, next, rows FROM streams WHERE export = ?"
-            " AND sealed <> 2 ORDER BY ord",
+            " AND sealed <> ? ORDER BY ord",
             self.key,
+            FORGOTTEN,
         )
-        forgotten = "SELECT id FROM streams WHERE export = ? AND sealed = 2"
-        self.ledger.forgotten.update(id_ for (id_,) in self._store.query(forgotten, self.key))
+        forgotten = "SELECT id, rows FROM streams WHERE export = ? AND sealed = ?"
+        earlier = self._store.query(forgotten, self.key, FORGOTTEN)
+        self.ledger.forgotten.update(id_ for id_, _ in earlier)
         for id_, query, ddl, arrow, sealed, next_, total in rows:
-            if sealed == 3:
+            if sealed == REMOVED:
                 self.ledger.streams[id_] = Stream(id_, sealed=True)
                 self.ledger.streams[id_].skip_to(next_, total)
                 continue
@@ -60,10 +62,9 @@ class HostedExport(PublishingSide, ReadingSide, SpreadSide):
             )
             self.streams[id_] = hosted
             self._forget_released(hosted)
-            self._restore_stream(hosted, bool(sealed), next_, total)
+            self._restore_stream(hosted, sealed == SEALED, next_, total)
         self.published_rows = sum(s.rows for s in self.ledger.streams.values())
-        read = "SELECT COALESCE(SUM(rows), 0) FROM streams WHERE export = ? AND sealed = 2"
-        self.published_rows += int(self._store.query(read, self.key)[0][0])
+        self.published_rows += sum(had for _, had in earlier)
         restore_publisher(self.publisher, self._store, self.streams.values(), now=self._clock())
         for id_, state in self._store.query(
             "SELECT id, state FROM readers WHERE export = ?", self.key

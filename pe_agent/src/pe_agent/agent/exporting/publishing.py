@@ -11,6 +11,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from pe_agent.agent.exporting.manifests import Manifest, Stage
 from pe_agent.agent.exporting.spreading import Sealed, SpreadSide, joined
 from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.agent.exporting.waiting import WaitingSide
+from pe_agent.agent.store import GROWS, SEALED
 from pe_agent.log import LogError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Epoch
@@ -51,6 +53,13 @@ class StageTooLargeError(StreambrokerError):
     """A batch with more rows than an export takes at once; nothing was published."""
 
     code = "StageTooLarge"
+
+    def __init__(self, batch: int, of: str, *, staged: int, more: int, limit: int) -> None:
+        super().__init__(
+            f"batch {batch} of {of} has staged {staged:,} bytes and wants {more:,} more; it may"
+            f" have {limit:,} there. Nothing of it is published: let the query take less at once"
+            " (maxBytesPerBatch, maxOffsetsPerTrigger), or raise the export's buffer.maxBytes."
+        )
 
 
 class PublishingSide(WaitingSide, SpreadSide):
@@ -158,28 +167,16 @@ class PublishingSide(WaitingSide, SpreadSide):
             return _passed_over(batches)
         stream, stage = begun
         try:
-            for record_batch in batches:
-                if record_batch.num_rows:
-                    self._check_size(stream, batch, record_batch.nbytes)
-                    stream.append(stage, record_batch)
-            stream.finish(stage)
-        except BaseException:
-            stream.discard(stage.id)
-            raise
+            stream.write(stage, batches, partial(self._check_size, stream, batch))
         finally:
             with contextlib.suppress(LogError), self._lock:
                 self._reclaim()
         return stage.summary()
 
     def _check_size(self, stream: HostedStream, batch: int, more: int) -> None:
-        limit = self._batch_limit()
-        if stream.staged_bytes + more > limit:
-            raise StageTooLargeError(
-                f"batch {batch} of {self.key} has staged {stream.staged_bytes:,} bytes and wants"
-                f" {more:,} more; a batch may have {limit:,}. Nothing of it is published: let the"
-                " query take less at once (maxBytesPerBatch, maxOffsetsPerTrigger), or raise the"
-                " export's buffer.maxBytes."
-            )
+        staged, limit = stream.staged_bytes, self._batch_limit()
+        if staged + more > limit:
+            raise StageTooLargeError(batch, self.key, staged=staged, more=more, limit=limit)
 
     def _batch_limit(self) -> int:
         return max(self.ledger.limits.max_bytes, BATCH_BYTES)
@@ -208,7 +205,7 @@ class PublishingSide(WaitingSide, SpreadSide):
         A query's first batch opens one, and so does another schema; and a batch before which
         others are missing, or their readers would take it for one of those.
         """
-        current = next(reversed(self.streams.values()), None)
+        current = self.newest
         if current is None or (current.query, current.ddl) != (query, ddl):
             return self._open_stream(query, ddl, schema)
         if self.publisher.gap_before(batch) and self.ledger.streams[current.id].next:
@@ -229,12 +226,13 @@ class PublishingSide(WaitingSide, SpreadSide):
             segment_bytes=self._segment_bytes,
         )
         with self._store.transaction(durable=True) as db:
-            db.execute("UPDATE streams SET sealed = 1 WHERE export = ? AND sealed = 0", (self.key,))
+            seal = "UPDATE streams SET sealed = ? WHERE export = ? AND sealed = ?"
+            db.execute(seal, (SEALED, self.key, GROWS))
             db.execute(
                 "INSERT INTO streams (id, export, ord, ddl, arrow, sealed, next, rows, query)"
-                " SELECT ?, ?, COALESCE(MAX(ord), 0) + 1, ?, ?, 0, 0, 0, ?"
+                " SELECT ?, ?, COALESCE(MAX(ord), 0) + 1, ?, ?, ?, 0, 0, ?"
                 " FROM streams WHERE export = ?",
-                (id_, self.key, ddl, bytes(schema.serialize()), query, self.key),
+                (id_, self.key, ddl, bytes(schema.serialize()), GROWS, query, self.key),
             )
             self._unnamed.forget(id_, db)
         self.streams[id_] = stream
@@ -330,7 +328,7 @@ class PublishingSide(WaitingSide, SpreadSide):
         ddl: str,
         sealed: Mapping[str, Sealed],
     ) -> tuple[Manifest, HostedStream]:
-        stream = next(reversed(self.streams.values()), None)
+        stream = self.newest
         named = [s for s in summaries if s["rows"]]
         stages = {
             s["stage"]: verified(stream, s, f"export {self.key}")

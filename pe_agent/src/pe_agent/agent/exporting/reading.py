@@ -14,6 +14,7 @@ from pe_agent.log import LogError
 from streambroker_core.epochs import holes
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Answer, Ask, Gone
+from streambroker_core.offset import names_of
 
 log = logging.getLogger("pe_agent")
 
@@ -82,7 +83,7 @@ class ReadingSide(SpreadSide):
             columns: names of the columns it wants, None for all.
             schema: those columns with their types, as DDL; None if it does not say.
         """
-        wanted = None if columns is None else tuple(columns)
+        wanted = names_of(columns)
         told = {s.id: misfit(s, filter_, wanted, schema) for s in list(self.streams.values())}
         return {stream: why for stream, why in told.items() if why is not None}
 

@@ -17,6 +17,7 @@ from pe_agent.agent.exporting.manifests import Away, Block, part_wanted
 from pe_agent.agent.exporting.state import ExportState
 from pe_agent.agent.exporting.streams import HostedStream
 from streambroker_core.epochs import Stream
+from streambroker_core.model import pe_of
 
 log = logging.getLogger("pe_agent")
 
@@ -82,7 +83,7 @@ class SpreadSide(ExportState):
         ddl: str | None,
     ) -> dict[str, Sealed]:
         """Seal the stages that lie at fellows, if the batch is new; by stage."""
-        home = self.key.rpartition("/")[0]
+        home = pe_of(self.key)
         away: dict[str, list[Mapping[str, Any]]] = {}
         for summary in stages:
             if summary["rows"] and summary.get("agent", home) != home:
@@ -95,7 +96,7 @@ class SpreadSide(ExportState):
             fresh = self.publisher.publish(
                 query=query, run=run, batch=batch, rows=rows, schema=ddl, now=now
             )
-            stream = next(reversed(self.streams.values()), None)
+            stream = self.newest
             if not fresh or stream is None:
                 return {}
             what = {

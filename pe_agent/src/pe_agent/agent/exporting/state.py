@@ -18,7 +18,7 @@ from pe_agent.agent.exporting.claims import encode_reader
 from pe_agent.agent.exporting.deliveries import Deliveries
 from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.agent.exporting.waits import Waits
-from pe_agent.agent.store import Store
+from pe_agent.agent.store import FORGOTTEN, REMOVED, Store
 from pe_agent.agent.unnamed import Unnamed
 from pe_agent.log import Committer
 from streambroker_core.ledger import Ledger, Limits
@@ -79,6 +79,11 @@ class ExportState:
         self._told = None if told is None else Limits(**json.loads(told))
         self.ledger.limits = self._told or Limits()
 
+    @property
+    def newest(self) -> HostedStream | None:
+        """The stream that grows, None before the first."""
+        return next(reversed(self.streams.values()), None)
+
     def _rows_between(self, stream: str, first: int, next_: int) -> int:
         """Return the rows of epochs ``[first, next_)``, be they there or removed."""
         known = self.ledger.streams.get(stream)
@@ -116,15 +121,17 @@ class ExportState:
             oldest = oldest and not self.ledger.wanted(stream.id)
             if oldest:
                 self.ledger.forget_stream(stream.id)
-                self._store.write("UPDATE streams SET sealed = 2 WHERE id = ?", stream.id)
+                self._store.write(
+                    "UPDATE streams SET sealed = ? WHERE id = ?", FORGOTTEN, stream.id
+                )
 
     def _remove_log(self, id_: str) -> None:
         """Give back the disk of a stream without epochs; what it was stays known."""
         known = self.ledger.streams[id_]
         with self._store.transaction() as db:
             db.execute(
-                "UPDATE streams SET sealed = 3, next = ?, rows = ? WHERE id = ?",
-                (known.next, known.rows, id_),
+                "UPDATE streams SET sealed = ?, next = ?, rows = ? WHERE id = ?",
+                (REMOVED, known.next, known.rows, id_),
             )
             self._unnamed.add(id_, db)
         self.streams.pop(id_).log.close()

@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,26 @@ class HostedStream:
             stage.floor = self.log.segments()[-1].number
             self.stages[stage.id] = stage
         return stage
+
+    def write(
+        self, stage: Stage, batches: Iterable[pa.RecordBatch], check: Callable[[int], None]
+    ) -> None:
+        """Write a task's rows as a stage; durable when this returns, and else discarded.
+
+        Args:
+            stage: one that was begun.
+            batches: the rows.
+            check: raises if the stage may not have so many bytes more.
+        """
+        try:
+            for batch in batches:
+                if batch.num_rows:
+                    check(batch.nbytes)
+                    self.append(stage, batch)
+            self.finish(stage)
+        except BaseException:
+            self.discard(stage.id)
+            raise
 
     def append(self, stage: Stage, batch: pa.RecordBatch) -> None:
         """Append one record batch of a stage; durable after :meth:`finish`.

@@ -7,6 +7,7 @@ import logging
 from pe_agent.agent.exporting.state import ExportState
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Holder
+from streambroker_core.model import job_of
 
 log = logging.getLogger("pe_agent")
 
@@ -71,9 +72,9 @@ class WaitingSide(ExportState):
                 " itself. Give the export a larger buffer.maxBytes, read and publish in two"
                 " queries, or read that import under `drop`."
             )
-        job = _job(self.key)
+        job = job_of(self.key)
         still = now - max(self.waits.since(now) or now, *(h.moved for h in holders))
-        if still > SELF_WAIT_SECONDS and all(_job(h.import_) == job for h in holders):
+        if still > SELF_WAIT_SECONDS and all(job_of(h.import_) == job for h in holders):
             names = ", ".join(sorted({h.import_ for h in holders}))
             raise SelfWaitError(
                 f"export {self.key} has been full for {still:.0f} s of rows that {names} of the"
@@ -81,8 +82,3 @@ class WaitingSide(ExportState):
                 " for the tasks of this one. Give the job more cores, a larger buffer.maxBytes, or"
                 " read these imports under `drop`."
             )
-
-
-def _job(key: str) -> str:
-    """Return ``namespace/job`` of the key of an export or import."""
-    return "/".join(key.split("/")[:2])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.offset import names_of
 from streambroker_core.wire.canonical import canonical
 
 
@@ -46,7 +47,7 @@ class Grant:
     ) -> bool:
         """Whether it is for this read."""
         first, next_ = self.ranges.get(stream, (0, 0))
-        asked = (reader, filter_, None if columns is None else tuple(columns))
+        asked = (reader, filter_, names_of(columns))
         return first <= epoch < next_ and asked == (self.reader, self.filter, self.columns)
 
 
@@ -87,7 +88,7 @@ def verify(token: str, text: object) -> Grant:
         reader=found["reader"],
         ranges={s: (int(r[0]), int(r[1])) for s, r in found["ranges"].items()},
         filter=found["filter"],
-        columns=None if found["columns"] is None else tuple(found["columns"]),
+        columns=names_of(found["columns"]),
     )
 
 

@@ -30,6 +30,7 @@ from pe_agent.agent.store import Store
 from pe_agent.agent.unnamed import Unnamed
 from pe_agent.log import Committer, LogError, StreamLog
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.model import pe_of
 
 log = logging.getLogger("pe_agent")
 
@@ -141,15 +142,8 @@ class StageHost:
         kept = self._taken_in(command, schema.remove_metadata())
         stream, batch = kept.stream, int(command["batch"])
         stage = stream.begin(query=command["query"], run=command["run"], batch=batch)
-        try:
-            for rows in batches:
-                if rows.num_rows:
-                    self._check_size(kept, stage, rows.nbytes, int(command["limit"]))
-                    stream.append(stage, rows)
-            stream.finish(stage)
-        except BaseException:
-            stream.discard(stage.id)
-            raise
+        limit = int(command["limit"])
+        stream.write(stage, batches, lambda more: self._check_size(kept, stage, more, limit))
         return {**stage.summary(), "agent": self._pe}
 
     def _taken_in(self, command: Mapping[str, Any], schema: pa.Schema) -> _Kept:
@@ -175,12 +169,8 @@ class StageHost:
         of = (stage.run, stage.batch)
         staged = sum(s.bytes for s in list(kept.stream.stages.values()) if (s.run, s.batch) == of)
         if staged + more > limit:
-            raise StageTooLargeError(
-                f"batch {stage.batch} of {kept.export} has staged {staged:,} bytes at agent"
-                f" {self._pe} and wants {more:,} more; a batch may have {limit:,} there. Nothing of"
-                " it is published: let the query take less at once (maxBytesPerBatch,"
-                " maxOffsetsPerTrigger), or raise the export's buffer.maxBytes."
-            )
+            of_what = f"{kept.export} at agent {self._pe}"
+            raise StageTooLargeError(stage.batch, of_what, staged=staged, more=more, limit=limit)
 
     # -- what the home says ------------------------------------------------------------------
 
@@ -260,7 +250,7 @@ class StageHost:
                         _release(kept.stream, level)
         streams: dict[str, list[str]] = {}
         for id_, kept in list(self._kept.items()):
-            if kept.export.rpartition("/")[0] == body["home"]:
+            if pe_of(kept.export) == body["home"]:
                 streams.setdefault(kept.export, []).append(id_)
         return {"streams": streams, "sent": self._sent.take(body["home"])}
 
@@ -424,7 +414,7 @@ class _Sent:
 
     def take(self, home: str) -> dict[str, dict[str, tuple[int, int, str | None]]]:
         with self._lock:
-            of_home = [export for export in self._sums if export.rpartition("/")[0] == home]
+            of_home = [export for export in self._sums if pe_of(export) == home]
             return {export: self._sums.pop(export) for export in of_home}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from pe_agent.agent.news import News
 from streambroker_core.ledger import Holder
+from streambroker_core.model import job_of
 
 LEASE = 6.0
 TOGETHER = 1.0
@@ -65,7 +66,7 @@ class Queries:
             holders: returns who makes an export of this PE wait, by port.
         """
         self._pe = pe
-        self._job = pe.rpartition("/")[0] + "/"
+        self._job = job_of(pe) + "/"
         self._news = news
         self._holders = holders
         self._lock = threading.Lock()

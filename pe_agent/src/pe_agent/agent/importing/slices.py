@@ -12,6 +12,7 @@ from pe_agent.agent.importing.state import ImportState
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.ledger import Gone
+from streambroker_core.model import port_of
 from streambroker_core.offset import Offset, Piece, cut, ranges, together
 
 
@@ -110,7 +111,7 @@ class Slices(ImportState):
 
     def _all_answer(self, reader: OwnReader) -> bool:
         """Whether the import is known, and the agents of all its exporters answer."""
-        import_ = self._routes.imported(reader.import_.rpartition("/")[2])
+        import_ = self._routes.imported(port_of(reader.import_))
         return import_ is not None and all(
             r.location is not None
             and self.peers.heads(str(r.export)) is not None
@@ -120,12 +121,11 @@ class Slices(ImportState):
 
     def _is_cut(self, reader: OwnReader, export: str) -> bool:
         """Whether the import is known, and no route leads to the export any more."""
-        import_ = self._routes.imported(reader.import_.rpartition("/")[2])
+        import_ = self._routes.imported(port_of(reader.import_))
         return import_ is not None and export not in {str(r.export) for r in import_.routes}
 
     def _look_for(self, reader: OwnReader, streams: list[str]) -> None:
-        port = reader.import_.rpartition("/")[2]
-        import_ = self._routes.imported(port)
+        import_ = self._routes.imported(port_of(reader.import_))
         for route in import_.routes if import_ else ():
             heads = self.peers.heads(str(route.export)) or {}
             found = [s for s in streams if s in heads]
@@ -137,6 +137,7 @@ class Slices(ImportState):
     ) -> tuple[list[dict[str, Any]], dict[str, list[Gone]]]:
         """Return the slices of one export, and what of it is gone."""
         end = batch.end
+        columns = None if end.columns is None else list(end.columns)
         location, capability = self._route_to(reader, export)
         answer = _replan(
             location,
@@ -150,7 +151,7 @@ class Slices(ImportState):
             ranges={s: list(r) for s, r in batch.wanted.items()},
             lossy=batch.lossy,
             filter=end.filter,
-            columns=None if end.columns is None else list(end.columns),
+            columns=columns,
             **{"import": reader.import_},
         )
         self.readers.remember(reader, export, location, batch.wanted)
@@ -160,7 +161,7 @@ class Slices(ImportState):
             "reader": reader.id,
             "import": reader.import_,
             "filter": end.filter,
-            "columns": None if end.columns is None else list(end.columns),
+            "columns": columns,
         }
         at: list[dict[str, str]] = [{}] + [
             {"location": one["location"], "agent": one["pe"], "grant": one["grant"]}

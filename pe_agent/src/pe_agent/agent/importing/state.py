@@ -11,6 +11,7 @@ from pe_agent.agent.importing.readers import OwnReader, OwnReaders
 from pe_agent.agent.news import News
 from pe_agent.agent.store import Store
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.model import port_of
 from streambroker_core.offset import Offset
 from streambroker_core.wire.view import ImportPort
 
@@ -71,7 +72,7 @@ class ImportState:
         }
 
     def _route_to(self, reader: OwnReader, export: str) -> tuple[str, str | None]:
-        import_ = self._routes.imported(reader.import_.rpartition("/")[2])
+        import_ = self._routes.imported(port_of(reader.import_))
         for route in import_.routes if import_ else ():
             if str(route.export) == export and route.location is not None:
                 return route.location, route.capability
