@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,10 @@ def spark() -> Iterator[SparkSession]:
     """One local Spark session for all tests that run queries in this process."""
     from pe_agent.local import SMALL, session
 
+    # Spark's workers import operators and sources from here.
+    tests = Path(__file__).parent
+    folders = (tests, tests.parent / "examples" / "03-control-tuples")
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     spark = session("tests", conf={**SMALL, "spark.driver.memory": "2g"})
     yield spark
     spark.stop()

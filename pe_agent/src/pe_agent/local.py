@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 MIN_JAVA = 17
 DROPPED = "--add-modules=jdk.incubator.vector"
-_FILE_SYSTEM = "org.apache.hadoop.fs.RawLocalFileSystem"
 _CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
@@ -31,11 +30,14 @@ CONF = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.hadoop.fs.file.impl": _FILE_SYSTEM,
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
 }
-"""Halves the fixed cost of a micro-batch on a local disk (measured; see benchmarks/)."""
+"""Halves the fixed cost of a micro-batch on a local disk (measured; see benchmarks/).
+
+``spark.hadoop.fs.file.impl`` is left alone: Spark's RocksDB, in which operators keep their state,
+takes no other local file system than Hadoop's own.
+"""
 
 
 SMALL = {

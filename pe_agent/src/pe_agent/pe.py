@@ -32,6 +32,9 @@ from streambroker_core.wire.manifest import read_spec, write_spec
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+    from pe_agent.aligned import Stream
 
 log = logging.getLogger("pe_agent")
 
@@ -395,6 +398,49 @@ class PE:
         self.exports[port] = ExportPort(self, port, query=query)
         self._queries.add(port, query, sources)
         return query
+
+    def publish_all(
+        self,
+        frame: DataFrame,
+        exports: Mapping[str, tuple[StructType, Mapping[str, Any] | None]],
+        start: Callable[[Mapping[str, str]], StreamingQuery],
+    ) -> StreamingQuery:
+        """Export to several ports by one query, for sinks that split what they get.
+
+        Args:
+            frame: what the query reads.
+            exports: columns and properties of each export; None for one that exists already.
+            start: starts the query, given the options by which its sink finds the agent.
+
+        Raises:
+            PropertyError: nothing was declared or started.
+        """
+        said = {
+            port: {} if properties is None else {"properties": normalise(properties)}
+            for port, (_, properties) in exports.items()
+        }
+        for port, (columns, _) in exports.items():
+            schema = to_items(parse_ddl(ddl_of(columns)))
+            self._declare("export", port, said[port], redeclare=False, schema=schema)
+            self.exports[port] = ExportPort(self, port)
+        sources = self._queries.sources(frame)
+        first, *more = exports
+        self._queries.announce(first, sources)
+        query = start(self._to_agent())
+        for port in exports:
+            self.exports[port] = ExportPort(self, port, query=query)
+        self._queries.add(first, query, sources, tuple(more))
+        return query
+
+    def aligned(self, frame: DataFrame) -> Stream:
+        """Return a streaming DataFrame as one with control tuples, for operators.
+
+        Raises:
+            AlignedError: it is not streaming, or a column has a reserved name.
+        """
+        from pe_agent import aligned
+
+        return aligned.stream(frame, pe=self)
 
     # -- the original's functions: codes instead of errors -------------------------------------
 

@@ -39,7 +39,10 @@ class Sources:
 
 @dataclass(slots=True)
 class Running:
-    """A query that runs; ``port`` is the export it publishes to, ``told`` when the agent was."""
+    """A query that runs; ``port`` is the export it publishes to, ``told`` when the agent was.
+
+    ``also`` are further exports of the same query; its sources wait for the first alone.
+    """
 
     query: StreamingQuery
     id: str
@@ -47,6 +50,11 @@ class Running:
     port: str | None = None
     sources: Sources = Sources()
     told: float = -TELL_SECONDS
+    also: tuple[str, ...] = ()
+
+    def ports(self) -> tuple[str, ...]:
+        """Return all exports that it publishes to."""
+        return self.also if self.port is None else (self.port, *self.also)
 
     def is_active(self) -> bool:
         """Whether it runs; False if the session has ended, and its queries with it."""
@@ -74,9 +82,15 @@ class Queries:
         """Tell the agent of a query that is about to start."""
         self._begin(None, None, port, sources)
 
-    def add(self, port: str | None, query: StreamingQuery, sources: Sources) -> None:
+    def add(
+        self,
+        port: str | None,
+        query: StreamingQuery,
+        sources: Sources,
+        also: tuple[str, ...] = (),
+    ) -> None:
         """A query has been started."""
-        running = Running(query, str(query.id), str(query.runId), port, sources)
+        running = Running(query, str(query.id), str(query.runId), port, sources, also=also)
         with self._beating:
             self._running = [r for r in self._running if r.run != running.run] + [running]
             try:
@@ -102,16 +116,16 @@ class Queries:
                 log.debug("queries of the session are not known: %s", error)
 
     def _renew(self, running: Running) -> None:
-        if running.port is not None:
-            self._agent().call("publisher.renew", export=running.port, query=running.id)
+        for port in running.ports():
+            self._agent().call("publisher.renew", export=port, query=running.id)
         if time.monotonic() >= running.told + TELL_SECONDS:
             self._tell(running)
 
     def _end(self, running: Running) -> None:
         if running.sources.frames:
             self._agent().call("query.end", query=running.id, run=running.run)
-        if running.port is not None:
-            self._agent().call("publisher.renounce", export=running.port, query=running.id)
+        for port in running.ports():
+            self._agent().call("publisher.renounce", export=port, query=running.id)
 
     def _tell(self, running: Running) -> None:
         ended = self._begin(running.id, running.run, running.port, running.sources)

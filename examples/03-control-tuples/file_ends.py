@@ -1,0 +1,108 @@
+"""The end of a file: what is written for it gets its name when every bucket has passed the end.
+
+``FileEnds`` stands behind Spark's file source and knows which files end in a window. The sink adds
+each window's rows to a hidden file, and renames it when all buckets have reported its end. Both are
+named by window and path, so a window that is repeated after a crash leaves the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import feeding
+import pyarrow as pa
+
+from pe_agent.aligned import ControlTuple, TypedOperator, handles, stream
+from pe_agent.aligned.file_ends import PATH_COLUMN, EndOfFile, FileEnds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BUCKETS = 4
+
+
+class Lines(TypedOperator):
+    """Writes lines in capitals, and reports the end of a file from each bucket."""
+
+    outputs = ("lines", "ends")
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        """Hand out lines with the name of their file."""
+        names = [Path(path).name for path in batch.column("path").to_pylist()]
+        lines = [line.upper() for line in batch.column("value").to_pylist()]
+        self.emit(pa.RecordBatch.from_pydict({"name": names, "line": lines}), "lines")
+
+    @handles(EndOfFile)
+    def end(self, port: str, payload: EndOfFile, control: ControlTuple) -> bool:
+        """Report the end."""
+        told = {"name": [Path(payload.path).name], "bucket": [self.window.bucket]}
+        self.emit(pa.RecordBatch.from_pydict(told), "ends")
+        return False
+
+
+@dataclass
+class Renaming:
+    """A sink of files."""
+
+    folder: Path
+    seen: dict[str, set[int]] = field(default_factory=dict)
+
+    def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
+        """Write a window's rows, and rename the files that end in it."""
+        lines: dict[str, list[str]] = {}
+        for row in frames["lines"].collect():
+            lines.setdefault(row["name"], []).append(row["line"])
+        for name, some in lines.items():
+            part = self.folder / f".{name}.{window}"
+            part.write_text("".join(f"{line}\n" for line in sorted(some)))
+        ends: dict[str, set[int]] = {}
+        for row in frames["ends"].collect():
+            ends.setdefault(row["name"], set()).add(row["bucket"])
+        for name, buckets in ends.items():
+            if len(buckets) == BUCKETS:
+                self._finish(name, sorted(self.folder.glob(f".{name}.*")))
+
+    def _finish(self, name: str, parts: Iterable[Path]) -> None:
+        whole = self.folder / f".{name}"
+        given = list(parts)
+        if given:
+            whole.write_text("".join(part.read_text() for part in given))
+            whole.rename(self.folder / name)
+        for part in given:
+            part.unlink()
+
+
+def run(spark: SparkSession, folder: Path) -> dict[str, list[str]]:
+    """Return the files that the sink has finished, with their lines."""
+    (folder / "in").mkdir()
+    (folder / "out").mkdir()
+    texts: dict[str, list[str]] = {"f1": ["a", "b", "c"], "f2": ["d"], "f3": ["e", "f"]}
+    for name, some in texts.items():
+        (folder / "in" / name).write_text("".join(f"{line}\n" for line in some))
+    frame = (
+        spark.readStream.option("maxFilesPerTrigger", 2)
+        .text(str(folder / "in"))
+        .selectExpr("value", f"{PATH_COLUMN} AS path")
+    )
+    schemas: dict[str, Any] = {
+        "lines": "name string, line string",
+        "ends": "name string, bucket int",
+    }
+    made = (
+        stream(frame)
+        .control_aware(FileEnds, buckets=2)
+        .control_aware(Lines, buckets=BUCKETS, schemas=schemas)
+    )
+    made.for_each_window(
+        Renaming(folder / "out"),
+        checkpoint=folder / "checkpoint",
+        trigger={"availableNow": True},
+    ).awaitTermination()
+    return {path.name: path.read_text().split() for path in sorted((folder / "out").glob("[!.]*"))}
+
+
+if __name__ == "__main__":
+    feeding.main(run)

@@ -1,0 +1,154 @@
+"""The forms that a stream has between its operators, as Spark sees them.
+
+*Rows*: the user's columns, ``_seq``, the place of the row, and in a *mixed* frame ``_control``,
+which is null in rows of data; where it is not, it holds a control tuple, or notes, and the user's
+columns are null. *Packed*: one row per bucket and Arrow batch, as ``control.packing`` in core has
+it. *Emitted*: what the buckets of an operator hand out, one row per bucket, output and kind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from pe_agent.aligned import notes
+from pe_agent.aligned.errors import AlignedError
+from streambroker_core.control import envelope
+from streambroker_core.control.operator import OperatorError
+from streambroker_core.control.packing import PART_BITS, RESERVED, RUNNING_BITS
+from streambroker_core.control.tuples import ControlError, ControlTuple
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.canonical import canonical
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SEQ, CONTROL, NOW = "_seq", "_control", "now"
+PACKED_DDL = "bucket int, seq bigint, n int, event_time timestamp, payload binary"
+EMITTED_DDL = "output string, kind string, bucket int, seq bigint, n int, payload binary"
+EMITTED = pa.schema(
+    [
+        ("output", pa.string()),
+        ("kind", pa.string()),
+        ("bucket", pa.int32()),
+        ("seq", pa.int64()),
+        ("n", pa.int32()),
+        ("payload", pa.binary()),
+    ]
+)
+ROWS, TUPLES, NOTES = "rows", "tuples", "notes"
+"""Kinds of emitted rows: an Arrow IPC stream, packed control tuples, notes."""
+LAST = (1 << 63) - 1
+"""The place behind all rows of a window."""
+
+
+def numbered(frame: DataFrame) -> DataFrame:
+    """Return a user's frame with the place of each row: task and running number.
+
+    Raises:
+        AlignedError: a column has a reserved name.
+    """
+    from pyspark.sql import functions
+
+    for name in frame.columns:
+        if name.startswith(RESERVED):
+            raise AlignedError(
+                f"the stream has a column {name}: names that begin with {', '.join(RESERVED)} are"
+                " reserved. Rename it."
+            )
+    parts = (1 << PART_BITS) - 1
+    place = (
+        f"shiftleft(shiftright({SEQ}, 33) & {parts}L, {RUNNING_BITS}) | ({SEQ} & {(1 << 33) - 1}L)"
+    )
+    found = frame.withColumn(SEQ, functions.monotonically_increasing_id())
+    return found.withColumn(SEQ, functions.expr(place))
+
+
+def arrow_of(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema of columns; all may be null, times are in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    found = to_arrow_schema(schema, timezone="UTC")
+    return pa.schema([one.with_nullable(True) for one in found])
+
+
+def nullable(schema: StructType) -> StructType:
+    """Return the columns, all of which may be null: they are in control rows."""
+    found = StructType()
+    for one in schema:
+        found.add(one.name, one.dataType, True)
+    return found
+
+
+def control_text(control: ControlTuple) -> bytes:
+    """Return what stands in ``_control`` for a tuple."""
+    return canonical(envelope.encode(control))
+
+
+def read_control(data: bytes) -> ControlTuple | list[notes.Note]:
+    """Read what stands in ``_control``.
+
+    Raises:
+        ControlError: it is no control tuple.
+        FormatTooNewError: it is of a newer release.
+        OperatorError: it is no note.
+    """
+    try:
+        found: Any = json.loads(data)
+    except (TypeError, ValueError) as error:
+        raise ControlError(
+            f"a control row holds no control tuple: {error}. Did something on the way change the"
+            f" column {CONTROL}? Let control go around it, with through()."
+        ) from error
+    if isinstance(found, list):
+        return notes.decode(data)
+    try:
+        return envelope.decode(found, CONTROL)
+    except StreambrokerError as error:
+        if error.code != "ManifestInvalid":
+            raise
+        raise ControlError(f"a control row holds no control tuple: {error}") from error
+
+
+def fitting(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatch:
+    """Return a batch with exactly the declared columns.
+
+    Raises:
+        OperatorError: it has others, or they cannot be cast without loss.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    if batch.schema.names != schema.names:
+        raise OperatorError(
+            f"{who} gives the columns {', '.join(batch.schema.names) or 'none'}, and declared are"
+            f" {', '.join(schema.names)}: mend one of both."
+        )
+    columns = []
+    for column, field in zip(batch.columns, schema, strict=True):
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowException as error:
+            raise OperatorError(
+                f"{who} gives column {field.name} as {column.type}, and declared is {field.type}:"
+                f" {error}."
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def write_ipc(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Return batches of one schema as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def read_ipc(payload: bytes) -> list[pa.RecordBatch]:
+    """Read an Arrow IPC stream."""
+    with pa.ipc.open_stream(payload) as reader:
+        return list(reader)

@@ -1,0 +1,120 @@
+"""An operator on Spark: its inputs packed, shuffled by bucket, and run on Spark's state store."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from pe_agent.aligned.errors import AlignedError
+from pe_agent.aligned.forms import EMITTED_DDL, NOW, PACKED_DDL, arrow_of, nullable
+from pe_agent.aligned.packer import Packer, Repacker
+from pe_agent.aligned.processor import BucketProcessor, Hosted
+from streambroker_core.control.aligned import AlignedRunner
+from streambroker_core.control.emitting import Stage
+from streambroker_core.control.operator import Operator
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("pe_agent")
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+Columns = str | StructType
+"""Columns as DDL, or as Spark's type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """A frame that feeds a port.
+
+    Attributes:
+        frame: rows, or what an operator emitted.
+        pack: packs it, inside a task.
+        delay: of its watermark, as Spark writes it; None for a frame without event time.
+    """
+
+    frame: DataFrame
+    pack: Packer | Repacker
+    delay: str | None = None
+
+
+def prepare(spark: SparkSession) -> None:
+    """Set what the state of operators needs.
+
+    Raises:
+        AlignedError: the package protobuf is missing, or the session uses another state store.
+    """
+    if importlib.util.find_spec("google") is None or (
+        importlib.util.find_spec("google.protobuf") is None
+    ):
+        raise AlignedError(
+            "Spark's state for Python needs the package protobuf, on the driver and on executors:"
+            " pip install 'pe-agent[spark]'."
+        )
+    found = spark.conf.getAll.get(PROVIDER, ROCKSDB)
+    if not found.endswith("RocksDBStateStoreProvider"):
+        raise AlignedError(
+            f"the session keeps state with {found}, which cannot keep that of operators. Leave"
+            f" {PROVIDER} unset, or set it to {ROCKSDB}."
+        )
+    spark.conf.set(PROVIDER, ROCKSDB)
+
+
+def checked(make: Callable[[], Operator], name: str, buckets: int) -> AlignedRunner:
+    """Return what is known of an operator: its inputs and outputs.
+
+    Raises:
+        OperatorError: inputs or outputs have no names, or one name twice.
+    """
+    return AlignedRunner(make, Stage(query="", operator=name, buckets=buckets))
+
+
+def columns(schema: Columns) -> StructType:
+    """Return columns, all of which may be null.
+
+    Raises:
+        AlignedError: they cannot be read.
+    """
+    if isinstance(schema, str):
+        from pyspark.errors import PySparkException
+
+        try:
+            schema = StructType.fromDDL(schema)
+        except (PySparkException, ValueError) as error:
+            raise AlignedError(f"the columns {schema!r} cannot be read: {error}") from error
+    return nullable(schema)
+
+
+def arrow_schemas(schemas: Mapping[str, StructType]) -> dict[str, pa.Schema]:
+    """Return Arrow's schema of each output."""
+    return {output: arrow_of(one) for output, one in schemas.items()}
+
+
+def host(hosted: Hosted, feeds: Sequence[Feed]) -> DataFrame:
+    """Return what an operator emits, for all of its outputs."""
+    from pyspark.sql import functions
+
+    frames = []
+    # A union has the event time of its first frame.
+    for feed in sorted(feeds, key=lambda one: one.delay is None):
+        frame = feed.frame.mapInArrow(feed.pack, PACKED_DDL)
+        if feed.delay is not None:
+            frame = frame.withWatermark("event_time", feed.delay)
+        frames.append(frame)
+    packed = reduce(lambda one, other: one.unionByName(other), frames)
+    packed = packed.withColumn(NOW, functions.unix_micros(functions.current_timestamp()))
+    return packed.groupBy("bucket").transformWithStateInPandas(
+        BucketProcessor(hosted),
+        EMITTED_DDL,
+        "append",
+        "EventTime" if hosted.timed else "None",
+    )

@@ -1,0 +1,191 @@
+"""Rows to packed rows, inside Spark's tasks: one ``mapInArrow`` before each shuffle.
+
+A task packs its rows batch by batch, and at its end what goes to every bucket: its control tuples,
+its notes, and a row with the largest event time that it has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pe_agent.aligned import notes
+from pe_agent.aligned.forms import (
+    CONTROL,
+    LAST,
+    NOTES,
+    ROWS,
+    SEQ,
+    read_control,
+    read_ipc,
+)
+from streambroker_core.control.buckets import Layout
+from streambroker_core.control.operator import OperatorError
+from streambroker_core.control.packing import (
+    Packed,
+    pack,
+    pack_control,
+    pack_watermark,
+    packed_rows,
+    unpack,
+)
+from streambroker_core.control.rows import Placed
+from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
+
+PLACED, REFUSED, AT_END = "placed", "refused", "end"
+"""What becomes of ``IMMEDIATE`` tuples: they stand at their place, are refused, or come last."""
+
+
+@dataclass(kw_only=True)
+class _Task:
+    """What one task has for every bucket.
+
+    Attributes:
+        control: its control tuples, placed.
+        notes: what operators before this one tell of their time.
+        latest: the largest event time of its rows.
+        began: it has anything at all.
+    """
+
+    control: list[Placed] = field(default_factory=list)
+    notes: list[notes.Note] = field(default_factory=list)
+    latest: int | None = None
+    began: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packer:
+    """Packs a frame of rows for one port.
+
+    Attributes:
+        layout: where its rows go.
+        event_time: column with the event time; None for none.
+        immediate: what becomes of ``IMMEDIATE`` tuples.
+    """
+
+    layout: Layout
+    event_time: str | None = None
+    immediate: str = PLACED
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pack the rows of a task."""
+        task = _Task()
+        for batch in batches:
+            if batch.num_rows:
+                task.began = True
+                yield self._rows(self._without_control(batch, task), task)
+        yield from self.end(task)
+
+    def _without_control(self, batch: pa.RecordBatch, task: _Task) -> pa.RecordBatch:
+        if CONTROL not in batch.schema.names:
+            return batch
+        told = batch.column(CONTROL)
+        if told.null_count < len(told):
+            control = batch.filter(pc.is_valid(told))
+            places = [LAST] * control.num_rows
+            if SEQ in batch.schema.names:
+                places = control.column(SEQ).to_pylist()
+            for place, data in zip(places, control.column(CONTROL).to_pylist(), strict=True):
+                self._control(place, read_control(data), task)
+            batch = batch.filter(pc.is_null(told))
+        return batch.drop_columns([CONTROL])
+
+    def _control(self, place: int, found: ControlTuple | list[notes.Note], task: _Task) -> None:
+        if not isinstance(found, ControlTuple):
+            task.notes += found
+            return
+        if found.delivery is Delivery.IMMEDIATE and self.immediate != PLACED:
+            if self.immediate == REFUSED:
+                raise ControlError(
+                    f"control tuple {found.id} is IMMEDIATE and comes beside the rows of input"
+                    f" {self.layout.port}, so it has no place between them. Deliver it with BEGIN,"
+                    " END_WINDOW or AT_TIME, or say through(…, immediate='end')."
+                )
+            place = LAST
+        task.control.append((place, found))
+
+    def _rows(self, batch: pa.RecordBatch, task: _Task) -> pa.RecordBatch:
+        if not batch.num_rows or SEQ not in batch.schema.names:
+            return packed_rows([])
+        if self.event_time is not None:
+            _later(task, batch.column(self.event_time))
+        seq = batch.column(SEQ)
+        if len(seq) > 1 and not pc.all(pc.less(seq.slice(0, len(seq) - 1), seq.slice(1))).as_py():
+            batch = batch.take(pc.sort_indices(seq))
+            seq = batch.column(SEQ)
+        return pack(batch.drop_columns([SEQ]), self.layout, seq)
+
+    def end(self, task: _Task) -> Iterator[pa.RecordBatch]:
+        """Pack what a task has for every bucket."""
+        yield pack_control(task.control, self.layout.port, self.layout.buckets)
+        if task.notes:
+            yield packed_rows(
+                (bucket, _noted(task.notes)) for bucket in range(-1, self.layout.buckets)
+            )
+        if task.began:
+            spread = notes.Spread(port=self.layout.port, layout=self.layout.text())
+            yield packed_rows([(notes.CLOCK, _noted([spread]))])
+        if task.latest is not None:
+            yield pack_watermark(task.latest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repacker:
+    """Packs what the output of an operator emitted for a port of the next.
+
+    Attributes:
+        layout: where the rows go.
+        output: the output's tag.
+    """
+
+    layout: Layout
+    output: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pack what a task emitted."""
+        task, packer = _Task(), Packer(layout=self.layout)
+        for kind, first, n, payload in emitted(batches, self.output):
+            task.began = True
+            if kind == ROWS:
+                seq = first
+                for batch in read_ipc(payload):
+                    yield pack(batch, self.layout, seq)
+                    seq += batch.num_rows
+            elif kind == NOTES:
+                task.notes += notes.decode(payload)
+            else:
+                task.control += tuples_of(n, payload)
+        yield from packer.end(task)
+
+
+def emitted(
+    batches: Iterable[pa.RecordBatch], output: str
+) -> Iterator[tuple[str, int, int, bytes]]:
+    """Give kind, sequence, number and payload of what one output emitted, notes among it."""
+    names = ("output", "kind", "seq", "n", "payload")
+    for batch in batches:
+        columns = (batch.column(name).to_pylist() for name in names)
+        for tag, kind, seq, n, payload in zip(*columns, strict=True):
+            if tag == output or kind == NOTES:
+                yield kind, seq, n, payload
+
+
+def tuples_of(n: int, payload: bytes) -> tuple[Placed, ...]:
+    """Read emitted control tuples."""
+    return unpack(Packed(seq=0, n=n, payload=payload)).control
+
+
+def _noted(given: list[notes.Note]) -> Packed:
+    return Packed(seq=0, n=notes.NOTE, payload=notes.encode(given))
+
+
+def _later(task: _Task, column: pa.Array) -> None:
+    kind = column.type
+    if not pa.types.is_timestamp(kind):
+        raise OperatorError(f"the event time is {kind}: it has to be a timestamp.")
+    latest = pc.max(column.cast(pa.timestamp("us", kind.tz))).value
+    if latest is not None and (task.latest is None or latest > task.latest):
+        task.latest = int(latest)

@@ -1,0 +1,328 @@
+"""One operator inside Spark: ``transformWithStateInPandas`` by bucket, around ``AlignedRunner``.
+
+Spark calls it for each bucket that has packed rows in a micro-batch, and for each whose timer is
+due. State is read and written only here and only by a window that has run to its end, so a window
+that fails leaves Spark's store as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from pe_agent.aligned import notes
+from pe_agent.aligned.forms import EMITTED, NOTES, NOW, ROWS, TUPLES, fitting, write_ipc
+from pe_agent.aligned.notes import CLOCK, NOTE
+from pe_agent.aligned.store import Own, SparkBlobs, Value, Values, read_own
+from streambroker_core.control import keeping
+from streambroker_core.control.aligned import AlignedRunner, Applied, Outcome
+from streambroker_core.control.buckets import Layout
+from streambroker_core.control.emitting import EmittedRows, Stage
+from streambroker_core.control.operator import Operator, OperatorError, Window
+from streambroker_core.control.packing import Packed, pack_control, sequence
+from streambroker_core.control.rows import Placed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+APPLIED = pa.schema(
+    [
+        ("operator", pa.string()),
+        ("bucket", pa.int32()),
+        ("window", pa.int64()),
+        ("port", pa.string()),
+        ("id", pa.string()),
+        ("type", pa.string()),
+        ("delivery", pa.string()),
+        ("forwarded", pa.bool_()),
+    ]
+)
+"""Columns of the report of control tuples that were handed over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosted:
+    """An operator and its place in the query, as the tasks need it.
+
+    Attributes:
+        make: makes the operator.
+        name: its name, unique in the query.
+        buckets, order_by, limits: as ``emitting.Stage`` has them.
+        layouts: how its inputs are spread.
+        schemas: columns of its outputs.
+        timed: Spark's watermark is the operator's.
+        clocks: operators whose ticks are its time instead.
+        report: output to which applied control tuples are told; None for none.
+    """
+
+    make: Callable[[], Operator]
+    name: str
+    buckets: int
+    order_by: str | None
+    limits: Any
+    layouts: dict[str, Layout]
+    schemas: dict[str, pa.Schema]
+    timed: bool
+    clocks: frozenset[str] = field(default_factory=frozenset)
+    report: str | None = None
+
+
+@dataclass(slots=True)
+class _Arrived:
+    packed: list[Packed] = field(default_factory=list)
+    notes: list[notes.Note] = field(default_factory=list)
+    time: int = 0
+
+
+class BucketProcessor(StatefulProcessor):  # type: ignore[misc]
+    """Runs the windows of an operator; Spark makes one for each partition and micro-batch."""
+
+    def __init__(self, hosted: Hosted) -> None:
+        self._hosted = hosted
+
+    def init(self, handle: Any) -> None:
+        """Open the state."""
+        self._handle = handle
+        self._own: Value = handle.getValueState("own", "blob binary")
+        self._blobs: Values = handle.getMapState("blobs", "name string", "blob binary")
+        self._ran: set[int] = set()
+        self._runner: AlignedRunner | None = None
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+    def handleInputRows(  # noqa: N802 - Spark's name
+        self,
+        key: Any,
+        rows: Iterator[pd.DataFrame],
+        timerValues: Any,  # noqa: N803 - Spark's name
+    ) -> Iterator[pd.DataFrame]:
+        """Run the window of a bucket that has rows, control tuples or notes."""
+        return self._bucket(int(key[0]), _arrived(rows), timerValues)
+
+    def handleExpiredTimer(  # noqa: N802 - Spark's name
+        self,
+        key: Any,
+        timerValues: Any,  # noqa: N803 - Spark's name
+        expiredTimerInfo: Any,  # noqa: N803 - Spark's name
+    ) -> Iterator[pd.DataFrame]:
+        """Run the window of a bucket in which something is due by event time."""
+        arrived = _Arrived(time=timerValues.getCurrentProcessingTimeInMs() * 1000)
+        fired = int(expiredTimerInfo.getExpiryTimeInMs())
+        return self._bucket(int(key[0]), arrived, timerValues, fired)
+
+    def _bucket(
+        self, bucket: int, arrived: _Arrived, timers: Any, fired: int | None = None
+    ) -> Iterator[pd.DataFrame]:
+        hosted = self._hosted
+        found = self._own.get()
+        before = None if found is None else bytes(found[0])
+        own = read_own(before, hosted.name)
+        for note in arrived.notes:
+            own.hear(note)
+        wake = own.wake
+        passed = own.passed(self._spark_time(timers), hosted.clocks)
+        out = _Emitted(hosted)
+        if bucket == CLOCK:
+            self._pass_time_on(own, passed, arrived, out)
+        elif bucket not in self._ran and (arrived.packed or _due(own.wake, passed)):
+            self._ran.add(bucket)
+            self._window(bucket, own, passed, arrived, out)
+        self._set_timer(own, _wanted(bucket, own, passed), wake, fired)
+        after = own.write()
+        if after != before:
+            self._own.update((after,))
+        return out.frames()
+
+    def _spark_time(self, timers: Any) -> int | None:
+        if not self._hosted.timed:
+            return None
+        now = int(timers.getCurrentWatermarkInMs())
+        return now * 1000 if now > 0 else None
+
+    def _window(
+        self, bucket: int, own: Own, passed: int | None, arrived: _Arrived, out: _Emitted
+    ) -> None:
+        hosted, number = self._hosted, int(_property("streaming.sql.batchId"))
+        window = Window(
+            number=number,
+            time=arrived.time,
+            watermark=passed,
+            bucket=bucket,
+            buckets=hosted.buckets,
+        )
+        blobs = SparkBlobs(own, self._blobs)
+        outcome = self._run().run(window, arrived.packed, blobs)
+        blobs.apply(outcome.changes)
+        own.wake, own.floor = outcome.wake_at, passed
+        if outcome.held_at != own.held:
+            own.held = outcome.held_at
+            out.note(bucket, notes.Hold(operator=hosted.name, bucket=bucket, at=own.held))
+        out.take(bucket, outcome)
+
+    def _run(self) -> AlignedRunner:
+        if self._runner is None:
+            stage = self._stage()
+            self._runner = AlignedRunner(
+                self._hosted.make,
+                stage,
+                layouts=self._hosted.layouts,
+                thread=threading.get_ident,
+            )
+        return self._runner
+
+    def _stage(self) -> Stage:
+        hosted = self._hosted
+        return Stage(
+            query=_property("sql.streaming.queryId"),
+            operator=hosted.name,
+            buckets=hosted.buckets,
+            order_by=hosted.order_by,
+            limits=hosted.limits,
+        )
+
+    def _pass_time_on(self, own: Own, passed: int | None, arrived: _Arrived, out: _Emitted) -> None:
+        """Tell the operators after this one what time it is; refuse a checkpoint of another kind.
+
+        Raises:
+            StateError: the checkpoint is of another operator, number of buckets or key.
+        """
+        hosted, stage = self._hosted, self._stage()
+        version = hosted.make().state_version
+        kept = keeping.read(own.blobs, stage, version, tuple(hosted.layouts))
+        for note in arrived.notes:
+            if isinstance(note, notes.Spread):
+                keeping.take_layouts(kept, {note.port: note.layout}, stage)
+        changes = kept.changes(stage, {"clock": b""}, version)
+        del changes["clock"]
+        SparkBlobs(own, self._blobs).apply(changes)
+        if passed is not None and passed != own.floor:
+            own.floor = passed
+            out.note(CLOCK, notes.Tick(operator=hosted.name, watermark=passed))
+
+    def _set_timer(self, own: Own, wake: int | None, before: int | None, fired: int | None) -> None:
+        """Let Spark call again when time has passed what the bucket waits for.
+
+        Spark removes the timer that has fired after the call, so that one is left alone.
+        """
+        own.wake = wake
+        if not self._hosted.timed:
+            return
+        old = None if before is None else _timer(before)
+        new = None if wake is None else _timer(wake)
+        if old is not None and old not in (new, fired):
+            self._handle.deleteTimer(old)
+        if new is not None and new == fired:
+            new += 1
+        if new is not None and new != old:
+            self._handle.registerTimer(new)
+
+
+def _wanted(bucket: int, own: Own, passed: int | None) -> int | None:
+    """Return the event time at which the bucket is to be called."""
+    if bucket == CLOCK:
+        return 1000 if passed is None else passed + 1000
+    if passed is not None and _due(own.wake, passed):
+        return passed + 1000
+    return own.wake
+
+
+class _Emitted:
+    """What a bucket hands out in a window, as the rows that Spark takes."""
+
+    def __init__(self, hosted: Hosted) -> None:
+        self._hosted = hosted
+        self._rows: list[tuple[str | None, str, int, int, int, bytes]] = []
+
+    def note(self, bucket: int, note: notes.Note) -> None:
+        """Tell the operators that follow."""
+        self._rows.append((None, NOTES, bucket, 0, NOTE, notes.encode([note])))
+
+    def take(self, bucket: int, outcome: Outcome) -> None:
+        """Take up what a window emitted: rows and control tuples by output."""
+        rows: dict[str, list[EmittedRows]] = {}
+        control: dict[str, list[Placed]] = {}
+        for one in outcome.emitted:
+            if isinstance(one, EmittedRows):
+                rows.setdefault(one.output, []).append(one)
+            else:
+                control.setdefault(one.output, []).append((one.position, one.control))
+        for output, placed in control.items():
+            packed = pack_control(placed, output, 1).to_pylist()[0]
+            self._rows.append(
+                (output, TUPLES, bucket, packed["seq"], packed["n"], packed["payload"])
+            )
+        for output, given in rows.items():
+            who = f"operator {self._hosted.name}, output {output},"
+            schema = self._hosted.schemas[output]
+            batches = [fitting(one.batch, schema, who) for one in given]
+            self._rows_of(bucket, output, given[0].seq, batches)
+        if self._hosted.report is not None and outcome.applied:
+            told = [_told(self._hosted.name, one) for one in outcome.applied]
+            batch = pa.RecordBatch.from_pylist(told, schema=APPLIED)
+            self._rows_of(bucket, self._hosted.report, sequence(part=bucket), [batch])
+
+    def _rows_of(self, bucket: int, output: str, seq: int, batches: list[pa.RecordBatch]) -> None:
+        count = sum(batch.num_rows for batch in batches)
+        self._rows.append((output, ROWS, bucket, seq, count, write_ipc(batches)))
+
+    def frames(self) -> Iterator[pd.DataFrame]:
+        """Return it for Spark."""
+        import pandas as pd
+
+        if not self._rows:
+            return iter(())
+        return iter([pd.DataFrame(self._rows, columns=EMITTED.names)])
+
+
+def _arrived(rows: Iterable[pd.DataFrame]) -> _Arrived:
+    arrived = _Arrived()
+    for frame in rows:
+        for seq, n, payload, time in zip(
+            frame["seq"], frame["n"], frame["payload"], frame[NOW], strict=True
+        ):
+            arrived.time = int(time)
+            if n == NOTE:
+                arrived.notes += notes.decode(payload)
+            elif n:
+                arrived.packed.append(Packed(seq=int(seq), n=int(n), payload=bytes(payload)))
+    return arrived
+
+
+def _told(operator: str, one: Applied) -> dict[str, Any]:
+    return {
+        "operator": operator,
+        "bucket": one.bucket,
+        "window": one.window,
+        "port": one.port,
+        "id": one.id,
+        "type": one.type,
+        "delivery": one.delivery.value,
+        "forwarded": one.forwarded,
+    }
+
+
+def _due(wake: int | None, passed: int | None) -> bool:
+    return wake is not None and passed is not None and wake <= passed
+
+
+def _timer(wake: int) -> int:
+    """Return Spark's timer: it fires when the watermark, in milliseconds, has reached it."""
+    return max(-(-wake // 1000), 1)
+
+
+def _property(name: str) -> str:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    found = None if context is None else context.getLocalProperty(name)
+    if found is None:
+        raise OperatorError(
+            f"the task has no {name}: aligned operators run in streaming queries only."
+        )
+    return str(found)

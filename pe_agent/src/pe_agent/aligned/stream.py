@@ -1,0 +1,434 @@
+"""A streaming DataFrame with control tuples in it, which no operation of Spark's can lose.
+
+>>> stream = pe.aligned(frame).key_by("symbol")  # doctest: +SKIP
+>>> alerts = stream.where("price > 0").control_aware(Multiply)  # doctest: +SKIP
+>>> alerts.publish("alerts", checkpoint="…")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pe_agent.aligned.errors import AlignedError
+from pe_agent.aligned.forms import CONTROL, NOTES, ROWS, SEQ, arrow_of, numbered
+from pe_agent.aligned.hosting import Columns, columns
+from pe_agent.aligned.packer import AT_END, REFUSED
+from pe_agent.aligned.plans import is_plain_projection
+from pe_agent.aligned.unpacker import BatchFunction, DataOf, OnBatches, RowsOf
+from streambroker_core.control.packing import PART_BITS, RANK_BITS, RESERVED, RUNNING_BITS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+    from pe_agent.aligned.operators import Node, OperatorStream
+    from pe_agent.pe import PE
+
+HIDDEN = (SEQ, CONTROL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A frame of rows.
+
+    Attributes:
+        frame: the user's columns, ``_seq``, and ``_control`` if it is mixed.
+        mixed: control rows are among the rows.
+        ranks: of how many frames it is a union.
+    """
+
+    frame: DataFrame
+    mixed: bool = False
+    ranks: int = 1
+
+    def schema(self) -> StructType:
+        """Return the user's columns."""
+        return self.frame.drop(*HIDDEN).schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emitted:
+    """What one output of an operator emits."""
+
+    frame: DataFrame
+    output: str
+    columns: StructType
+
+    def of_output(self) -> DataFrame:
+        """Return its rows alone, notes among them."""
+        from pyspark.sql import functions
+
+        return self.frame.where(
+            (functions.col("output") == self.output) | (functions.col("kind") == NOTES)
+        )
+
+    def schema(self) -> StructType:
+        """Return the user's columns."""
+        return self.columns
+
+    def rows(self) -> Rows:
+        """Return it as rows."""
+        read = RowsOf(output=self.output, schema=arrow_of(self.columns))
+        frame = self.of_output().mapInArrow(read, _with_hidden(self.columns))
+        return Rows(frame=frame, mixed=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """A frame of control rows that travels beside the rows.
+
+    Attributes:
+        frame: the column ``_control``.
+        immediate: what becomes of ``IMMEDIATE`` tuples in it.
+    """
+
+    frame: DataFrame
+    immediate: str = REFUSED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """A stream of rows and control tuples.
+
+    Made by ``PE.aligned``, ``aligned.stream`` and ``aligned.control_stream``; each method returns a
+    new one. Control tuples go around or through every method, in their window.
+    """
+
+    spark: SparkSession
+    pe: PE | None = None
+    data: Rows | Emitted | None = None
+    beside: tuple[Beside, ...] = ()
+    key: tuple[str, ...] = ()
+    event_time: tuple[str, str] | None = None
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    clocks: frozenset[str] = frozenset()
+
+    # -- operations on rows ------------------------------------------------------------------
+
+    def where(self, condition: str | Column) -> Stream:
+        """Keep the rows for which a condition is true; control goes on."""
+        from pyspark.sql import functions
+
+        rows = self._rows("where")
+        found = functions.expr(condition) if isinstance(condition, str) else condition
+        if rows.mixed:
+            found = functions.col(CONTROL).isNotNull() | found
+        return self._with(rows, rows.frame.where(found))
+
+    filter = where
+
+    def select(self, *chosen: str | Column) -> Stream:
+        """Choose and compute columns, row by row; control goes on.
+
+        Raises:
+            AlignedError: an expression makes several rows of one, or one of several.
+        """
+        rows = self._rows("select")
+        names = rows.frame.drop(*HIDDEN).columns
+        given: list[Any] = []
+        for one in chosen:
+            given += names if isinstance(one, str) and one == "*" else [one]
+        hidden = [name for name in HIDDEN if name in rows.frame.columns]
+        return self._projected("select", rows, rows.frame.select(*given, *hidden))
+
+    def with_columns(self, made: Mapping[str, Column]) -> Stream:
+        """Add or replace columns, row by row; control goes on.
+
+        Raises:
+            AlignedError: as for ``select``.
+        """
+        rows = self._rows("with_columns")
+        for name in made:
+            if name.startswith(RESERVED):
+                raise AlignedError(
+                    f"with_columns would set {name}: names that begin with {', '.join(RESERVED)}"
+                    " are reserved. Take another."
+                )
+        return self._projected("with_columns", rows, rows.frame.withColumns(dict(made)))
+
+    def map_batches(self, function: BatchFunction, schema: Columns | None = None) -> Stream:
+        """Call a function on Arrow batches of rows; control stays in its place between them.
+
+        Args:
+            function: takes a batch, returns one or several, with any number of rows.
+            schema: columns of what it returns; None for those that it is given.
+        """
+        rows = self._rows("map_batches")
+        made = columns(rows.schema() if schema is None else schema)
+        on = OnBatches(function=function, schema=arrow_of(made))
+        frame = rows.frame.mapInArrow(on, _with_hidden(made))
+        return replace(self, data=Rows(frame=frame, mixed=True))
+
+    def union(self, *others: Stream) -> Stream:
+        """Put streams together: rows of the first stand before those of the next in each window.
+
+        A stream of control alone may be among them; it needs no columns.
+
+        Raises:
+            AlignedError: the columns or keys differ, or there are too many streams.
+        """
+        found = self
+        for other in others:
+            found = _two(found, other)
+        return found
+
+    def through(
+        self, function: Callable[[DataFrame], DataFrame], *, immediate: str = "refuse"
+    ) -> Stream:
+        """Call a function on the rows as a DataFrame; control goes around and joins its window.
+
+        For code that knows nothing of control. ``END_WINDOW``, ``BEGIN`` and ``AT_TIME`` tuples
+        lose nothing. ``IMMEDIATE`` tuples have no place between rows that are new.
+
+        Args:
+            function: takes and returns a streaming DataFrame.
+            immediate: ``refuse`` such tuples, or deliver them at the ``end`` of the window's rows.
+
+        Raises:
+            AlignedError: what it returns is no streaming DataFrame, or has a reserved column.
+        """
+        if immediate not in ("refuse", "end"):
+            raise AlignedError(f"immediate is {immediate!r}: it has to be 'refuse' or 'end'.")
+        way = AT_END if immediate == "end" else REFUSED
+        rows = self._rows("through")
+        beside = tuple(replace(one, immediate=way) for one in self.beside)
+        if rows.mixed:
+            told = rows.frame.where(f"{CONTROL} IS NOT NULL").select(CONTROL)
+            beside = (*beside, Beside(frame=told, immediate=way))
+        made: Any = function(self._plain(rows))
+        if not getattr(made, "isStreaming", False):
+            raise AlignedError(
+                f"the function of through gave {type(made).__name__}: it has to return a streaming"
+                " DataFrame, made of the one that it is given."
+            )
+        return replace(self, data=Rows(frame=numbered(made)), beside=beside)
+
+    # -- operators ---------------------------------------------------------------------------
+
+    def key_by(self, *names: str) -> Stream:
+        """Say which columns decide the bucket, for the next operator.
+
+        Raises:
+            AlignedError: there is no such column.
+        """
+        self._has(names, "key")
+        return replace(self, key=tuple(names))
+
+    def with_watermark(self, column: str, delay: str) -> Stream:
+        """Say which column is the event time, and how much later rows may come.
+
+        Args:
+            column: a timestamp.
+            delay: as Spark writes it: ``10 seconds``.
+
+        Raises:
+            AlignedError: there is no such column, it is no time, or an operator was before.
+        """
+        self._has([column], "event time")
+        if self.nodes:
+            raise AlignedError(
+                "the watermark of a query is set before its first operator: call with_watermark on"
+                " what feeds it; operators that follow are told what time has passed."
+            )
+        kind = self.schema()[column].dataType.typeName()
+        if not kind.startswith("timestamp"):
+            raise AlignedError(f"column {column} is {kind}: an event time is a timestamp.")
+        return replace(self, event_time=(column, delay))
+
+    def control_aware(self, operator: Callable[[], Any], **settings: Any) -> OperatorStream:
+        """Run an operator with one input on this stream; see ``operators.control_aware``."""
+        from pe_agent.aligned.operators import control_aware
+
+        return control_aware(operator, self, **settings)
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def schema(self) -> StructType:
+        """Return the columns of its rows."""
+        return self._some("a schema").schema()
+
+    def to_df(self, *, again: bool = False) -> DataFrame:
+        """Return the rows as a streaming DataFrame, without control.
+
+        Args:
+            again: the operators behind it may run in another query as well.
+
+        Raises:
+            AlignedError: an operator behind it has been given to a query already.
+        """
+        data = self._some("rows")
+        self.use(again=again)
+        if isinstance(data, Rows):
+            return self._plain(data)
+        return data_of(data.frame, data.output, data.columns)
+
+    def publish(
+        self, port: str, *, checkpoint: str | Path, again: bool = False, **settings: Any
+    ) -> StreamingQuery:
+        """Export the rows; settings are those of ``PE.publish``.
+
+        Raises:
+            AlignedError: the stream was made without a PE, or ``to_df`` refuses.
+        """
+        pe = self.started_pe("publish")
+        return pe.publish(self.to_df(again=again), port, checkpoint=checkpoint, **settings)
+
+    def use(self, *, again: bool) -> None:
+        """Note that a query is made of it.
+
+        Raises:
+            AlignedError: an operator behind it has been given to a query already.
+        """
+        taken = [node.name for node in self.nodes.values() if node.taken]
+        if taken and not again:
+            raise AlignedError(
+                f"operator {taken[0]} has been given to a query already. Another one runs it once"
+                " more, with a state of its own: take several outputs with publish_outputs, or ask"
+                " for it with again=True."
+            )
+        for node in self.nodes.values():
+            node.taken = True
+
+    def started_pe(self, what: str) -> PE:
+        """Return the PE that it was made with.
+
+        Raises:
+            AlignedError: there is none.
+        """
+        if self.pe is None:
+            raise AlignedError(f"{what} needs a PE: make the stream with pe.aligned(frame).")
+        return self.pe
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"a stream with control tuples has no {name}: Spark would lose, double or reorder them"
+            " there. Use where, select, with_columns, map_batches, union or an operator; or"
+            " through(lambda frame: …) for the rows alone, or to_df() to leave control behind."
+        )
+
+    # -- within ------------------------------------------------------------------------------
+
+    def _some(self, what: str) -> Rows | Emitted:
+        if self.data is None:
+            raise AlignedError(
+                f"a stream of control tuples alone has no rows, so it has not {what}: union it"
+                " with a stream that has."
+            )
+        return self.data
+
+    def _rows(self, what: str) -> Rows:
+        data = self._some(what)
+        return data.rows() if isinstance(data, Emitted) else data
+
+    def _plain(self, rows: Rows) -> DataFrame:
+        frame = rows.frame
+        if rows.mixed:
+            frame = frame.where(f"{CONTROL} IS NULL")
+        return frame.drop(*HIDDEN)
+
+    def _with(self, rows: Rows, frame: DataFrame) -> Stream:
+        return replace(self, data=replace(rows, frame=frame))
+
+    def _projected(self, what: str, rows: Rows, frame: DataFrame) -> Stream:
+        hidden = [name for name in frame.columns if name.startswith(RESERVED)]
+        if sorted(hidden) != sorted(name for name in rows.frame.columns if name in HIDDEN):
+            raise AlignedError(
+                f"{what} would make the columns {', '.join(frame.columns)}: names that begin with"
+                f" {', '.join(RESERVED)} are reserved."
+            )
+        if not is_plain_projection(frame, rows.frame):
+            raise AlignedError(
+                f"{what} has an expression that does not make one row of each, such as explode or"
+                " a sum; control tuples would be lost. Use map_batches, or through(lambda frame:"
+                " …) for the rows alone."
+            )
+        return self._with(rows, frame)
+
+    def _has(self, names: Sequence[str], what: str) -> None:
+        known = self.schema().names
+        for name in names:
+            if name not in known:
+                raise AlignedError(
+                    f"the {what} {name} is no column of the stream; it has {', '.join(known)}."
+                )
+
+
+def data_of(frame: DataFrame, output: str, columns: StructType) -> DataFrame:
+    """Return the rows of one output, of what an operator emits."""
+    from pyspark.sql import functions
+
+    rows = frame.where((functions.col("output") == output) & (functions.col("kind") == ROWS))
+    return rows.mapInArrow(DataOf(output=output, schema=arrow_of(columns)), columns)
+
+
+def _two(one: Stream, other: Stream) -> Stream:
+    from pe_agent.aligned.operators import joint_nodes
+
+    nodes = joint_nodes([one, other])
+    data = one.data if other.data is None else other.data
+    if one.data is not None and other.data is not None:
+        data = _united(one._rows("union"), other._rows("union"))
+    if (one.event_time and other.clocks) or (other.event_time and one.clocks):
+        raise AlignedError(
+            "a union of a stream with an event time and of one that an operator emits: give each an"
+            " input of its own, because an operator's rows are told what time has passed."
+        )
+    for what in ("key", "event_time"):
+        low, high = getattr(one, what), getattr(other, what)
+        if low and high and low != high:
+            raise AlignedError(
+                f"two streams of a union have the {what} {low} and {high}: give both the same, or"
+                " give it to the union."
+            )
+    return replace(
+        one,
+        pe=one.pe or other.pe,
+        data=data,
+        beside=(*one.beside, *other.beside),
+        key=one.key or other.key,
+        event_time=one.event_time or other.event_time,
+        nodes=nodes,
+        clocks=one.clocks | other.clocks,
+    )
+
+
+def _united(one: Rows, other: Rows) -> Rows:
+    from pyspark.sql import functions
+
+    low, high = ({c.name: c.dataType for c in rows.schema()} for rows in (one, other))
+    if low != high:
+        raise AlignedError(
+            f"two streams of a union have the columns {_told(low)} and {_told(high)}: select the"
+            " same, with the same types."
+        )
+    ranks = one.ranks + other.ranks
+    if ranks > 1 << RANK_BITS:
+        raise AlignedError(f"a union of {ranks} streams: there can be {1 << RANK_BITS}.")
+    rank = functions.lit(one.ranks << (PART_BITS + RUNNING_BITS))
+    frames = [one.frame, other.frame.withColumn(SEQ, functions.col(SEQ) + rank)]
+    mixed = one.mixed or other.mixed
+    if mixed:
+        frames = [
+            frame
+            if CONTROL in frame.columns
+            else frame.withColumn(CONTROL, functions.lit(None).cast("binary"))
+            for frame in frames
+        ]
+    return Rows(frame=frames[0].unionByName(frames[1]), mixed=mixed, ranks=ranks)
+
+
+def _told(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {kind.simpleString()}" for name, kind in given.items())
+
+
+def _with_hidden(made: StructType) -> StructType:
+    from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+    more = [StructField(SEQ, LongType()), StructField(CONTROL, BinaryType())]
+    return StructType([*made.fields, *more])

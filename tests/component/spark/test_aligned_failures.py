@@ -1,0 +1,87 @@
+"""What is refused inside a query: the window fails with a reason, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
+
+from pe_agent.aligned import Limits, Operator, Stream
+from pe_agent.aligned.stream import Rows
+from support.aligned import turns
+from support.aligned_operators import Failing, Multiply, NewerMultiply
+from support.aligned_spark import collected, renumbered, scripted
+
+SCRIPT = renumbered(turns("D1 D2 D3 D4", "D5 D6 D7 D8", "D9"))
+
+
+def multiplied(source: Stream, operator: Callable[[], Operator], **more: Any) -> Stream:
+    settings = {"name": "Multiply", "buckets": 3, "schema": Multiply.SCHEMA, **more}
+    return source.control_aware(operator, **settings)
+
+
+def refused(stream: Stream, checkpoint: Path) -> str:
+    with pytest.raises(StreamingQueryException) as error:
+        collected(stream.to_df(), checkpoint)
+    return str(error.value)
+
+
+def test_a_window_that_fails_says_why_and_leaves_no_trace(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, checkpoint = scripted(spark, tmp_path, SCRIPT).key_by("k"), tmp_path / "ck"
+    ways = {
+        "payload": "Handle.file holds a builtins.object, which cannot be written",
+        "thread": "operator Multiply emits from another thread",
+        "limit": "emits more control tuples in window 1 than one bucket may: 5 tuples",
+        "columns": "output out, gives the columns other, and declared are k, v, window",
+    }
+    for way, why in ways.items():
+        failing = multiplied(source, partial(Failing, way), limits=Limits(tuples=5))
+        assert why in refused(failing, checkpoint), way
+    rows = collected(multiplied(source, Multiply).to_df(), checkpoint)
+    assert {window: sorted(v for _, v, _ in found) for window, found in rows.items()} == {
+        1: [5, 6, 7, 8],
+        2: [9],
+    }
+
+
+def test_control_that_a_receiver_does_not_know_or_that_was_changed_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A-25 at the receiver."""
+    source = scripted(spark, tmp_path, renumbered(turns("D1 E(a)"))).key_by("k")
+    told = refused(multiplied(source, Multiply), tmp_path / "ck")
+    assert "has type Note, which is not known to this receiver; it knows SetFactor" in told
+    assert isinstance(source.data, Rows)
+    changed = source.data.frame.withColumn("_control", F.substring("_control", 1, 20))
+    broken = Stream(spark=spark, data=Rows(frame=changed, mixed=True), key=("k",))
+    told = refused(multiplied(broken, Multiply), tmp_path / "ck2")
+    assert "a control row holds no control tuple" in told
+
+
+def test_a_checkpoint_of_another_kind_is_refused_and_not_overwritten(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folder, checkpoint = tmp_path / "s", tmp_path / "ck"
+    source = scripted(spark, folder, SCRIPT[:1]).key_by("k")
+    collected(multiplied(source, NewerMultiply).to_df(), checkpoint)
+    source = scripted(spark, folder, SCRIPT[:2]).key_by("k")
+    others = {
+        "has 3 buckets and the query 5": multiplied(source, NewerMultiply, buckets=5),
+        "is that of operator Multiply": multiplied(source, NewerMultiply, name="Other"),
+        "has version 2 and the operator reads up to 1": multiplied(source, Multiply),
+        "has input in spread as": multiplied(source.key_by("v"), NewerMultiply),
+    }
+    for why, other in others.items():
+        told = refused(other, checkpoint)
+        assert why in told
+        assert "Nothing was overwritten" in told
+    rows = collected(multiplied(source, NewerMultiply).to_df(), checkpoint)
+    assert sorted(v for _, v, _ in rows[1]) == [5, 6, 7, 8]

@@ -1,0 +1,113 @@
+"""Control tuples on Spark: what operators see is what the model says, however Spark cuts it.
+
+The scenarios are those of the core's tests; here several stand in one script, a window each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from streambroker_core.control.tuples import Delivery
+from support.aligned import SOURCE, Edge, Graph, Node, chain, names_of, sink, told, turns
+from support.aligned_model import simulate
+from support.aligned_spark import ends, on_spark, renumbered, run, scripted, seen
+
+CHAIN = turns(
+    "D1 I(a) D2",
+    "D1 E(a) D2",
+    "E(a) I(b) E(c) I(d)",
+    "D5",
+    ["E(a) D3", "E(a) D4"],
+    "B(a) D6 D7 D8 D9 I(b)",
+)
+
+
+@pytest.mark.parametrize(("tasks", "partitions"), [(1, 1), (2, 2), (4, 4)])
+def test_a_chain_sees_what_the_model_says(
+    spark: SparkSession, tmp_path: Path, tasks: int, partitions: int
+) -> None:
+    """A-1 to A-4, A-6 to A-10, A-19, A-20 and A-28."""
+    graph = chain(Node(name="P1", buckets=3), Node(name="P2", buckets=2), sink(2))
+    script = renumbered(CHAIN)
+    source = scripted(spark, tmp_path, script, tasks=tasks, seed=tasks)
+    nodes = on_spark(graph, source, tmp_path / "seen")
+    query = run(nodes["sink"], tmp_path / "ck", partitions=partitions)
+    assert seen(tmp_path / "seen", query) == simulate(graph, script)
+
+
+def test_answers_and_emissions_come_as_the_model_says(spark: SparkSession, tmp_path: Path) -> None:
+    """A-5 and A-11 to A-15: forwarded, blocked, emitted again, new; at begin, row and end."""
+    answers = {
+        "forward": Node(name="forward", buckets=2, answer="forward", outputs=("out", "loose")),
+        "block": Node(name="block", answer="block"),
+        "repeat": Node(name="repeat", buckets=2, answer="repeat"),
+        "new": Node(name="new", buckets=2, answer="new", delivery=Delivery.IMMEDIATE),
+        "emit": Node(name="emit", answer="forward", emits=("begin", "row", "end")),
+        "once": Node(name="once", buckets=2, answer="block", emits=("end",), once=True),
+    }
+    sinks = tuple(replace(sink(), name=f"{name}-sink") for name in answers)
+    graph = Graph(
+        nodes=(*answers.values(), *sinks),
+        edges=(
+            *(Edge(source=SOURCE, target=name) for name in answers),
+            *(Edge(source=name, target=f"{name}-sink") for name in answers),
+        ),
+    )
+    script = renumbered(turns("D10 D1 E(a) I(b) D20 D2", "E(c)"))
+    nodes = on_spark(graph, scripted(spark, tmp_path, script), tmp_path / "seen")
+    query = run(ends(nodes, [one.name for one in sinks]), tmp_path / "ck")
+    assert seen(tmp_path / "seen", query) == simulate(graph, script)
+
+
+def test_a_diamond_delivers_once_per_port_after_the_rows_of_both(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A-16 and A-17: two ways into one port, and into two ports."""
+    graph = Graph(
+        nodes=(
+            Node(name="P1"),
+            Node(name="P2", buckets=2),
+            replace(sink(1), name="one"),
+            replace(sink(2, "x", "y"), name="two"),
+        ),
+        edges=(
+            Edge(source=SOURCE, target="P1"),
+            Edge(source=SOURCE, target="P2"),
+            Edge(source="P1", target="one"),
+            Edge(source="P2", target="one"),
+            Edge(source=SOURCE, target="two", port="x"),
+            Edge(source="P2", target="two", port="y"),
+        ),
+    )
+    script = renumbered(turns("E(a) D1 I(b) D2", "D3"))
+    nodes = on_spark(graph, scripted(spark, tmp_path, script), tmp_path / "seen")
+    query = run(ends(nodes, ["one", "two"]), tmp_path / "ck")
+    log = seen(tmp_path / "seen", query)
+    assert log == simulate(graph, script)
+    assert told(log, names_of(script), "one")[0].split().count("a") == 1
+    assert told(log, names_of(script), "two")[0].split().count("a") == 2
+
+
+def test_tuples_wait_for_their_event_time_also_behind_an_operator(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """AT_TIME: by Spark's watermark, in the batch without rows that follows the last one, too."""
+    graph = chain(Node(name="P", buckets=2), sink(2))
+    times = {0: None, 1: 5_000, 2: 5_000, 3: 6_000}
+    script = [
+        replace(turn, watermark=times[turn.number])
+        for turn in renumbered(
+            turns("D1@5000 T5500(a) T9000(b)", "D2@4000 T1000(c)", "D3@6000", "D4@12000")
+        )
+    ]
+    source = scripted(spark, tmp_path, script).with_watermark("t", "0 seconds")
+    nodes = on_spark(graph, source, tmp_path / "seen")
+    query = run(nodes["sink"], tmp_path / "ck")
+    log = seen(tmp_path / "seen", query)
+    assert log == simulate(graph, renumbered(script, passed=12_000))
+    words = told(log, names_of(script))
+    assert {window: one for window, one in words.items() if "b" in one} == {4: "b"}

@@ -1,0 +1,194 @@
+"""The wrapper over a streaming DataFrame: control survives every operation, or it is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
+
+from pe_agent.aligned import (
+    AlignedError,
+    ControlFile,
+    Stream,
+    control_aware,
+    control_stream,
+    stream,
+)
+from streambroker_core.control.tuples import Delivery
+from support.aligned import chain, names_of, sink, told, turns
+from support.aligned_operators import Multiply, SetFactor, Totals
+from support.aligned_spark import collected, on_spark, renumbered, run, scripted, seen
+
+
+def twice(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    return [batch, batch]
+
+
+def test_control_keeps_place_and_window_through_every_operation(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    script = renumbered(turns("D1 I(a) D2 D3 E(b)", "D4"))
+    second = renumbered(turns("I(c) D7", "E(d)"))
+    source = scripted(spark, tmp_path / "one", script, tasks=1)
+    graph = chain(sink())
+    plain = (
+        source.where("v != 2")
+        .with_columns({"v": F.col("v") + 10})
+        .select("*", (F.col("v") * 0).alias("zero"))
+        .map_batches(lambda batch: batch.select(["k", "v", "t"]), "k bigint, v bigint, t timestamp")
+        .union(scripted(spark, tmp_path / "two", second, tasks=1))
+    )
+    (only,) = on_spark(graph, plain, tmp_path / "seen").values()
+    log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
+    words = told(log, names_of([*script, *second]))
+    assert words == {0: "D11 a D13 c D7 b", 1: "D14 d"}
+
+
+def test_a_function_on_batches_may_make_any_number_of_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    script = renumbered(turns("D1 I(a) D2 I(b)"))
+    source = scripted(spark, tmp_path, script, tasks=1).map_batches(twice)
+    (only,) = on_spark(chain(sink()), source, tmp_path / "seen").values()
+    log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
+    assert told(log, names_of(script)) == {0: "D1 D1 a D2 D2 b"}
+
+
+def test_control_goes_around_code_that_knows_nothing_of_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    script = renumbered(turns("B(a) D1 E(b) I(c) D2", "D3 E(d)"))
+
+    def code(frame: DataFrame) -> DataFrame:
+        assert frame.columns == ["k", "v", "t"]
+        return frame.select("k", F.explode(F.array("v", F.col("v") + 5)).alias("v"), "t")
+
+    around = scripted(spark, tmp_path, script).through(code, immediate="end")
+    (only,) = on_spark(chain(sink()), around, tmp_path / "seen").values()
+    log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
+    first, second = (told(log, names_of(script))[at].split() for at in (0, 1))
+    assert (first[0], sorted(first[1:5]), first[5:]) == ("a", ["D1", "D2", "D6", "D7"], ["c", "b"])
+    assert second == ["D3", "D8", "d"]
+
+
+def files(spark: SparkSession, folder: Path, count: int, rows: int = 8) -> Stream:
+    for number in range(count):
+        spark.range(number * rows, (number + 1) * rows).selectExpr(
+            "id % 4 AS k", "id AS v"
+        ).coalesce(1).write.mode("append").parquet(str(folder))
+    frame = spark.readStream.schema("k bigint, v bigint").parquet(str(folder))
+    return stream(frame)
+
+
+def test_a_stream_that_is_not_imported_gets_control_from_a_file(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A-26: what holds from the beginning, and what holds from the next window on."""
+    control = ControlFile(tmp_path / "control")
+    first = control.append(SetFactor(10))
+    assert first.id == f"{control.log}/0"
+    control.append(SetFactor(3), delivery=Delivery.END_WINDOW)
+    feed = files(spark, tmp_path / "in", 1).union(control_stream(spark, control.path))
+    made = feed.key_by("k").control_aware(
+        Multiply, schema=Multiply.SCHEMA, buckets=4, report="applied"
+    )
+
+    rows = collected(made.to_df(), tmp_path / "ck")
+    assert sorted(value for _, value, _ in rows[0]) == [value * 10 for value in range(8)]
+
+    files(spark, tmp_path / "in", 1)
+    control.append(SetFactor(4), delivery=Delivery.END_WINDOW)
+    feed = files(spark, tmp_path / "in", 0).union(control_stream(spark, control.path))
+    again = feed.key_by("k").control_aware(
+        Multiply, schema=Multiply.SCHEMA, buckets=4, report="applied"
+    )
+    rows = collected(again.to_df(), tmp_path / "ck")
+    assert sorted(value for _, value, _ in rows[1]) == [value * 3 for value in range(8)]
+
+
+def test_all_outputs_of_a_window_go_to_one_function(spark: SparkSession, tmp_path: Path) -> None:
+    totals = (
+        files(spark, tmp_path / "in", 2)
+        .key_by("k")
+        .control_aware(Totals, schemas=Totals.SCHEMAS, buckets=2)
+    )
+    told_: dict[int, dict[str, list[tuple[int, ...]]]] = {}
+
+    def take(window: int, frames: dict[str, DataFrame]) -> None:
+        told_[window] = {tag: [tuple(row) for row in f.collect()] for tag, f in frames.items()}
+
+    totals.for_each_window(
+        take, checkpoint=tmp_path / "ck", trigger={"availableNow": True}
+    ).awaitTermination()
+    assert list(told_) == [0]
+    assert sum(total for _, total in told_[0]["sums"]) == 120
+    assert sorted(value for _, value in told_[0]["odd"]) == [1, 3, 5, 7, 9, 11, 13, 15]
+
+
+# -- refused before anything starts ----------------------------------------------------------
+
+
+@pytest.fixture
+def rate(spark: SparkSession) -> Stream:
+    return stream(spark.readStream.format("rate").load())
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (lambda s: s.select(F.explode(F.array("value"))), "does not make one row of each"),
+        (lambda s: s.select(F.sum("value")), "does not make one row of each"),
+        (lambda s: s.select("value", F.lit(1).alias("_seq")), "are reserved"),
+        (lambda s: s.with_columns({"_control": F.lit(None)}), "are reserved"),
+        (lambda s: s.key_by("nobody"), "the key nobody is no column of the stream"),
+        (lambda s: s.with_watermark("value", "1 second"), "an event time is a timestamp"),
+        (lambda s: s.union(s.select("value")), "have the columns"),
+        (lambda s: s.through(lambda frame: None), "it has to return a streaming DataFrame"),
+        (lambda s: s.through(lambda frame: frame, immediate="maybe"), "'refuse' or 'end'"),
+        (lambda s: s.publish("out", checkpoint="ck"), "publish needs a PE"),
+        (lambda s: s.control_aware(Multiply()), "give its class"),
+        (lambda s: s.control_aware(partial(Multiply)), "give it one with name="),
+        (lambda s: s.control_aware(Totals), "columns are given for none"),
+        (lambda s: s.control_aware(Totals, schemas=Totals.SCHEMAS)["none"], "has no output none"),
+        (
+            lambda s: s.control_aware(Multiply).control_aware(Multiply),
+            "the query has an operator Multiply already",
+        ),
+        (
+            lambda s: s.control_aware(Multiply, name="a").with_watermark("timestamp", "1 second"),
+            "before its first operator",
+        ),
+        (lambda s: control_aware(Multiply, {"x": s}), "has the inputs in, and is given"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_where_it_is_said(rate: Stream, act: object, why: str) -> None:
+    assert callable(act)
+    with pytest.raises(AlignedError, match=why):
+        act(rate)
+
+
+def test_other_operations_of_spark_are_not_there_and_say_what_to_do(rate: Stream) -> None:
+    with pytest.raises(AttributeError, match=r"no groupBy: Spark would lose.*through"):
+        rate.groupBy("value")
+
+
+def test_a_second_query_of_an_operator_is_refused_unless_it_is_asked_for(rate: Stream) -> None:
+    made = rate.control_aware(Multiply)
+    made.to_df()
+    with pytest.raises(AlignedError, match="operator Multiply has been given to a query already"):
+        made.where("value > 0").to_df()
+    made.to_df(again=True)
+
+
+def test_a_frame_that_is_not_streaming_or_has_a_reserved_column_is_refused(
+    spark: SparkSession,
+) -> None:
+    with pytest.raises(AlignedError, match="is not streaming"):
+        stream(spark.range(3))
+    reserved = spark.readStream.format("rate").load().withColumn("_seq_of_mine", F.lit(1))
+    with pytest.raises(AlignedError, match="column _seq_of_mine"):
+        stream(reserved)

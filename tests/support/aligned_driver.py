@@ -1,0 +1,80 @@
+"""The driver of a query with operators, in a process of its own, for tests that kill it.
+
+``python -m support.aligned_driver FOLDER CORES``: runs a script to its end, writes each window's
+rows to ``FOLDER/out``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from pe_agent.local import SMALL, session
+from streambroker_core.control.payloads import encode
+from streambroker_core.control.tuples import ControlTuple
+from support.aligned import Turn, turns
+from support.aligned_operators import Killing, Multiply, SetFactor
+from support.aligned_spark import renumbered, scripted
+from support.waiting import until
+
+FACTORS = {"a": 10, "b": 20}
+
+
+def script() -> list[Turn]:
+    """Return four windows; ``a`` and ``b`` of the script set factors."""
+    given = renumbered(turns("D1 D2 D3", "D4 E(a) D5 D6", "D7 D8", "D9 B(b)"))
+    return [
+        Turn(
+            number=turn.number,
+            rows=turn.rows,
+            control=tuple((at, _factor(one)) for at, one in turn.control),
+        )
+        for turn in given
+    ]
+
+
+def _factor(control: ControlTuple) -> ControlTuple:
+    kind, text = encode(SetFactor(FACTORS[control.payload["name"]]))
+    return ControlTuple(
+        type=kind,
+        id=control.id,
+        delivery=control.delivery,
+        epoch=control.epoch,
+        emitter=control.emitter,
+        seq=control.seq,
+        text=text,
+    )
+
+
+def main(folder: Path, cores: int) -> None:
+    """Run to the end."""
+    until((folder / "begin").exists, 30.0, "the driver's id is written down")
+    (folder / "out").mkdir(exist_ok=True)
+    windows = json.loads((folder / "windows").read_text())
+    spark = session("kills", cores=cores, conf=SMALL)
+    stream = scripted(spark, folder, script(), tasks=cores + 1)
+    make = partial(Killing, str(folder), windows)
+    stream = stream.key_by("k").control_aware(
+        make, name="multiply", buckets=3, schema=Multiply.SCHEMA
+    )
+
+    def take(frame: DataFrame, window: int) -> None:
+        found = sorted(list(row) for row in frame.collect())
+        (folder / "out" / f"{window}.json").write_text(json.dumps(found))
+
+    query = (
+        stream.to_df()
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(folder / "ck"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,134 @@
+"""Operators of the tests on Spark: those that count, change, fail, and are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from streambroker_core.control.operator import Blobs, Changes, Operator
+from streambroker_core.control.tuples import ControlTuple
+from streambroker_core.control.typed import TypedOperator, handles
+
+
+@dataclass(frozen=True)
+class SetFactor:
+    factor: int
+
+
+@dataclass(frozen=True)
+class Handle:
+    file: object
+
+
+class Multiply(TypedOperator):
+    """Multiplies ``v`` by a factor that control tuples set, and says so with the window."""
+
+    SCHEMA: ClassVar[str] = "k bigint, v bigint, window bigint"
+    strict = True
+    factor = 1
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        self.factor = int(blobs["factor"])
+
+    def snapshot(self) -> Changes:
+        return {"factor": str(self.factor).encode()}
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        rows = batch.num_rows
+        values = [value * self.factor for value in batch.column("v").to_pylist()]
+        made = {"k": batch.column("k"), "v": values, "window": [self.window.number] * rows}
+        self.emit(pa.RecordBatch.from_pydict(made))
+
+    @handles(SetFactor)
+    def change(self, port: str, payload: SetFactor, control: ControlTuple) -> bool:
+        self.factor = payload.factor
+        return False
+
+
+class NewerMultiply(Multiply):
+    """The same, of a later version."""
+
+    state_version = 2
+
+
+class Failing(Multiply):
+    """Does something that is refused, in window 1."""
+
+    def __init__(self, way: str) -> None:
+        self._way = way
+
+    def end_window(self) -> None:
+        if self.window.number != 1:
+            return
+        if self._way == "payload":
+            self.emit_control(Handle(file=object()))
+        elif self._way == "limit":
+            for number in range(20):
+                self.emit_control(SetFactor(number))
+        elif self._way == "thread":
+            self._elsewhere(lambda: self.emit_control(SetFactor(1)))
+        elif self._way == "columns":
+            self.emit(pa.RecordBatch.from_pydict({"other": [1]}))
+
+    def _elsewhere(self, act: Callable[[], Any]) -> None:
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                act()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        raise failed[0]
+
+
+class Killing(Multiply):
+    """Kills the driver in the middle of some windows, once in each."""
+
+    def __init__(self, folder: str, windows: Sequence[int]) -> None:
+        self._folder, self._windows = Path(folder), windows
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        super().process(port, batch)
+        mark = self._folder / f"killed-{self.window.number}"
+        if self.window.number in self._windows and not mark.exists():
+            mark.touch()
+            os.killpg(int((self._folder / "driver").read_text()), signal.SIGKILL)
+
+
+class Totals(Operator):
+    """Keeps a sum per bucket, and hands it out with each window; rows that are odd go elsewhere."""
+
+    SCHEMAS: ClassVar[dict[str, str]] = {
+        "sums": "bucket int, sum bigint",
+        "odd": "k bigint, v bigint",
+    }
+    outputs = ("sums", "odd")
+    total = 0
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        self.total = int(blobs["total"])
+
+    def snapshot(self) -> Changes:
+        return {"total": str(self.total).encode()}
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        values = batch.column("v").to_pylist()
+        self.total += sum(values)
+        odd = [at for at, value in enumerate(values) if value % 2]
+        if odd:
+            self.emit(batch.take(odd).select(["k", "v"]), "odd")
+
+    def end_window(self) -> None:
+        sums = {"bucket": [self.window.bucket], "sum": [self.total]}
+        self.emit(pa.RecordBatch.from_pydict(sums), "sums")

@@ -1,0 +1,235 @@
+"""Time and state of operators inside of micro-batches: timers, holds, what is read and written."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from pe_agent.aligned.store import Own, read_own
+from streambroker_core.control.keyed import KeyedState
+from streambroker_core.control.operator import Blobs, Changes, Operator, StateError
+from support.aligned_batches import Batches, batches
+
+TIME = pa.timestamp("us", "UTC")
+
+
+def rows(*given: tuple[int, int]) -> pa.RecordBatch:
+    """Return rows of a key and an event time in milliseconds."""
+    keys, times = zip(*given, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(keys, pa.int64()),
+            pa.array([time * 1000 for time in times], TIME),
+            pa.array(range(len(keys)), pa.int64()),
+        ],
+        ["k", "t", "_seq"],
+    )
+
+
+class Waiting(Operator):
+    """Keeps rows until their time has passed."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, int]] = []
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        numbers = [int(one) for one in blobs["kept"].split()]
+        self.kept = list(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def snapshot(self) -> Changes:
+        return {"kept": " ".join(f"{time} {key}" for time, key in self.kept).encode()}
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        times = batch.column("t").cast(pa.int64()).to_pylist()
+        self.kept = sorted([*self.kept, *zip(times, batch.column("k").to_pylist(), strict=True)])
+
+    def advance(self, time: int) -> None:
+        due = [one for one in self.kept if one[0] <= time]
+        self.kept = self.kept[len(due) :]
+        if due:
+            times, keys = (list(column) for column in zip(*due, strict=True))
+            self.emit(
+                pa.RecordBatch.from_arrays(
+                    [pa.array(keys, pa.int64()), pa.array(times, TIME)], ["k", "t"]
+                )
+            )
+
+    def wake_at(self) -> int | None:
+        return self.kept[0][0] if self.kept else None
+
+    def held_at(self) -> int | None:
+        return self.wake_at()
+
+
+class Following(Operator):
+    """Writes down its windows' watermarks, and passes rows on."""
+
+    seen: ClassVar[list[tuple[int, int, int | None]]] = []
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        window = self.window
+        self.seen.append((window.number, window.bucket, window.watermark))
+        self.emit(batch)
+
+
+def keys(found: list[dict[str, Any]]) -> list[int]:
+    return sorted(row["k"] for row in found)
+
+
+def test_what_waits_for_its_time_comes_when_the_watermark_has_reached_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chain = batches(monkeypatch, Waiting)
+    assert keys(chain.batch(rows((1, 10), (2, 20), (3, 30)))) == []
+    assert keys(chain.batch()) == [1, 2, 3]
+    assert keys(chain.batch()) == []
+    assert keys(chain.batch(rows((4, 40), (5, 20)))) == []
+    assert keys(chain.batch(rows((6, 30), (7, 41)))) == [4, 5, 6][:2]
+    assert keys(chain.batch(rows((8, 50)))) == [6, 7]
+
+
+def test_a_bucket_has_one_window_in_a_batch_also_if_its_timer_is_due_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counting(Waiting):
+        windows: ClassVar[list[tuple[int, int]]] = []
+
+        def begin_window(self) -> None:
+            self.windows.append((self.window.number, self.window.bucket))
+
+        def wake_at(self) -> int | None:
+            return 1  # says so even when it has been woken for it
+
+    chain = batches(monkeypatch, Counting)
+    for number in range(4):
+        chain.batch(rows((1, 10 + number)))
+    chain.batch()
+    assert len(Counting.windows) == len(set(Counting.windows)) == 5
+
+
+def test_what_follows_sees_a_time_before_what_is_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Late(Waiting):
+        """Takes rows out 5 ms after their time."""
+
+        def advance(self, time: int) -> None:
+            super().advance(time - 5_000)
+
+        def wake_at(self) -> int | None:
+            return self.kept[0][0] + 5_000 if self.kept else None
+
+        def held_at(self) -> int | None:
+            return self.kept[0][0] if self.kept else None
+
+    Following.seen.clear()
+    chain = batches(monkeypatch, Late, Following)
+    chain.batch(rows((1, 10), (2, 14), (3, 30)))
+    assert keys(chain.batch()) == [1, 2]
+    assert {mark for _, _, mark in Following.seen} == {29_999}
+    assert keys(chain.batch(rows((4, 35)))) == []
+    assert keys(chain.batch(rows((4, 36)))) == [3]
+    assert {mark for number, _, mark in Following.seen if number == 3} == {34_999}
+
+
+def test_the_watermark_of_what_follows_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late row that is held does not take back what was said of the time before."""
+
+    class Watching(Following):
+        def advance(self, time: int) -> None:
+            del time
+
+    Following.seen.clear()
+    chain = batches(monkeypatch, Waiting, Watching)
+    chain.batch(rows((1, 10), (2, 20)))
+    chain.batch(rows((1, 30), (2, 30)))
+    chain.batch(rows((1, 5), (2, 5), (1, 40), (2, 40)))
+    chain.batch()
+    marks = [mark for _, _, mark in Following.seen]
+    assert marks == sorted(marks, key=lambda mark: mark or 0)
+
+
+class Keys(Operator):
+    """Counts rows by key in a state of many blobs."""
+
+    def __init__(self) -> None:
+        self._state = KeyedState("keys")
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        self._state = KeyedState("keys", blobs)
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        for key in batch.column("k").to_pylist():
+            name = key.to_bytes(8, "big")
+            count = int(self._state.get(name) or b"0")
+            self._state.put(name, str(count + 1).encode())
+
+    def snapshot(self) -> Changes:
+        return self._state.changes()
+
+
+def test_a_window_reads_and_writes_the_blobs_of_the_keys_that_it_touches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fill(chain: Batches, count: int) -> list[tuple[str, str]]:
+        chain.batch(rows(*((key, 10) for key in range(count))))
+        chain.stages[0].calls.clear()
+        chain.batch(rows((7, 11)))
+        return chain.stages[0].calls
+
+    few = fill(batches(monkeypatch, Keys), 1_000)
+    many = fill(batches(monkeypatch, Keys), 20_000)
+    assert [kind for kind, _ in few] == [kind for kind, _ in many] == ["get", "get", "put"]
+
+
+def test_a_window_that_fails_leaves_state_and_timers_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing(Waiting):
+        fails: ClassVar[bool] = False
+
+        def end_window(self) -> None:
+            if self.fails:
+                raise ValueError("as was asked for")
+
+    chain = batches(monkeypatch, Failing)
+    chain.batch(rows((1, 10)))
+    Failing.fails = True
+    with pytest.raises(ValueError, match="as was asked for"):
+        chain.batch(rows((2, 20)))
+    Failing.fails = False
+    assert keys(chain.batch()) == [1]
+
+
+@pytest.mark.parametrize("more", [{"buckets": 4}, {"name": "other"}])
+def test_state_of_another_operator_is_refused_in_the_first_batch_whichever_bucket_it_touches(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    chain = batches(monkeypatch, Following)
+    chain.batch(rows((1, 10)))
+    used = next(bucket for bucket, name in chain.stages[0].state if bucket >= 0)
+    if "buckets" in more:
+        from streambroker_core.control.buckets import Layout
+
+        key = (("k", pa.int64()),)
+        more = {**more, "layouts": {"in": Layout(port="in", buckets=4, key=key)}}
+    other = batches(monkeypatch, Following, **more)
+    kept = {at: blob for at, blob in chain.stages[0].state.items() if at[0] != used}
+    other.stages[0].state = dict(kept)
+    other.number = chain.number
+    with pytest.raises(StateError, match="Nothing was overwritten"):
+        other.batch(rows((2, 11)))
+    assert other.stages[0].state == kept
+
+
+def test_what_the_runtime_keeps_is_read_back_and_damage_is_refused() -> None:
+    own = Own(wake=5, held=None, floor=3, ticks={"a": 1}, holds={"a.1": 4}, blobs={"~m": b"xyz"})
+    assert read_own(own.write(), "op") == own
+    for damaged in (own.write()[:-1], own.write() + b"x", b"", b"\x05\0\0\0nojson"):
+        with pytest.raises(StateError, match="state of operator op is damaged"):
+            read_own(damaged, "op")
+    newer = own.write().replace(b'"v":1', b'"v":2')
+    with pytest.raises(StateError, match="of a newer release"):
+        read_own(newer, "op")
