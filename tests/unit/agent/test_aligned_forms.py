@@ -1,0 +1,236 @@
+"""Rows, packed rows and control files: what the tasks of a query make of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pe_agent.aligned import AlignedError, ControlFile
+from pe_agent.aligned.control_file import ControlFileReader
+from pe_agent.aligned.forms import LAST, control_text, fitting, read_control, write_ipc
+from pe_agent.aligned.notes import CLOCK, NOTE, Hold, Spread, Tick, decode, encode
+from pe_agent.aligned.packer import AT_END, REFUSED, Packer, Repacker
+from pe_agent.aligned.unpacker import OnBatches
+from streambroker_core.control.buckets import Layout
+from streambroker_core.control.operator import OperatorError
+from streambroker_core.control.packing import Packed, sequence, unpack
+from streambroker_core.control.tuples import ControlError, ControlLimitError, Delivery
+from streambroker_core.errors import FormatTooNewError
+from support.aligned import Note, note
+
+V = pa.schema([("v", pa.int64())])
+MIXED = pa.schema([("v", pa.int64()), ("_seq", pa.int64()), ("_control", pa.binary())])
+LAYOUT = Layout(port="in", buckets=3)
+
+
+def mixed(*given: tuple[int, int | bytes]) -> pa.RecordBatch:
+    """Return rows and control at their places."""
+    rows = [
+        {"v": what if isinstance(what, int) else None, "_seq": place}
+        | {"_control": what if isinstance(what, bytes) else None}
+        for place, what in given
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=MIXED)
+
+
+def arrivals(batches: Iterable[pa.RecordBatch]) -> list[tuple[int, Any]]:
+    """Return what each bucket gets: notes, placed tuples, or rows."""
+    found: list[tuple[int, Any]] = []
+    for batch in batches:
+        for row in batch.to_pylist():
+            if row["n"] == NOTE:
+                found.append((row["bucket"], decode(row["payload"])))
+            elif row["n"]:
+                one = unpack(Packed(seq=row["seq"], n=row["n"], payload=row["payload"]))
+                rows = None if one.rows is None else one.rows.to_pylist()
+                found.append((row["bucket"], rows if rows is not None else one.control))
+    return found
+
+
+TUPLE = note("a", Delivery.IMMEDIATE, 0, 1, 0)
+
+
+def test_rows_are_packed_in_order_and_control_and_notes_go_to_every_bucket() -> None:
+    tick = Tick(operator="op", watermark=7)
+    given = mixed((5, 50), (3, 30), (4, control_text(TUPLE)), (0, encode([tick])))
+    found = arrivals(Packer(layout=LAYOUT)([given, mixed()]))
+    rows = [row for _, what in found if isinstance(what, list) for row in what if "v" in str(row)]
+    assert sorted(row["v"] for row in rows if isinstance(row, dict)) == [30, 50]
+    assert [at for at, what in found if what == ((4, TUPLE),)] == [0, 1, 2]
+    assert [at for at, what in found if what == [tick]] == [CLOCK, 0, 1, 2]
+    assert (CLOCK, [Spread(port="in", layout=LAYOUT.text())]) in found
+
+
+def test_a_task_without_rows_says_nothing() -> None:
+    assert arrivals(Packer(layout=LAYOUT)([])) == []
+    assert arrivals(Packer(layout=LAYOUT)([mixed()])) == []
+
+
+def test_the_largest_event_time_of_a_task_is_told_and_control_rows_have_none() -> None:
+    schema = pa.schema([("t", pa.timestamp("us", "UTC")), *MIXED])
+    rows = [
+        {"t": 5, "v": 1, "_seq": 0},
+        {"t": 9, "v": 1, "_seq": 1},
+        {"t": None, "v": 1, "_seq": 2},
+    ]
+    control = {"t": 99, "_seq": 1, "_control": control_text(TUPLE)}
+    given = [
+        pa.RecordBatch.from_pylist(some, schema=schema) for some in (rows, [control], rows[:1])
+    ]
+    packed = list(Packer(layout=LAYOUT, event_time="t")(given))
+    times = [time.value for one in packed for time in one.column("event_time") if time.is_valid]
+    assert times == [9]
+
+
+def test_a_tuple_beside_rows_that_has_no_place_is_refused_or_comes_last() -> None:
+    beside = pa.RecordBatch.from_pydict({"_control": [control_text(TUPLE)]})
+    with pytest.raises(ControlError, match=r"is IMMEDIATE and comes beside the rows of input in"):
+        list(Packer(layout=LAYOUT, immediate=REFUSED)([beside]))
+    found = arrivals(Packer(layout=LAYOUT, immediate=AT_END)([beside]))
+    assert [what for at, what in found if at == 1] == [((LAST, TUPLE),)]
+
+
+def test_what_an_output_emitted_is_packed_for_the_next_and_other_outputs_are_left_out() -> None:
+    rows = write_ipc(
+        [pa.RecordBatch.from_pydict({"v": [1, 2]}), pa.RecordBatch.from_pydict({"v": [3]})]
+    )
+    hold = Hold(operator="o", bucket=2, at=None)
+    emitted = pa.RecordBatch.from_pylist(
+        [
+            {"output": "out", "kind": "rows", "bucket": 2, "seq": 10, "n": 3, "payload": rows},
+            {"output": "other", "kind": "rows", "bucket": 2, "seq": 10, "n": 3, "payload": b"?"},
+            {"kind": "notes", "seq": 0, "n": -1, "payload": encode([hold])},
+        ]
+    )  # fmt: skip
+    found = arrivals(Repacker(layout=Layout(port="in", buckets=1), output="out")([emitted]))
+    data = [row for at, what in found if at == 0 for row in what if isinstance(row, dict)]
+    assert data == [{"_seq": 10 + at, "v": value} for at, value in enumerate((1, 2, 3))]
+
+
+def test_a_function_on_batches_sees_runs_of_rows_and_numbers_each_part_by_itself() -> None:
+    one, two = sequence(part=1), sequence(part=2)
+    given = mixed((two, 1), (two + 1, 2), (two + 2, control_text(TUPLE)), (two + 2, 3), (one, 4))
+    sizes: list[int] = []
+
+    def twice(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        sizes.append(batch.num_rows)
+        return [batch, batch.slice(0, 0), batch]
+
+    out = [row for b in OnBatches(function=twice, schema=V)([given]) for row in b.to_pylist()]
+    assert sizes == [2, 1, 1]
+    assert [(row["_seq"] - two, row["v"]) for row in out[:7]] == [
+        (0, 1), (1, 2), (2, 1), (3, 2), (4, None), (4, 3), (5, 3),
+    ]  # fmt: skip
+    assert [(row["_seq"] - one, row["v"]) for row in out[7:]] == [(0, 4), (1, 4)]
+    with pytest.raises(OperatorError, match="gave a int"):
+        list(OnBatches(function=lambda batch: [3], schema=V)([given]))  # type: ignore[list-item]
+
+
+def test_rows_that_do_not_fit_what_was_declared_are_refused_by_name() -> None:
+    assert fitting(pa.RecordBatch.from_pydict({"v": pa.array([1], pa.int8())}), V, "x").schema == V
+    with pytest.raises(OperatorError, match="x gives the columns w, and declared are v"):
+        fitting(pa.RecordBatch.from_pydict({"w": [1]}), V, "x")
+    with pytest.raises(OperatorError, match="x gives column v as string, and declared is int64"):
+        fitting(pa.RecordBatch.from_pydict({"v": ["a"]}), V, "x")
+
+
+@pytest.mark.parametrize("data", [b"{", b"3", b'{"v":1}', b"\xff"])
+def test_a_control_row_that_was_changed_on_the_way_is_refused(data: bytes) -> None:
+    with pytest.raises(ControlError, match="a control row holds no control tuple"):
+        read_control(data)
+
+
+def test_control_and_notes_are_read_back_and_newer_ones_refused() -> None:
+    assert read_control(control_text(TUPLE)) == TUPLE
+    given = [Tick(operator="a", watermark=3), Hold(operator="b", bucket=1, at=None)]
+    assert read_control(encode(given)) == given
+    with pytest.raises(OperatorError, match="is not what this release writes"):
+        read_control(b'[["other",{}]]')
+    with pytest.raises(FormatTooNewError):
+        read_control(control_text(TUPLE).replace(b'"v":1', b'"v":2'))
+
+
+# -- control files ---------------------------------------------------------------------------
+
+
+def read(reader: ControlFileReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
+    ids = []
+    for part in reader.partitions(start, end):
+        for batch in reader.read(part):
+            ids += [json.loads(one)["id"] for one in batch.column("_control").to_pylist()]
+    return ids
+
+
+def test_a_control_file_gives_each_tuple_once_and_in_a_replay_the_same(tmp_path: Path) -> None:
+    control = ControlFile(tmp_path / "control")
+    reader = ControlFileReader(control.path)
+    begin = reader.initialOffset()
+    assert reader.latestOffset(begin, None) == begin
+    ids = [control.append(Note(name=name)).id for name in "abc"]
+    assert ids == [f"{control.log}/{seq}" for seq in range(3)]
+    middle = reader.latestOffset(begin, None)
+    ids.append(ControlFile(control.path).append(Note(name="d")).id)
+    end = reader.latestOffset(middle, None)
+    assert read(reader, begin, middle) == ids[:3]
+    assert read(ControlFileReader(control.path), begin, middle) == ids[:3]
+    assert read(reader, middle, end) == ids[3:]
+    assert reader.partitions(end, end) == []
+
+
+def test_with_available_now_what_is_appended_later_is_left_for_the_next_run(tmp_path: Path) -> None:
+    control = ControlFile(tmp_path / "control")
+    control.append(Note(name="a"))
+    reader = ControlFileReader(control.path)
+    reader.prepareForTriggerAvailableNow()
+    control.append(Note(name="b"))
+    assert reader.latestOffset(reader.initialOffset(), None)["next"] == 1
+
+
+def test_half_a_line_that_a_crash_left_is_not_read_and_not_kept(tmp_path: Path) -> None:
+    control = ControlFile(tmp_path / "control")
+    control.append(Note(name="a"))
+    with control.path.open("ab") as file:
+        file.write(b'{"half')
+    reader = ControlFileReader(control.path)
+    begin = reader.initialOffset()
+    assert reader.latestOffset(begin, None)["next"] == 1
+    control.append(Note(name="b"))
+    assert read(reader, begin, reader.latestOffset(begin, None)) == [
+        f"{control.log}/0",
+        f"{control.log}/1",
+    ]
+
+
+def test_another_control_file_or_one_that_lost_lines_is_refused(tmp_path: Path) -> None:
+    one, two = ControlFile(tmp_path / "one"), ControlFile(tmp_path / "two")
+    two.append(Note(name="a"))
+    reader = ControlFileReader(two.path)
+    begin, end = reader.initialOffset(), reader.latestOffset({}, None)
+    with pytest.raises(AlignedError, match="and the checkpoint has read"):
+        ControlFileReader(one.path).partitions(begin, end)
+    two.path.write_bytes(two.path.read_bytes().splitlines()[0] + b"\n")
+    with pytest.raises(AlignedError, match="lines have been removed"):
+        reader.partitions(begin, end)
+    (tmp_path / "three").write_text("something else\n")
+    with pytest.raises(AlignedError, match="is no file of control tuples"):
+        ControlFile(tmp_path / "three")
+    newer = tmp_path / "four"
+    newer.write_text('{"v":2,"log":"x"}\n')
+    with pytest.raises(AlignedError, match="of a newer release"):
+        ControlFile(newer)
+
+
+def test_what_a_control_file_cannot_hold_is_refused_where_it_is_appended(tmp_path: Path) -> None:
+    control = ControlFile(tmp_path / "control")
+    with pytest.raises(AlignedError, match="cannot be IMMEDIATE"):
+        control.append(Note(name="a"), delivery=Delivery.IMMEDIATE)
+    with pytest.raises(ControlError, match="has to be a dataclass"):
+        control.append({"name": "a"})
+    with pytest.raises(ControlLimitError, match="the limit is"):
+        control.append(Note(name="x" * (1 << 20)))
+    assert control.path.read_bytes().count(b"\n") == 1
