@@ -29,8 +29,9 @@ def spark() -> Iterator[SparkSession]:
 
     # Spark's workers import operators and sources from here.
     tests = Path(__file__).parent
-    folders = (tests, tests.parent / "examples" / "03-control-tuples")
-    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))
+    folders = [str(tests), str(tests.parent / "examples" / "03-control-tuples")]
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([before] if before else [])])
     spark = session("tests", conf={**SMALL, "spark.driver.memory": "2g"})
     yield spark
     spark.stop()

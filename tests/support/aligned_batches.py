@@ -182,7 +182,7 @@ def batches(
         }
         made.append(Stage(Hosted(**fields)))
     chain = Batches(made)
-    properties = {
+    properties: dict[str, Callable[[], object]] = {
         "sql.streaming.queryId": lambda: "q",
         "streaming.sql.batchId": lambda: chain.number,
     }

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -236,11 +236,12 @@ def seen(folder: Path, query: str) -> Log:
         node, bucket, window = path.stem.rsplit("-", 2)
         entries = json.loads(path.read_text().replace(query, "q"))
         found.append((node, int(bucket), int(window), tuple(map(tuple, entries))))
-    for node, bucket, window, words in sorted(found):
-        log.setdefault((node, bucket), []).append((window, words))
+    for name, number, at, words in sorted(found):
+        log.setdefault((name, number), []).append((at, words))
     return log
 
 
 def ends(nodes: Mapping[str, OperatorStream], names: Sequence[str]) -> Stream:
     """Return the outputs of several operators as one stream, for one query."""
-    return reduce(lambda one, other: one.union(other), [nodes[name] for name in names])
+    first, *others = (nodes[name] for name in names)
+    return first.union(*others)

@@ -22,11 +22,16 @@ def start(folder: Path, cores: int) -> int:
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=(folder / "said").open("ab"),
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *_before()])},
     )
     (folder / "driver").write_text(str(driver.pid))
     (folder / "begin").touch()
     return driver.wait(SECONDS)
+
+
+def _before() -> list[str]:
+    before = os.environ.get("PYTHONPATH")
+    return [before] if before else []
 
 
 def rows(folder: Path) -> dict[int, list[list[int]]]:

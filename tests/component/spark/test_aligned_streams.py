@@ -32,7 +32,7 @@ def test_control_keeps_place_and_window_through_every_operation(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     script = renumbered(turns("D1 I(a) D2 D3 E(b)", "D4"))
-    second = renumbered(turns("I(c) D7", "E(d)"))
+    second = renumbered(turns(["", "I(c) D7"], ["", "E(d)"]))
     source = scripted(spark, tmp_path / "one", script, tasks=1)
     graph = chain(sink())
     plain = (

@@ -77,7 +77,7 @@ class Emissions:
         self._next = dict.fromkeys(outputs, sequence(part=window.bucket))
         self._seq = self._bytes = self._tuples = 0
         self._schemas: dict[str, pa.Schema] = {}
-        self._sent: set[tuple[str, str]] = set()
+        self._sent: dict[str, set[str]] = {tag: set() for tag in outputs}
         self.emitted: list[Emission] = []
         self.counts: dict[Delivery, int] = {}
         self.rows = 0
@@ -171,12 +171,12 @@ class Emissions:
         )
 
     def _send(self, control: ControlTuple, outputs: tuple[str, ...]) -> bool:
-        new = [tag for tag in outputs if (tag, control.id) not in self._sent]
+        new = [tag for tag in outputs if control.id not in self._sent[tag]]
         if not new:
             return False
         self._check_limits(control)
         for tag in new:
-            self._sent.add((tag, control.id))
+            self._sent[tag].add(control.id)
             self.emitted.append(
                 EmittedControl(output=tag, position=self._next[tag], control=control)
             )

@@ -225,7 +225,8 @@ def unpack(packed: Packed) -> Arrival:
 
 def _rising(seq: pa.Array, layout: Layout) -> pa.Array:
     seq = seq.cast(pa.int64())
-    if seq.null_count or not pc.all(pc.less(seq.slice(0, len(seq) - 1), seq.slice(1))).as_py():
+    rises = pc.less(seq.slice(0, max(len(seq) - 1, 0)), seq.slice(1))
+    if seq.null_count or not pc.all(rises, min_count=0).as_py():
         raise OperatorError(
             f"the sequence of input {layout.port} does not rise from row to row: sort the batch by"
             " it, and give each row a number of its own."

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import enum
 import json
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from streambroker_core.errors import StreambrokerError
 
@@ -23,6 +23,8 @@ END_OF_TIME = (1 << 63) - 1
 """The event time that is after every other: the watermark of an input that has ended."""
 
 KeyValue = str | int | float | bool
+Order = tuple[int, str, int, int, str]
+"""Epoch, emitter, its bucket, sequence, id."""
 
 
 class ControlError(StreambrokerError):
@@ -127,6 +129,7 @@ class ControlTuple:
     text: str = "null"
     at: int | None = None
     target: Target = EVERYBODY
+    _order: Order | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if (self.at is None) == (self.delivery is Delivery.AT_TIME):
@@ -185,12 +188,19 @@ def logged(
     )
 
 
-def order_of(control: ControlTuple) -> tuple[int, str, int, int, str]:
+def order_of(control: ControlTuple) -> Order:
     """Return the key by which tuples of one place are ordered: epoch, emitter, sequence.
 
     Buckets are compared as numbers, so that bucket 10 comes after bucket 2; what all buckets of an
-    emitter emitted as one comes before what each emitted by itself.
+    emitter emitted as one comes before what each emitted by itself. The tuple keeps its key: it
+    is asked for in every bucket.
     """
+    if control._order is None:
+        object.__setattr__(control, "_order", _order_of(control))
+    return cast(Order, control._order)
+
+
+def _order_of(control: ControlTuple) -> Order:
     stem, _, last = control.emitter.rpartition(".")
     if stem and last.isascii() and last.isdigit():
         return (control.epoch, stem, int(last), control.seq, control.id)

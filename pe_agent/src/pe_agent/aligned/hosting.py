@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -84,14 +84,14 @@ def columns(schema: Columns) -> StructType:
     Raises:
         AlignedError: they cannot be read.
     """
-    if isinstance(schema, str):
-        from pyspark.errors import PySparkException
+    if isinstance(schema, StructType):
+        return nullable(schema)
+    from pyspark.errors import PySparkException
 
-        try:
-            schema = StructType.fromDDL(schema)
-        except (PySparkException, ValueError) as error:
-            raise AlignedError(f"the columns {schema!r} cannot be read: {error}") from error
-    return nullable(schema)
+    try:
+        return nullable(cast(StructType, StructType.fromDDL(schema)))
+    except (PySparkException, ValueError) as error:
+        raise AlignedError(f"the columns {schema!r} cannot be read: {error}") from error
 
 
 def arrow_schemas(schemas: Mapping[str, StructType]) -> dict[str, pa.Schema]:

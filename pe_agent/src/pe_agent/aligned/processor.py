@@ -79,7 +79,7 @@ class _Arrived:
     time: int = 0
 
 
-class BucketProcessor(StatefulProcessor):  # type: ignore[misc]
+class BucketProcessor(StatefulProcessor):
     """Runs the windows of an operator; Spark makes one for each partition and micro-batch."""
 
     def __init__(self, hosted: Hosted) -> None:
@@ -99,7 +99,7 @@ class BucketProcessor(StatefulProcessor):  # type: ignore[misc]
     def handleInputRows(  # noqa: N802 - Spark's name
         self,
         key: Any,
-        rows: Iterator[pd.DataFrame],
+        rows: Iterator[Any],
         timerValues: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
         """Run the window of a bucket that has rows, control tuples or notes."""

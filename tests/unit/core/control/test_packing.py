@@ -166,6 +166,8 @@ def test_a_sequence_has_to_rise() -> None:
     for wrong in ([1, 1], [2, 1], [1, None]):
         with pytest.raises(OperatorError, match="does not rise from row to row"):
             pack(batch(k=[1, 2]), KEYED, pa.array(wrong, pa.int64()))
+    (one,) = pack(batch(k=[1]), KEYED, pa.array([7], pa.int64())).to_pylist()
+    assert (one["seq"], one["n"]) == (7, 1)
 
 
 def test_the_layout_of_an_input_takes_the_types_of_its_key_from_the_rows() -> None:
