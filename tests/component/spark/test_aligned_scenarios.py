@@ -26,7 +26,9 @@ CHAIN = turns(
 )
 
 
-@pytest.mark.parametrize(("tasks", "partitions"), [(1, 1), (2, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("tasks", "partitions"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.long), (4, 4)]
+)
 def test_a_chain_sees_what_the_model_says(
     spark: SparkSession, tmp_path: Path, tasks: int, partitions: int
 ) -> None:
@@ -95,8 +97,16 @@ def test_a_diamond_delivers_once_per_port_after_the_rows_of_both(
 def test_tuples_wait_for_their_event_time_also_behind_an_operator(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """AT_TIME: by Spark's watermark, in the batch without rows that follows the last one, too."""
-    graph = chain(Node(name="P", buckets=2), sink(2))
+    """AT_TIME: by Spark's watermark, in the batch without rows that follows the last one, too.
+
+    And at two inputs with an event time each, in the same query.
+    """
+    behind = chain(Node(name="P", buckets=2), sink(2))
+    ports = [Edge(source=SOURCE, target="two", port=port) for port in ("x", "y")]
+    graph = Graph(
+        nodes=(*behind.nodes, replace(sink(2, "x", "y"), name="two")),
+        edges=(*behind.edges, *ports),
+    )
     times = {0: None, 1: 5_000, 2: 5_000, 3: 6_000}
     script = [
         replace(turn, watermark=times[turn.number])
@@ -106,7 +116,7 @@ def test_tuples_wait_for_their_event_time_also_behind_an_operator(
     ]
     source = scripted(spark, tmp_path, script).with_watermark("t", "0 seconds")
     nodes = on_spark(graph, source, tmp_path / "seen")
-    query = run(nodes["sink"], tmp_path / "ck")
+    query = run(ends(nodes, ["sink", "two"]), tmp_path / "ck")
     log = seen(tmp_path / "seen", query)
     assert log == simulate(graph, renumbered(script, passed=12_000))
     words = told(log, names_of(script))

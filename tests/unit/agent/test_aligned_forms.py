@@ -13,6 +13,7 @@ import pytest
 from pe_agent.aligned import AlignedError, ControlFile
 from pe_agent.aligned.control_file import ControlFileReader
 from pe_agent.aligned.forms import LAST, control_text, fitting, read_control, write_ipc
+from pe_agent.aligned.hosting import check_settings
 from pe_agent.aligned.notes import CLOCK, NOTE, Hold, Spread, Tick, decode, encode
 from pe_agent.aligned.packer import AT_END, REFUSED, Packer, Repacker
 from pe_agent.aligned.unpacker import OnBatches
@@ -153,6 +154,19 @@ def test_control_and_notes_are_read_back_and_newer_ones_refused() -> None:
         read_control(b'[["other",{}]]')
     with pytest.raises(FormatTooNewError):
         read_control(control_text(TUPLE).replace(b'"v":1', b'"v":2'))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.sql.streaming.stateStore.providerClass", "x.HDFSBackedStateStoreProvider"),
+        ("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem"),
+    ],
+)
+def test_a_session_that_cannot_keep_state_is_refused_by_the_setting(name: str, value: str) -> None:
+    check_settings({})
+    with pytest.raises(AlignedError, match=name):
+        check_settings({name: value})
 
 
 # -- control files ---------------------------------------------------------------------------

@@ -158,27 +158,22 @@ class AlignedRunner:
         if kept.state is not None:
             operator.restore(kept.state, keeping.OperatorBlobs(blobs))
         operator.bind(window, emissions)
+        delivering = _Delivering(
+            operator, window, stage, emissions, aware=self._aware, layouts=self._layouts
+        )
         try:
-            applied = self._drive(operator, window, arrived, kept, emissions)
+            self._drive(operator, arrived, kept, delivering)
         finally:
             operator.bind(window, None)
-        return self._outcome(operator, window, arrived, kept, emissions, applied)
+        return self._outcome(operator, arrived, kept, emissions, delivering.applied)
 
     def _drive(
-        self,
-        operator: Operator,
-        window: Window,
-        arrived: Arrived,
-        kept: keeping.Kept,
-        emissions: Emissions,
-    ) -> list[Applied]:
-        delivering = _Delivering(
-            operator, window, self._stage, emissions, aware=self._aware, layouts=self._layouts
-        )
+        self, operator: Operator, arrived: Arrived, kept: keeping.Kept, delivering: _Delivering
+    ) -> None:
         operator.begin_window()
         for port, control in self._sorted(arrived, Delivery.BEGIN):
             delivering.deliver(port, control)
-        self._pass_time(operator, window, arrived, kept, delivering)
+        self._pass_time(operator, arrived, kept, delivering)
         for port, step in self._steps(arrived):
             if isinstance(step, ControlTuple):
                 delivering.deliver(port, step)
@@ -187,16 +182,11 @@ class AlignedRunner:
         for port, control in self._sorted(arrived, Delivery.END_WINDOW):
             delivering.deliver(port, control)
         operator.end_window()
-        return delivering.applied
 
     def _pass_time(
-        self,
-        operator: Operator,
-        window: Window,
-        arrived: Arrived,
-        kept: keeping.Kept,
-        delivering: _Delivering,
+        self, operator: Operator, arrived: Arrived, kept: keeping.Kept, delivering: _Delivering
     ) -> None:
+        window = operator.window
         for port, control in self._sorted(arrived, Delivery.AT_TIME):
             if delivering.is_for_me(port, control):
                 kept.wait(port, control, self._stage)
@@ -255,7 +245,6 @@ class AlignedRunner:
     def _outcome(
         self,
         operator: Operator,
-        window: Window,
         arrived: Arrived,
         kept: keeping.Kept,
         emissions: Emissions,
@@ -269,7 +258,7 @@ class AlignedRunner:
             changes=changes,
             wake_at=min(wakes if own is None else [*wakes, own], default=None),
             held_at=held,
-            watermark=_held(window.watermark, held),
+            watermark=_held(operator.window.watermark, held),
             applied=tuple(applied),
             control=_counts(arrived, kept, emissions, applied),
             rows_in=arrived.rows,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pe_agent")
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+LOCAL_FILES = "spark.hadoop.fs.file.impl"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 Columns = str | StructType
@@ -60,13 +61,27 @@ def prepare(spark: SparkSession) -> None:
             "Spark's state for Python needs the package protobuf, on the driver and on executors:"
             " pip install 'pe-agent[spark]'."
         )
-    found = spark.conf.getAll.get(PROVIDER, ROCKSDB)
+    check_settings(spark.conf.getAll)
+    spark.conf.set(PROVIDER, ROCKSDB)
+
+
+def check_settings(settings: Mapping[str, str]) -> None:
+    """Look whether state can be kept in a session.
+
+    Raises:
+        AlignedError: it uses another state store, or a local file system that RocksDB refuses.
+    """
+    found = settings.get(PROVIDER, ROCKSDB)
     if not found.endswith("RocksDBStateStoreProvider"):
         raise AlignedError(
             f"the session keeps state with {found}, which cannot keep that of operators. Leave"
             f" {PROVIDER} unset, or set it to {ROCKSDB}."
         )
-    spark.conf.set(PROVIDER, ROCKSDB)
+    if settings.get(LOCAL_FILES, "").endswith("RawLocalFileSystem"):
+        raise AlignedError(
+            f"the session has {LOCAL_FILES} set to {settings[LOCAL_FILES]}, with which Spark's"
+            " RocksDB cannot write checkpoints. Leave it unset."
+        )
 
 
 def checked(make: Callable[[], Operator], name: str, buckets: int) -> AlignedRunner:
