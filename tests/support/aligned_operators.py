@@ -74,8 +74,6 @@ class Failing(Multiply):
                 self.emit_control(SetFactor(number))
         elif self._way == "thread":
             self._elsewhere(lambda: self.emit_control(SetFactor(1)))
-        elif self._way == "columns":
-            self.emit(pa.RecordBatch.from_pydict({"other": [1]}))
 
     def _elsewhere(self, act: Callable[[], Any]) -> None:
         failed: list[BaseException] = []

@@ -40,7 +40,6 @@ def test_a_window_that_fails_says_why_and_leaves_no_trace(
         "payload": "Handle.file holds a builtins.object, which cannot be written",
         "thread": "operator Multiply emits from another thread",
         "limit": "emits more control tuples in window 1 than one bucket may: 5 tuples",
-        "columns": "output out, gives the columns other, and declared are k, v, window",
     }
     for way, why in ways.items():
         failing = multiplied(source, partial(Failing, way), limits=Limits(tuples=5))
