@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent.aligned import (
@@ -21,7 +21,7 @@ from pe_agent.aligned import (
 from streambroker_core.control.tuples import Delivery
 from support.aligned import chain, names_of, sink, told, turns
 from support.aligned_operators import Multiply, SetFactor, Totals
-from support.aligned_spark import collected, on_spark, renumbered, run, scripted, seen
+from support.aligned_spark import on_spark, renumbered, run, scripted, seen
 
 
 def twice(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -87,27 +87,34 @@ def files(spark: SparkSession, folder: Path, count: int, rows: int = 8) -> Strea
 def test_a_stream_that_is_not_imported_gets_control_from_a_file(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A-26: what holds from the beginning, and what holds from the next window on."""
+    """A-26: what holds from the beginning, what holds from the next window on, and the report."""
     control = ControlFile(tmp_path / "control")
     first = control.append(SetFactor(10))
-    assert first.id == f"{control.log}/0"
-    control.append(SetFactor(3), delivery=Delivery.END_WINDOW)
-    feed = files(spark, tmp_path / "in", 1).union(control_stream(spark, control.path))
-    made = feed.key_by("k").control_aware(
-        Multiply, schema=Multiply.SCHEMA, buckets=4, report="applied"
-    )
+    second = control.append(SetFactor(3), delivery=Delivery.END_WINDOW)
+    found: dict[int, dict[str, list[Row]]] = {}
 
-    rows = collected(made.to_df(), tmp_path / "ck")
-    assert sorted(value for _, value, _ in rows[0]) == [value * 10 for value in range(8)]
+    def take(window: int, frames: dict[str, DataFrame]) -> None:
+        found[window] = {tag: frame.collect() for tag, frame in frames.items()}
 
-    files(spark, tmp_path / "in", 1)
+    def window(files_: int) -> None:
+        feed = files(spark, tmp_path / "in", files_).union(control_stream(spark, control.path))
+        made = feed.key_by("k").control_aware(
+            Multiply, schema=Multiply.SCHEMA, buckets=4, report="applied"
+        )
+        made.for_each_window(
+            take, checkpoint=tmp_path / "ck", trigger={"availableNow": True}
+        ).awaitTermination()
+
+    window(1)
     control.append(SetFactor(4), delivery=Delivery.END_WINDOW)
-    feed = files(spark, tmp_path / "in", 0).union(control_stream(spark, control.path))
-    again = feed.key_by("k").control_aware(
-        Multiply, schema=Multiply.SCHEMA, buckets=4, report="applied"
-    )
-    rows = collected(again.to_df(), tmp_path / "ck")
-    assert sorted(value for _, value, _ in rows[1]) == [value * 3 for value in range(8)]
+    window(1)
+    values = {at: sorted(row.v for row in told_["out"]) for at, told_ in found.items()}
+    assert values == {0: [10 * v for v in range(8)], 1: [3 * v for v in range(8)]}
+    applied = sorted((row.bucket, row.id, row.delivery) for row in found[0]["applied"])
+    assert applied == [
+        (bucket, one.id, one.delivery.value) for bucket in range(4) for one in (first, second)
+    ]
+    assert {row.window for row in found[1]["applied"]} == {1}
 
 
 def test_all_outputs_of_a_window_go_to_one_function(spark: SparkSession, tmp_path: Path) -> None:
