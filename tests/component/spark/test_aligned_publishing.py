@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+from pyspark.sql import DataFrame
 
+from pe_agent import PE
 from pe_agent.aligned import AlignedError
 from pe_agent.aligned.publishing import OutputsWriter
 from support.aligned_operators import Totals
@@ -13,8 +16,19 @@ from support.session import SECONDS, Session, exporter_status
 from support.waiting import until
 
 
+def published(pe: PE, port: str) -> bool:
+    """Whether an export's last batch is the first one."""
+    return bool(exporter_status(pe, port)["publisher"]["batch"] == 0)
+
+
+def take(found: list[int], batch: DataFrame, number: int) -> None:
+    """Collect a column."""
+    del number
+    found += [row[0] for row in batch.collect()]
+
+
 def test_several_outputs_reach_several_exports_and_a_repeated_batch_reaches_none_twice(
-    jobs: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: Session, tmp_path: Path
 ) -> None:
     folder = tmp_path / "in"
     jobs.spark.range(8).selectExpr("id % 4 AS k", "id AS v").coalesce(1).write.parquet(str(folder))
@@ -35,11 +49,7 @@ def test_several_outputs_reach_several_exports_and_a_repeated_batch_reaches_none
 
     start()
     for port in ("totals", "oddities"):
-        until(
-            lambda port=port: exporter_status(pe, port)["publisher"]["batch"] == 0,
-            SECONDS,
-            f"batch 0 of {port}",
-        )
+        until(partial(published, pe, port), SECONDS, f"batch 0 of {port}")
     jobs.queries.pop().stop()
     commits = sorted((tmp_path / "ck" / "commits").glob("0*"))
     for commit in [*commits, *(tmp_path / "ck" / "commits").glob(".0*")]:
@@ -50,16 +60,13 @@ def test_several_outputs_reach_several_exports_and_a_repeated_batch_reaches_none
     sums = reader.subscribe("sums", 'kind == "sum"', start="earliest", schema="sum bigint")
     found: dict[str, list[int]] = {"v": [], "sum": []}
     for name, one in (("v", odd), ("sum", sums)):
-        writer = one.select(name).writeStream.foreachBatch(
-            lambda batch, _, name=name: found[name].extend(row[0] for row in batch.collect())
-        )
+        writer = one.select(name).writeStream.foreachBatch(partial(take, found[name]))
         jobs.queries.append(
             writer.option("checkpointLocation", str(tmp_path / f"ck-{name}")).start()
         )
     until(lambda: sum(found["sum"]) == 28, SECONDS, "the sums are read")
     until(lambda: sorted(found["v"]) == [1, 3, 5, 7], SECONDS, "the odd rows are read")
-    for port in ("totals", "oddities"):
-        assert exporter_status(pe, port)["publisher"]["batch"] == 0
+    assert all(published(pe, port) for port in ("totals", "oddities"))
 
 
 def test_outputs_need_exports_of_their_own(jobs: Session) -> None:

@@ -15,6 +15,7 @@ from pe_agent.aligned.control_file import ControlFileReader
 from pe_agent.aligned.forms import LAST, control_text, fitting, read_control, write_ipc
 from pe_agent.aligned.hosting import check_settings
 from pe_agent.aligned.notes import CLOCK, NOTE, Hold, Spread, Tick, decode, encode
+from pe_agent.aligned.notes import Note as Notice
 from pe_agent.aligned.packer import AT_END, REFUSED, Packer, Repacker
 from pe_agent.aligned.unpacker import OnBatches
 from streambroker_core.control.buckets import Layout
@@ -31,9 +32,8 @@ LAYOUT = Layout(port="in", buckets=3)
 
 def mixed(*given: tuple[int, int | bytes]) -> pa.RecordBatch:
     """Return rows and control at their places."""
-    rows = [
-        {"v": what if isinstance(what, int) else None, "_seq": place}
-        | {"_control": what if isinstance(what, bytes) else None}
+    rows: list[dict[str, Any]] = [
+        {"v": what, "_seq": place} if isinstance(what, int) else {"_control": what, "_seq": place}
         for place, what in given
     ]
     return pa.RecordBatch.from_pylist(rows, schema=MIXED)
@@ -129,7 +129,7 @@ def test_a_function_on_batches_sees_runs_of_rows_and_numbers_each_part_by_itself
     ]  # fmt: skip
     assert [(row["_seq"] - one, row["v"]) for row in out[7:]] == [(0, 4), (1, 4)]
     with pytest.raises(OperatorError, match="gave a int"):
-        list(OnBatches(function=lambda batch: [3], schema=V)([given]))  # type: ignore[list-item]
+        list(OnBatches(function=lambda batch: [3], schema=V)([given]))
 
 
 def test_rows_that_do_not_fit_what_was_declared_are_refused_by_name() -> None:
@@ -148,7 +148,7 @@ def test_a_control_row_that_was_changed_on_the_way_is_refused(data: bytes) -> No
 
 def test_control_and_notes_are_read_back_and_newer_ones_refused() -> None:
     assert read_control(control_text(TUPLE)) == TUPLE
-    given = [Tick(operator="a", watermark=3), Hold(operator="b", bucket=1, at=None)]
+    given: list[Notice] = [Tick(operator="a", watermark=3), Hold(operator="b", bucket=1, at=None)]
     assert read_control(encode(given)) == given
     with pytest.raises(OperatorError, match="is not what this release writes"):
         read_control(b'[["other",{}]]')

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streambroker_core.control.operator import OperatorError, Sending, Window
+from streambroker_core.control.operator import OperatorError, Window
 from streambroker_core.control.packing import sequence
 from streambroker_core.control.payloads import encode
 from streambroker_core.control.tuples import (
@@ -22,6 +22,7 @@ from streambroker_core.control.tuples import (
     ControlTuple,
     Delivery,
     Limits,
+    Target,
 )
 
 
@@ -101,7 +102,16 @@ class Emissions:
             self._next[tag] += batch.num_rows
             self.rows += batch.num_rows
 
-    def emit_control(self, payload: Any, how: Sending) -> ControlTuple:
+    def emit_control(
+        self,
+        payload: Any,
+        *,
+        delivery: Delivery,
+        at: int | None,
+        target: Target,
+        output: str | None,
+        once: str | None,
+    ) -> ControlTuple:
         """Take a control tuple; one that was received keeps its identity.
 
         Raises:
@@ -110,10 +120,11 @@ class Emissions:
             ControlLimitError: there are too many, or they are too large.
         """
         self._check_thread()
-        tags = self._outputs if how.output is None else (self._output(how.output),)
-        control = payload
-        if not isinstance(payload, ControlTuple):
-            control = self._identified(payload, how)
+        tags = self._outputs if output is None else (self._output(output),)
+        if isinstance(payload, ControlTuple):
+            control = payload
+        else:
+            control = self._identified(payload, delivery, at, target, once)
         self._send(control, tags)
         return control
 
@@ -121,8 +132,14 @@ class Emissions:
         """Pass a received tuple on to all outputs; False if it went there before."""
         return self._send(control, self._outputs)
 
-    def _identified(self, payload: object, how: Sending) -> ControlTuple:
-        once = how.once
+    def _identified(
+        self,
+        payload: object,
+        delivery: Delivery,
+        at: int | None,
+        target: Target,
+        once: str | None,
+    ) -> ControlTuple:
         kind, text = encode(payload)
         size, most = len(text.encode()), self._stage.limits.payload
         if size > most:
@@ -144,13 +161,13 @@ class Emissions:
         return ControlTuple(
             type=kind,
             id=f"{emitter}/{self._window.number}/{which}",
-            delivery=how.delivery,
-            at=how.at,
+            delivery=delivery,
+            at=at,
             epoch=self._window.number,
             emitter=emitter,
             seq=seq,
             text=text,
-            target=how.target,
+            target=target,
         )
 
     def _send(self, control: ControlTuple, outputs: tuple[str, ...]) -> bool:

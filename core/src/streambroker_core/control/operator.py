@@ -99,24 +99,22 @@ class Window:
     buckets: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
-    """How a control tuple is emitted; the fields are the arguments of ``Operator.emit_control``."""
-
-    delivery: Delivery
-    at: int | None
-    target: Target
-    output: str | None
-    once: str | None
-
-
 class Emitter(Protocol):
     """Where an operator's emissions go; a runtime gives it."""
 
     def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
         """Take rows for an output."""
 
-    def emit_control(self, payload: Any, how: Sending) -> ControlTuple:
+    def emit_control(
+        self,
+        payload: Any,
+        *,
+        delivery: Delivery,
+        at: int | None,
+        target: Target,
+        output: str | None,
+        once: str | None,
+    ) -> ControlTuple:
         """Take a control tuple for an output, or for all."""
 
 
@@ -248,8 +246,9 @@ class Operator:
             OperatorError: as for ``emit``.
             ControlError: the payload cannot be written, or there are too many tuples.
         """
-        how = Sending(delivery=delivery, at=at, target=target, output=output, once=once)
-        return self._bound().emit_control(payload, how)
+        return self._bound().emit_control(
+            payload, delivery=delivery, at=at, target=target, output=output, once=once
+        )
 
     def _bound(self) -> Emitter:
         if self._emitter is None:
