@@ -17,12 +17,10 @@ from support.aligned_model import simulate
 from support.aligned_spark import ends, on_spark, renumbered, run, scripted, seen
 
 CHAIN = turns(
-    "D1 I(a) D2",
-    "D1 E(a) D2",
-    "E(a) I(b) E(c) I(d)",
-    "D5",
-    ["E(a) D3", "E(a) D4"],
-    "B(a) D6 D7 D8 D9 I(b)",
+    "D1 I(a) D2 E(b)",
+    "E(c) I(d) E(e) I(f)",
+    ["E(g) D3", "E(g) D4"],
+    "B(h) D6 D7 D8 D9 I(i)",
 )
 
 
@@ -51,17 +49,16 @@ def test_answers_and_emissions_come_as_the_model_says(spark: SparkSession, tmp_p
         "emit": Node(name="emit", answer="forward", emits=("begin", "row", "end")),
         "once": Node(name="once", buckets=2, answer="block", emits=("end",), once=True),
     }
-    sinks = tuple(replace(sink(), name=f"{name}-sink") for name in answers)
     graph = Graph(
-        nodes=(*answers.values(), *sinks),
+        nodes=(*answers.values(), sink(2, *answers)),
         edges=(
             *(Edge(source=SOURCE, target=name) for name in answers),
-            *(Edge(source=name, target=f"{name}-sink") for name in answers),
+            *(Edge(source=name, target="sink", port=name) for name in answers),
         ),
     )
     script = renumbered(turns("D10 D1 E(a) I(b) D20 D2", "E(c)"))
     nodes = on_spark(graph, scripted(spark, tmp_path, script), tmp_path / "seen")
-    query = run(ends(nodes, [one.name for one in sinks]), tmp_path / "ck")
+    query = run(nodes["sink"], tmp_path / "ck")
     assert seen(tmp_path / "seen", query) == simulate(graph, script)
 
 
