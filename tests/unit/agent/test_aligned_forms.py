@@ -67,6 +67,20 @@ def test_rows_are_packed_in_order_and_control_and_notes_go_to_every_bucket() -> 
     assert (CLOCK, [Spread(port="in", layout=LAYOUT.text())]) in found
 
 
+def test_rows_of_all_frames_of_a_port_get_the_same_columns_whatever_spark_makes_of_them() -> None:
+    zoned = pa.field("t", pa.timestamp("us", "Europe/Berlin"), nullable=False)
+    given = pa.RecordBatch.from_arrays(
+        [pa.array([5], zoned.type), pa.array([1], pa.int64())],
+        schema=pa.schema([zoned, ("_seq", pa.int64())]),
+    )
+    declared = pa.schema([("t", pa.timestamp("us", "UTC"))])
+    (packed, *_) = Packer(layout=LAYOUT, schema=declared)([given])
+    row = packed.to_pylist()[0]
+    found = unpack(Packed(seq=row["seq"], n=row["n"], payload=row["payload"])).rows
+    assert found is not None
+    assert found.select(["t"]).schema.equals(declared)
+
+
 def test_a_task_without_rows_says_nothing() -> None:
     assert arrivals(Packer(layout=LAYOUT)([])) == []
     assert arrivals(Packer(layout=LAYOUT)([mixed()])) == []

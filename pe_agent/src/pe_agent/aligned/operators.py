@@ -344,7 +344,8 @@ def _feeds(stream: Stream, layout: Layout) -> list[Feed]:
     found = []
     if isinstance(stream.data, Rows):
         column, delay = stream.event_time or (None, None)
-        pack = Packer(layout=layout, event_time=column)
+        schema = arrow_of(stream.schema())
+        pack = Packer(layout=layout, schema=schema, event_time=column)
         found.append(Feed(frame=stream.data.frame, pack=pack, delay=delay))
     elif stream.data is not None:
         repack = Repacker(layout=layout, output=stream.data.output)

@@ -19,6 +19,7 @@ from pe_agent.aligned.forms import (
     NOTES,
     ROWS,
     SEQ,
+    fitting,
     read_control,
     read_ipc,
 )
@@ -62,11 +63,13 @@ class Packer:
 
     Attributes:
         layout: where its rows go.
+        schema: columns of its rows, the same for all frames of the port; None for control alone.
         event_time: column with the event time; None for none.
         immediate: what becomes of ``IMMEDIATE`` tuples.
     """
 
     layout: Layout
+    schema: pa.Schema | None = None
     event_time: str | None = None
     immediate: str = PLACED
 
@@ -116,7 +119,10 @@ class Packer:
         if len(seq) > 1 and not pc.all(pc.less(seq.slice(0, len(seq) - 1), seq.slice(1))).as_py():
             batch = batch.take(pc.sort_indices(seq))
             seq = batch.column(SEQ)
-        return pack(batch.drop_columns([SEQ]), self.layout, seq)
+        rows = batch.drop_columns([SEQ])
+        if self.schema is not None:
+            rows = fitting(rows, self.schema, f"the stream of input {self.layout.port}")
+        return pack(rows, self.layout, seq)
 
     def end(self, task: _Task) -> Iterator[pa.RecordBatch]:
         """Pack what a task has for every bucket."""
