@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.aligned.store import Own, read_own
+from streambroker_core.control.buckets import Layout
 from streambroker_core.control.keyed import KeyedState
 from streambroker_core.control.operator import Blobs, Changes, Operator, StateError
 from support.aligned_batches import Batches, batches
@@ -203,18 +204,24 @@ def test_a_window_that_fails_leaves_state_and_timers_as_they_were(
     assert keys(chain.batch()) == [1]
 
 
-@pytest.mark.parametrize("more", [{"buckets": 4}, {"name": "other"}])
+def spread(buckets: int, key: str, kind: pa.DataType) -> dict[str, Layout]:
+    return {"in": Layout(port="in", buckets=buckets, key=((key, kind),))}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"buckets": 4, "layouts": spread(4, "k", pa.int64())},
+        {"layouts": spread(2, "t", TIME)},
+        {"name": "other"},
+    ],
+)
 def test_state_of_another_operator_is_refused_in_the_first_batch_whichever_bucket_it_touches(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     chain = batches(monkeypatch, Following)
     chain.batch(rows((1, 10)))
     used = next(bucket for bucket, name in chain.stages[0].state if bucket >= 0)
-    if "buckets" in more:
-        from streambroker_core.control.buckets import Layout
-
-        key = (("k", pa.int64()),)
-        more = {**more, "layouts": {"in": Layout(port="in", buckets=4, key=key)}}
     other = batches(monkeypatch, Following, **more)
     kept = {at: blob for at, blob in chain.stages[0].state.items() if at[0] != used}
     other.stages[0].state = dict(kept)

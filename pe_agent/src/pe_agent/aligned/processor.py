@@ -90,7 +90,6 @@ class BucketProcessor(StatefulProcessor):
         self._handle = handle
         self._own: Value = handle.getValueState("own", "blob binary")
         self._blobs: Values = handle.getMapState("blobs", "name string", "blob binary")
-        self._ran: set[int] = set()
         self._runner: AlignedRunner | None = None
 
     def close(self) -> None:
@@ -130,8 +129,7 @@ class BucketProcessor(StatefulProcessor):
         out = _Emitted(hosted)
         if bucket == CLOCK:
             self._pass_time_on(own, passed, arrived, out)
-        elif bucket not in self._ran and (arrived.packed or _due(own.wake, passed)):
-            self._ran.add(bucket)
+        elif arrived.packed or _due(own.wake, passed):
             self._window(bucket, own, passed, arrived, out)
         self._set_timer(own, _wanted(bucket, own, passed), wake, fired)
         after = own.write()
