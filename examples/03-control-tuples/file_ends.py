@@ -1,14 +1,13 @@
 """The end of a file: what is written for it gets its name when every bucket has passed the end.
 
-``FileEnds`` stands behind Spark's file source and knows which files end in a window. The sink adds
-each window's rows to a hidden file, and renames it when all buckets have reported its end. Both are
-named by window and path, so a window that is repeated after a crash leaves the same.
+``FileEnds`` stands behind Spark's file source and knows which files end in a window. The sink
+writes a hidden file, and renames it when all buckets have reported its end. A window that is
+repeated after a crash writes the same again under the same name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,34 +44,23 @@ class Lines(TypedOperator):
 
 @dataclass
 class Renaming:
-    """A sink of files."""
+    """A sink of files. All rows of a file are in one window, which writes it as a whole."""
 
     folder: Path
-    seen: dict[str, set[int]] = field(default_factory=dict)
 
     def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
-        """Write a window's rows, and rename the files that end in it."""
+        """Write the files of a window under hidden names, and rename those that end in it."""
         lines: dict[str, list[str]] = {}
         for row in frames["lines"].collect():
             lines.setdefault(row["name"], []).append(row["line"])
-        for name, some in lines.items():
-            part = self.folder / f".{name}.{window}"
-            part.write_text("".join(f"{line}\n" for line in sorted(some)))
         ends: dict[str, set[int]] = {}
         for row in frames["ends"].collect():
             ends.setdefault(row["name"], set()).add(row["bucket"])
-        for name, buckets in ends.items():
-            if len(buckets) == BUCKETS:
-                self._finish(name, sorted(self.folder.glob(f".{name}.*")))
-
-    def _finish(self, name: str, parts: Iterable[Path]) -> None:
-        whole = self.folder / f".{name}"
-        given = list(parts)
-        if given:
-            whole.write_text("".join(part.read_text() for part in given))
-            whole.rename(self.folder / name)
-        for part in given:
-            part.unlink()
+        for name, some in lines.items():
+            hidden = self.folder / f".{name}"
+            hidden.write_text("".join(f"{line}\n" for line in sorted(some)))
+            if len(ends.get(name, ())) == BUCKETS:
+                hidden.rename(self.folder / name)
 
 
 def run(spark: SparkSession, folder: Path) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from pe_agent.aligned import (
 from streambroker_core.control.tuples import Delivery
 from support.aligned import chain, names_of, sink, told, turns
 from support.aligned_operators import Multiply, SetFactor, Totals
-from support.aligned_spark import on_spark, renumbered, run, scripted, seen
+from support.aligned_spark import IN_ORDER, on_spark, renumbered, run, scripted, seen
 
 
 def twice(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -33,14 +33,14 @@ def test_control_keeps_place_and_window_through_every_operation(
 ) -> None:
     script = renumbered(turns("D1 I(a) D2 D3 E(b)", "D4"))
     second = renumbered(turns(["", "I(c) D7"], ["", "E(d)"]))
-    source = scripted(spark, tmp_path / "one", script, tasks=1)
+    source = scripted(spark, tmp_path / "one", script, tasks=1, seed=IN_ORDER)
     graph = chain(sink())
     plain = (
         source.where("v != 2")
         .with_columns({"v": F.col("v") + 10})
         .select("*", (F.col("v") * 0).alias("zero"))
         .map_batches(lambda batch: batch.select(["k", "v", "t"]), "k bigint, v bigint, t timestamp")
-        .union(scripted(spark, tmp_path / "two", second, tasks=1))
+        .union(scripted(spark, tmp_path / "two", second, tasks=1, seed=IN_ORDER))
     )
     (only,) = on_spark(graph, plain, tmp_path / "seen").values()
     log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
@@ -52,7 +52,7 @@ def test_a_function_on_batches_may_make_any_number_of_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     script = renumbered(turns("D1 I(a) D2 I(b)"))
-    source = scripted(spark, tmp_path, script, tasks=1).map_batches(twice)
+    source = scripted(spark, tmp_path, script, tasks=1, seed=IN_ORDER).map_batches(twice)
     (only,) = on_spark(chain(sink()), source, tmp_path / "seen").values()
     log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
     assert told(log, names_of(script)) == {0: "D1 D1 a D2 D2 b"}

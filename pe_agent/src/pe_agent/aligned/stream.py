@@ -133,7 +133,7 @@ class Stream:
         for one in chosen:
             given += names if isinstance(one, str) and one == "*" else [one]
         hidden = [name for name in HIDDEN if name in rows.frame.columns]
-        return self._projected("select", rows, rows.frame.select(*given, *hidden))
+        return self._projected("select", rows, lambda frame: frame.select(*given, *hidden))
 
     def with_columns(self, made: Mapping[str, Column]) -> Stream:
         """Add or replace columns, row by row; control goes on.
@@ -148,7 +148,7 @@ class Stream:
                     f"with_columns would set {name}: names that begin with {', '.join(RESERVED)}"
                     " are reserved. Take another."
                 )
-        return self._projected("with_columns", rows, rows.frame.withColumns(dict(made)))
+        return self._projected("with_columns", rows, lambda frame: frame.withColumns(dict(made)))
 
     def map_batches(self, function: BatchFunction, schema: Columns | None = None) -> Stream:
         """Call a function on Arrow batches of rows; control stays in its place between them.
@@ -335,7 +335,20 @@ class Stream:
     def _with(self, rows: Rows, frame: DataFrame) -> Stream:
         return replace(self, data=replace(rows, frame=frame))
 
-    def _projected(self, what: str, rows: Rows, frame: DataFrame) -> Stream:
+    def _projected(self, what: str, rows: Rows, make: Callable[[DataFrame], DataFrame]) -> Stream:
+        from pyspark.errors import AnalysisException
+
+        several = AlignedError(
+            f"{what} has an expression that does not make one row of each, such as explode or a"
+            " sum; control tuples would be lost. Use map_batches, or through(lambda frame: …) for"
+            " the rows alone."
+        )
+        try:
+            frame = make(rows.frame)
+        except AnalysisException as error:
+            if "GROUP" not in (error.getCondition() or ""):
+                raise
+            raise several from error
         hidden = [name for name in frame.columns if name.startswith(RESERVED)]
         if sorted(hidden) != sorted(name for name in rows.frame.columns if name in HIDDEN):
             raise AlignedError(
@@ -343,11 +356,7 @@ class Stream:
                 f" {', '.join(RESERVED)} are reserved."
             )
         if not is_plain_projection(frame, rows.frame):
-            raise AlignedError(
-                f"{what} has an expression that does not make one row of each, such as explode or"
-                " a sum; control tuples would be lost. Use map_batches, or through(lambda frame:"
-                " …) for the rows alone."
-            )
+            raise several
         return self._with(rows, frame)
 
     def _has(self, names: Sequence[str], what: str) -> None:
