@@ -399,7 +399,7 @@ class PE:
         self._queries.add(port, query, sources)
         return query
 
-    def publish_all(
+    def _publish_all(
         self,
         frame: DataFrame,
         exports: Mapping[str, tuple[StructType, Mapping[str, Any] | None]],

@@ -16,14 +16,15 @@ TESTS = Path(__file__).parents[2]
 
 def start(folder: Path, cores: int) -> int:
     """Run a driver in a process group of its own; return how it ended."""
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "support.aligned_driver", str(folder), str(cores)],
-        cwd=TESTS,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / "said").open("ab"),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *_before()])},
-    )
+    with (folder / "said").open("ab") as said:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "support.aligned_driver", str(folder), str(cores)],
+            cwd=TESTS,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *_before()])},
+        )
     (folder / "driver").write_text(str(driver.pid))
     (folder / "begin").touch()
     return driver.wait(SECONDS)

@@ -81,6 +81,18 @@ def test_rows_of_all_frames_of_a_port_get_the_same_columns_whatever_spark_makes_
     assert found.select(["t"]).schema.equals(declared)
 
 
+def test_rows_without_a_place_are_numbered_by_rank_in_the_order_in_which_they_come() -> None:
+    first, second = mixed((-1, 10), (-1, 11)), mixed((-2, 20), (-1, 12), (4, 5))
+    found = arrivals(Packer(layout=Layout(port="in", buckets=1))([first, second]))
+    rows = [row for _, what in found if isinstance(what, list) for row in what]
+    places = {row["v"]: row["_seq"] for row in rows if isinstance(row, dict)}
+    assert places == {10: 0, 11: 1, 12: 2, 5: 4, 20: sequence(rank=1)}
+    twice = OnBatches(function=lambda batch: batch, schema=V)([first, second])
+    assert [(row["_seq"], row["v"]) for one in twice for row in one.to_pylist()] == [
+        (0, 10), (1, 11), (sequence(rank=1), 20), (2, 12), (3, 5),
+    ]  # fmt: skip
+
+
 def test_a_task_without_rows_says_nothing() -> None:
     assert arrivals(Packer(layout=LAYOUT)([])) == []
     assert arrivals(Packer(layout=LAYOUT)([mixed()])) == []

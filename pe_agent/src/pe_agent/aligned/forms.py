@@ -13,19 +13,26 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from pe_agent.aligned import notes
 from pe_agent.aligned.errors import AlignedError
 from streambroker_core.control import envelope
 from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.packing import PART_BITS, RESERVED, RUNNING_BITS
+from streambroker_core.control.packing import (
+    PART_BITS,
+    RESERVED,
+    RUNNING_BITS,
+    numbers,
+    sequence,
+)
 from streambroker_core.control.tuples import ControlError, ControlTuple
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.canonical import canonical
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 SEQ, CONTROL, NOW = "_seq", "_control", "now"
 PACKED_DDL = "bucket int, seq bigint, n int, event_time timestamp, payload binary"
@@ -44,10 +51,12 @@ ROWS, TUPLES, NOTES = "rows", "tuples", "notes"
 """Kinds of emitted rows: an Arrow IPC stream, packed control tuples, notes."""
 LAST = (1 << 63) - 1
 """The place behind all rows of a window."""
+UNNUMBERED = -1
+"""The place of rows that are numbered in their task, in the order in which they come."""
 
 
 def numbered(frame: DataFrame) -> DataFrame:
-    """Return a user's frame with the place of each row: task and running number.
+    """Return a user's frame with ``_seq``: its rows are numbered in the tasks, as they come.
 
     Raises:
         AlignedError: a column has a reserved name.
@@ -60,12 +69,48 @@ def numbered(frame: DataFrame) -> DataFrame:
                 f"the stream has a column {name}: names that begin with {', '.join(RESERVED)} are"
                 " reserved. Rename it."
             )
-    parts = (1 << PART_BITS) - 1
-    place = (
-        f"shiftleft(shiftright({SEQ}, 33) & {parts}L, {RUNNING_BITS}) | ({SEQ} & {(1 << 33) - 1}L)"
-    )
-    found = frame.withColumn(SEQ, functions.monotonically_increasing_id())
-    return found.withColumn(SEQ, functions.expr(place))
+    return frame.withColumn(SEQ, functions.lit(UNNUMBERED).cast("bigint"))
+
+
+def shifted(ranks: int) -> Column:
+    """Return ``_seq`` of a frame that stands behind ``ranks`` others in a union."""
+    from pyspark.sql import functions
+
+    seq, rank = functions.col(SEQ), functions.lit(ranks)
+    place = functions.lit(ranks << (PART_BITS + RUNNING_BITS))
+    return functions.when(seq <= UNNUMBERED, seq - rank).otherwise(seq + place)
+
+
+class Numbering:
+    """Gives the rows of a task their places, where they have none yet.
+
+    Such a row has, for its place, ``UNNUMBERED`` less the rank of its frame in a union.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[int, int] = {}
+
+    def fill(self, seq: pa.Array) -> pa.Array:
+        """Return the places of rows that come next."""
+        low, high = pc.min_max(seq).values()
+        if low.as_py() is None or low.as_py() > UNNUMBERED:
+            return seq
+        if low == high:
+            return numbers(self._take(low.as_py(), len(seq)), len(seq))
+        places = (self._take(one, 1) if one <= UNNUMBERED else one for one in seq.to_pylist())
+        return pa.array(places, pa.int64())
+
+    def _take(self, mark: int, count: int) -> int:
+        given = self._next.get(mark, 0)
+        self._next[mark] = given + count
+        return sequence(rank=UNNUMBERED - mark, part=_task(), number=given)
+
+
+def _task() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else int(context.partitionId())
 
 
 def arrow_of(schema: StructType) -> pa.Schema:

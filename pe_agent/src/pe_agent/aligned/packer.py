@@ -19,6 +19,7 @@ from pe_agent.aligned.forms import (
     NOTES,
     ROWS,
     SEQ,
+    Numbering,
     fitting,
     read_control,
     read_ipc,
@@ -49,12 +50,14 @@ class _Task:
         notes: what operators before this one tell of their time.
         latest: the largest event time of its rows.
         began: it has anything at all.
+        numbering: of rows that have no place yet.
     """
 
     control: list[Placed] = field(default_factory=list)
     notes: list[notes.Note] = field(default_factory=list)
     latest: int | None = None
     began: bool = False
+    numbering: Numbering = field(default_factory=Numbering)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +118,10 @@ class Packer:
             return packed_rows([])
         if self.event_time is not None:
             _later(task, batch.column(self.event_time))
-        seq = batch.column(SEQ)
+        seq = task.numbering.fill(batch.column(SEQ))
         if len(seq) > 1 and not pc.all(pc.less(seq.slice(0, len(seq) - 1), seq.slice(1))).as_py():
-            batch = batch.take(pc.sort_indices(seq))
-            seq = batch.column(SEQ)
+            order = pc.sort_indices(seq)
+            batch, seq = batch.take(order), seq.take(order)
         rows = batch.drop_columns([SEQ])
         if self.schema is not None:
             rows = fitting(rows, self.schema, f"the stream of input {self.layout.port}")

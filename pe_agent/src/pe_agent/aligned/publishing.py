@@ -86,7 +86,7 @@ def publish_outputs(
         return writer.start()
 
     exports = {port: (columns[output], told.get(output)) for output, port in ports.items()}
-    return pe.publish_all(frame, exports, start)
+    return pe._publish_all(frame, exports, start)
 
 
 @dataclass

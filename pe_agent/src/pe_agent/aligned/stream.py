@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.forms import CONTROL, NOTES, ROWS, SEQ, arrow_of, numbered
+from pe_agent.aligned.forms import CONTROL, NOTES, ROWS, SEQ, arrow_of, numbered, shifted
 from pe_agent.aligned.hosting import Columns, columns
 from pe_agent.aligned.packer import AT_END, REFUSED
 from pe_agent.aligned.plans import is_plain_projection
 from pe_agent.aligned.unpacker import BatchFunction, DataOf, OnBatches, RowsOf
-from streambroker_core.control.packing import PART_BITS, RANK_BITS, RESERVED, RUNNING_BITS
+from streambroker_core.control.packing import RANK_BITS, RESERVED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -419,8 +419,7 @@ def _united(one: Rows, other: Rows) -> Rows:
     ranks = one.ranks + other.ranks
     if ranks > 1 << RANK_BITS:
         raise AlignedError(f"a union of {ranks} streams: there can be {1 << RANK_BITS}.")
-    rank = functions.lit(one.ranks << (PART_BITS + RUNNING_BITS))
-    frames = [one.frame, other.frame.withColumn(SEQ, functions.col(SEQ) + rank)]
+    frames = [one.frame, other.frame.withColumn(SEQ, shifted(one.ranks))]
     mixed = one.mixed or other.mixed
     if mixed:
         frames = [

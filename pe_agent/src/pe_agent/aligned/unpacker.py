@@ -11,7 +11,16 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pe_agent.aligned import notes
-from pe_agent.aligned.forms import CONTROL, ROWS, SEQ, TUPLES, control_text, fitting, read_ipc
+from pe_agent.aligned.forms import (
+    CONTROL,
+    ROWS,
+    SEQ,
+    TUPLES,
+    Numbering,
+    control_text,
+    fitting,
+    read_ipc,
+)
 from pe_agent.aligned.packer import emitted, tuples_of
 from streambroker_core.control.operator import OperatorError
 from streambroker_core.control.packing import RUNNING_BITS, numbers
@@ -87,8 +96,9 @@ class OnBatches:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Call the function on the rows of a task."""
         given: dict[int, int] = {}
+        numbering = Numbering()
         for batch in batches:
-            for part, rows, control in _runs(batch):
+            for part, rows, control in _runs(batch, numbering.fill(batch.column(SEQ))):
                 place = given.setdefault(part, part << RUNNING_BITS)
                 if control is not None:
                     yield control_row(place, control, self.schema)
@@ -110,9 +120,11 @@ class OnBatches:
                 yield made
 
 
-def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch, bytes | None]]:
+def _runs(
+    batch: pa.RecordBatch, places: pa.Array
+) -> Iterator[tuple[int, pa.RecordBatch, bytes | None]]:
     """Give runs of rows of one part, and control rows one by one."""
-    seq = batch.column(SEQ).to_pylist()
+    seq = places.to_pylist()
     control = [None] * batch.num_rows
     if CONTROL in batch.schema.names:
         control = batch.column(CONTROL).to_pylist()
