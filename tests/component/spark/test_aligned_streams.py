@@ -118,22 +118,19 @@ def test_a_stream_that_is_not_imported_gets_control_from_a_file(
 
 
 def test_all_outputs_of_a_window_go_to_one_function(spark: SparkSession, tmp_path: Path) -> None:
-    totals = (
-        files(spark, tmp_path / "in", 2)
-        .key_by("k")
-        .control_aware(Totals, schemas=Totals.SCHEMAS, buckets=2)
-    )
-    told_: dict[int, dict[str, list[tuple[int, ...]]]] = {}
+    both = files(spark, tmp_path / "one", 1).union(files(spark, tmp_path / "two", 1))
+    totals = both.key_by("k").control_aware(Totals, schemas=Totals.SCHEMAS, buckets=2)
+    found: dict[int, dict[str, list[tuple[int, ...]]]] = {}
 
     def take(window: int, frames: dict[str, DataFrame]) -> None:
-        told_[window] = {tag: [tuple(row) for row in f.collect()] for tag, f in frames.items()}
+        found[window] = {tag: [tuple(row) for row in f.collect()] for tag, f in frames.items()}
 
     totals.for_each_window(
         take, checkpoint=tmp_path / "ck", trigger={"availableNow": True}
     ).awaitTermination()
-    assert list(told_) == [0]
-    assert sum(total for _, total in told_[0]["sums"]) == 120
-    assert sorted(value for _, value in told_[0]["odd"]) == [1, 3, 5, 7, 9, 11, 13, 15]
+    assert list(found) == [0]
+    assert sum(total for _, total in found[0]["sums"]) == 56
+    assert sorted(value for _, value in found[0]["odd"]) == [1, 1, 3, 3, 5, 5, 7, 7]
 
 
 # -- refused before anything starts ----------------------------------------------------------
