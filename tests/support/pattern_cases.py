@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,7 +25,7 @@ from streambroker_core.cep.rules import RuleSet
 from streambroker_core.cep.truths import Truths
 from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.expression import Expression
-from support.pattern_windows import Bucket, Emitted
+from support.pattern_windows import Bucket, Buckets, Emitted, Windows
 
 END = 2**62
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - results have no zone
@@ -305,21 +305,35 @@ def batch_of(events: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=_FIELDS)
 
 
-def bucket_of(case: dict[str, Any]) -> Bucket:
+def bucket_of(case: dict[str, Any]) -> Windows:
     """Return a bucket with the case's pattern as its one rule."""
+    return Bucket(_maker(case))
+
+
+def buckets_of(case: dict[str, Any], *, copied: bool, seed: int = 0) -> Windows:
+    """Return four buckets through the runner, with rows or copies of them."""
+    key = (case["key_by"],) if case.get("key_by") else ()
+    return Buckets(
+        _maker(case, copied=copied),
+        buckets=4 if key or copied else 1,
+        selectors=[key] if copied else None,
+        seed=seed,
+    )
+
+
+def _maker(case: dict[str, Any], *, copied: bool = False) -> Callable[[], PatternOperator]:
     rule = PatternProcessor(id="case", version=1, pattern=pattern_of(case))
     rules, (outcome,) = RuleSet().updated([rule])
     assert outcome.change == "added", outcome
     tie = (case.get("tie_break") or {}).get("field") or _ORDERS.get(case.get("order", ""))
-    return Bucket(
-        lambda: PatternOperator(
-            key=(case["key_by"],) if case.get("key_by") else (),
-            time=case["time"],
-            event_time="t",
-            tie_break=tie,
-            maker=compiled,
-            rules=rules,
-        )
+    return lambda: PatternOperator(
+        key=(case["key_by"],) if case.get("key_by") else (),
+        time=case["time"],
+        event_time="t",
+        tie_break=tie,
+        maker=compiled,
+        rules=rules,
+        copied=copied,
     )
 
 
@@ -329,10 +343,14 @@ def compiled(expression: Expression, schema: pa.Schema) -> Any:
 
 
 def _run_operator(case: dict[str, Any]) -> str | None:
-    """Run the steps, each a window; what is late or timed out is compared too."""
     if case.get("time") == "processing" and not case.get("steps"):
         return _run_matcher(case)
-    bucket, events = bucket_of(case), {event["i"]: event for event in case["events"]}
+    return _run_steps(case, bucket_of(case))
+
+
+def _run_steps(case: dict[str, Any], bucket: Windows) -> str | None:
+    """Run the steps, each a window; what is late or timed out is compared too."""
+    events = {event["i"]: event for event in case["events"]}
     emitted: list[Emitted] = []
     for step in case["steps"]:
         if "event" in step:
@@ -353,15 +371,73 @@ def _run_pipeline(case: dict[str, Any]) -> str | None:
 
     In processing time a window has one clock, so there they come one by one only.
     """
+    return _run_windows(case, lambda _: bucket_of(case))
+
+
+def _run_windows(case: dict[str, Any], make: Callable[[int], Windows]) -> str | None:
     problems = []
     for size in (1,) if case["time"] == "processing" else (len(case["events"]), 1):
-        bucket, emitted = bucket_of(case), []
+        bucket, emitted = make(size), list[Emitted]()
         for start in range(0, len(case["events"]), size):
             part = case["events"][start : start + size]
             clock = part[-1]["t"] * MS if case["time"] == "processing" else None
             emitted.append(bucket.window([batch_of(part)], clock=clock))
         last = max(event["t"] for event in case["events"]) * MS
         emitted.append(bucket.window(watermark=END_OF_TIME if case.get("end_of_input") else last))
+        problems += [f"windows of {size}: {each}" for each in _emitted_problems(case, emitted)]
+    return "; ".join(problems) or None
+
+
+def goes_through_windows(case: dict[str, Any]) -> bool:
+    """Tell whether a case can be run by an operator as well as by a matcher.
+
+    Not those that give only part of what windows need: events before others in time though behind
+    them in order, a clock of their own for each event, or an error when they are defined.
+    """
+    if case["kind"] in ("operator", "pipeline"):
+        return bool(case.get("steps")) or case["kind"] == "pipeline"
+    if case["kind"] not in ("nfa", "docs"):
+        return False
+    times = [event["t"] for event in _in_order(case)]
+    own_clock = any("processing_time" in event for event in case["events"])
+    defined = case.get("expected_error") in (None, "runtime_error")
+    return times == sorted(times) and not own_clock and defined
+
+
+def failure_through_runner(case: dict[str, Any], *, copied: bool, seed: int = 0) -> str | None:
+    """Return what is wrong when a case is run in windows through the runner; None for nothing."""
+
+    def make(size: int) -> Windows:
+        return buckets_of(case, copied=copied, seed=seed + size)
+
+    try:
+        if case.get("steps"):
+            problem = _run_steps(case, make(0))
+        elif case["kind"] == "pipeline":
+            problem = _run_windows(case, make)
+        else:
+            problem = _run_timed(case, make)
+    except RunError as error:
+        return None if case.get("expected_error") == "runtime_error" else f"failed: {error}"
+    return problem
+
+
+def _run_timed(case: dict[str, Any], make: Callable[[int], Windows]) -> str | None:
+    """Run events of a matcher's case in event time: all in one window, and one by one."""
+    events, problems = _in_order(case), list[str]()
+    for size in (len(events), 1):
+        bucket, emitted = make(size), list[Emitted]()
+        for start in range(0, len(events), size):
+            emitted.append(bucket.window([batch_of(events[start : start + size])]))
+            later = [event["t"] * MS for event in events[start + size :]]
+            if later:
+                emitted.append(bucket.window(watermark=min(later) - 1))
+        emitted.append(bucket.window(watermark=events[-1]["t"] * MS))
+        check = case.get("state_check") or {}
+        if "advance_time_to" in check:
+            emitted.append(bucket.window(watermark=check["advance_time_to"] * MS))
+        if case.get("end_of_input"):
+            emitted.append(bucket.window(watermark=END_OF_TIME))
         problems += [f"windows of {size}: {each}" for each in _emitted_problems(case, emitted)]
     return "; ".join(problems) or None
 

@@ -1,6 +1,7 @@
-"""Windows of one bucket without a runtime: each window makes a new operator from the bytes kept.
+"""Windows of patterns: of one bucket without a runtime, or of several through `AlignedRunner`.
 
-The order of the calls is that of `streambroker_core.control.operator`.
+Each window makes a new operator from the bytes kept. Without a runtime the order of the calls is
+that of `streambroker_core.control.operator`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from streambroker_core.cep.operator import PatternOperator, PatternRules
+from streambroker_core.cep.operator import PatternOperator, PatternRules, copies
 from streambroker_core.cep.rules import RuleSet
 from streambroker_core.control.operator import Window
 from streambroker_core.control.tuples import ControlTuple, Delivery
+from support.through_runner import Through, rows_of
+from support.through_runner import control_of as emitted_control
 
 
 @dataclass
@@ -43,6 +46,66 @@ class Emitted:
             }
             read.append(row | more)
         return read
+
+
+class Windows(Protocol):
+    """Runs windows one after the other."""
+
+    def window(
+        self,
+        batches: Iterable[pa.RecordBatch] = (),
+        *,
+        rules: RuleSet | None = None,
+        watermark: int | None = None,
+        clock: int | None = None,
+    ) -> Emitted:
+        """Run one window; a watermark or clock that is not given stays."""
+
+
+@dataclass
+class Buckets:
+    """Several buckets of an operator, through `AlignedRunner`.
+
+    Attributes:
+        make: makes the operator.
+        buckets: how many there are.
+        selectors: keys for which rows are copied; None for no copies.
+        seed: of cuts and orders.
+    """
+
+    make: Callable[[], PatternOperator]
+    buckets: int = 4
+    selectors: list[tuple[str, ...]] | None = None
+    seed: int = 0
+    watermark: int | None = None
+    clock: int = 0
+
+    def __post_init__(self) -> None:
+        self.through = Through(self.make, self.buckets, seed=self.seed)
+
+    def window(
+        self,
+        batches: Iterable[pa.RecordBatch] = (),
+        *,
+        rules: RuleSet | None = None,
+        watermark: int | None = None,
+        clock: int | None = None,
+    ) -> Emitted:
+        """Run one window; a watermark or clock that is not given stays."""
+        self.watermark = self.watermark if watermark is None else watermark
+        self.clock = self.clock if clock is None else clock
+        if self.selectors is not None:
+            batches = [copies(batch, self.selectors) for batch in batches]
+        control = [] if rules is None else [control_of(rules)]
+        given = [("in", batch) for batch in batches]
+        emitted = Emitted()
+        for outcome in self.through.window(
+            given, control, watermark=self.watermark, clock=self.clock
+        ):
+            for output, batch in rows_of(outcome):
+                emitted.emit(batch, output)
+            emitted.control += [one.payload for one in emitted_control(outcome)]
+        return emitted
 
 
 @dataclass

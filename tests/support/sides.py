@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -413,15 +413,36 @@ def maker_of(case: Case) -> Callable[[], SideOperator]:
     return lambda: SideOperator(shape, function, tables)
 
 
+class Feeding(Protocol):
+    """Runs windows of a feed one after the other.
+
+    Attributes:
+        run: what came out so far.
+    """
+
+    run: Run
+
+    def window(self, feed: Feed, *, watermark: float | None, now: float, at: int = 0) -> Rows:
+        """Run a window of entries, and return the rows of ``out``."""
+
+
 def run(case: Case, *, pieces: int | None = 1, buckets: int = 1, twice: bool = True) -> Run:
     """Run a case, each span of its feed cut into pieces.
 
     Where it has another operator that comes first, what that gives is fed to the side input that
     it names.
     """
-    runner = Runner(maker_of(case), buckets, twice=twice)
-    first = case.get("first")
-    earlier = None if first is None else Runner(maker_of(first), buckets, twice=twice)
+
+    def make(part: Case) -> Feeding:
+        return Runner(maker_of(part), buckets, twice=twice)
+
+    return run_by(case, make, pieces=pieces)
+
+
+def run_by(case: Case, make: Callable[[Case], Feeding], *, pieces: int | None) -> Run:
+    """Run a case with what runs windows."""
+    runner, first = make(case), case.get("first")
+    earlier = None if first is None else make(first)
     for span in spans(case["feed"]):
         for part in cut(span.entries, pieces):
             told: dict[str, Any] = {"watermark": span.watermark, "now": span.now}

@@ -140,21 +140,22 @@ class Automaton:
     """By state: the bits that what it does depends on."""
     longest: list[int] = field(default_factory=list)
     """By state: the time after the event before at which it is over; 0 for never."""
-    _made: list[dict[int, Decision]] = field(default_factory=list)
+    made: list[dict[int, Decision]] = field(default_factory=list)
+    """By state and the bits that it depends on: the decisions that were worked out."""
 
     def __post_init__(self) -> None:
         reached = [self.reach(number) for number in range(len(self.states))]
         self.asked = [self._bits_of(states) for states in reached]
         self.longest = [self._longest(number, reached[number]) for number in range(len(reached))]
-        self._made = [{} for _ in self.states]
+        self.made = [{} for _ in self.states]
         self.appetite = self._appetite()
 
     def decide(self, state: int, bits: int) -> Decision:
         """Return what an event, of which these conditions hold, does to a run."""
         bits &= self.asked[state]
-        decision = self._made[state].get(bits)
+        decision = self.made[state].get(bits)
         if decision is None:
-            decision = self._made[state][bits] = self._decide(state, bits)
+            decision = self.made[state][bits] = self._decide(state, bits)
         return decision
 
     def can_be_empty(self) -> bool:

@@ -23,10 +23,14 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Writer:
-    """Collects bytes."""
+    """Collects bytes.
 
-    def __init__(self) -> None:
-        self._out = bytearray()
+    Args:
+        begin: what stands before them.
+    """
+
+    def __init__(self, begin: bytes = b"") -> None:
+        self._out = bytearray(begin)
 
     def done(self) -> bytes:
         """Return all that was written."""

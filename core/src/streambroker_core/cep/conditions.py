@@ -276,6 +276,22 @@ def local_part(given: Condition) -> Expression | None:
             return None
 
 
+def rest_of(given: Condition) -> Condition:
+    """Return what is left of a condition where `local_part` holds; of a local one, itself."""
+    match given:
+        case Text() if isinstance(given.expression.tree, tree.And):
+            terms = frozenset(name for name, _ in given.terms)
+            items = [each for each in given.expression.tree.items if tree.names(each) & terms]
+            if not items:
+                return given
+            return Text(_filter(tree.And, items), given.terms)
+        case All():
+            rests = tuple(rest_of(item) for item in given.items if not is_local(item))
+            return All(rests) if rests else given
+        case _:
+            return given
+
+
 def _local(node: tree.Predicate, terms: frozenset[str]) -> Expression | None:
     if not tree.names(node) & terms:
         return Expression(kind="filter", tree=node)

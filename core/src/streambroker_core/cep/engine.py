@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streambroker_core.cep.automaton import Automaton
-from streambroker_core.cep.compiler import compile_pattern
+from streambroker_core.cep.compiled import Compiled, compiled
 from streambroker_core.cep.explain import Standing, standings
 from streambroker_core.cep.history import Event
 from streambroker_core.cep.keystore import KeyStore, place_of, values_of
@@ -22,14 +24,16 @@ from streambroker_core.cep.matcher import NEVER, Match, Matcher, Timeout
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.refusals import RunError
 from streambroker_core.cep.rules import RuleSet
+from streambroker_core.cep.selectors import Selector
 from streambroker_core.cep.snapshot import RuleKey
-from streambroker_core.cep.truths import Truths
-from streambroker_core.cep.view import Rows, View
+from streambroker_core.cep.view import Gaps, Rows, View
 from streambroker_core.control.keyed import KeyedState
 
 Key: TypeAlias = "tuple[Any, ...]"
 BY_TIME = -1
 """What led to a result was time, not a row."""
+_MANY = 16
+"""From so many rules of one key on, what they ask of rows is read for all rows at once."""
 
 
 class Result(NamedTuple):
@@ -74,36 +78,62 @@ class Active:
     """A rule in force.
 
     Attributes:
+        made: the rule, made ready.
         since: the window from which on it is in the set.
         until: time from which on the next version holds; `NEVER` for none.
         plain: whether an event can begin a run depends on the event alone.
+        begins: by the bits of an event, whether it can begin a run; as far as it was asked.
     """
 
-    rule: PatternProcessor
-    automaton: Automaton
-    truths: Truths
+    made: Compiled
     since: int
-    until: int
-    plain: bool
+    until: int = NEVER
+    plain: bool = field(init=False)
+    begins: dict[int, bool] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        automaton = self.automaton
+        self.plain = not automaton.asked[automaton.start] & self.made.truths.run_bits
+
+    @property
+    def rule(self) -> PatternProcessor:
+        """The rule."""
+        return self.made.rule
+
+    @property
+    def automaton(self) -> Automaton:
+        """The automaton of its pattern."""
+        return self.made.automaton
 
     @property
     def name(self) -> RuleKey:
         """Id and version."""
-        return self.rule.id, self.rule.version
+        return self.made.rule.id, self.made.rule.version
 
     def matcher(self) -> Matcher:
         """Return a matcher without runs."""
-        return Matcher(self.automaton, self.truths, self.rule.limits)
+        return Matcher(self.made.automaton, self.made.truths, self.made.rule.limits)
 
-    def sees(self, rows: Rows, row: int) -> bool:
-        """Tell whether a row is one of its time and of windows since it came."""
-        scheduled = self.rule.scheduled
-        return (
-            (scheduled is None or rows.times[row] >= scheduled)
-            and rows.times[row] < self.until
-            and rows.arrived[row] >= self.since
-        )
+    def can_begin(self, bits: int) -> bool:
+        """Tell whether an event of which these conditions hold may begin a run."""
+        begins = self.begins.get(bits)
+        if begins is None:
+            automaton = self.made.automaton
+            begins = not self.plain or bool(automaton.decide(automaton.start, bits).steps)
+            self.begins[bits] = begins
+        return begins
+
+    def sight(self, rows: Rows) -> pa.BooleanArray | None:
+        """Return which rows are of its time and of windows since it came; None for all."""
+        masks = []
+        if rows.batch.num_rows and pc.min(rows.arrived).as_py() < self.since:
+            masks.append(pc.greater_equal(rows.arrived, self.since))
+        if self.rule.scheduled is not None:
+            masks.append(pc.greater_equal(rows.times, self.rule.scheduled))
+        if self.until != NEVER:
+            masks.append(pc.less(rows.times, self.until))
+        return reduce(pc.and_, masks) if masks else None
 
 
 class Engine:
@@ -120,13 +150,13 @@ class Engine:
     """
 
     def __init__(
-        self, state: KeyedState, *, key: tuple[str, ...] = (), maker: MaskMaker = row_by_row
+        self, state: KeyedState, *, key: Selector = (), maker: MaskMaker = row_by_row
     ) -> None:
         self._key, self._maker = key, maker
         self.active: dict[RuleKey, Active] = {}
         self.failed: list[RuleKey] = []
         self.keys = KeyStore(state, self._new)
-        self._conditions: dict[tuple[str, ...], tuple[pa.Schema, Conditions]] = {}
+        self._conditions: dict[Selector, tuple[pa.Schema, Conditions]] = {}
 
     def _new(self, name: RuleKey) -> Matcher | None:
         active = self.active.get(name)
@@ -147,7 +177,8 @@ class Engine:
         for rule in rules:
             known = before.get((rule.id, rule.version))
             if known is None:
-                known = _active(rule, since.get((rule.id, rule.version), window))
+                first = since.get((rule.id, rule.version), window)
+                known = Active(made=compiled(rule), since=first)
             until = rules.until(rule)
             known.until = NEVER if until is None else until
             self.active[known.name] = known
@@ -173,7 +204,7 @@ class Engine:
             and same_shape(before[old].automaton, new.automaton)
         }
 
-    def process(self, rows: Rows, only: tuple[str, ...] | None = None) -> list[Result]:
+    def process(self, rows: Rows, only: Selector | None = None) -> list[Result]:
         """Let rules see rows; results come in the order of the rows that led to them.
 
         Args:
@@ -184,109 +215,116 @@ class Engine:
             RunError: a rule failed that is to fail the query.
         """
         results: list[Result] = []
-        for columns in {active.rule.key or self._key: None for active in self.active.values()}:
-            if only not in (None, columns):
+        for selector in {active.rule.key or self._key: None for active in self.active.values()}:
+            if only not in (None, selector):
                 continue
-            rules = [a for a in self.active.values() if (a.rule.key or self._key) == columns]
-            hits = self._conditions_of(columns, rules, rows.batch.schema).of(rows.batch)
-            view = View(rows, columns)
+            rules = [a for a in self.active.values() if (a.rule.key or self._key) == selector]
+            conditions = self._conditions_of(selector, rules, rows.batch.schema)
+            whole, hits = View(rows, selector, many=len(rules) >= _MANY), conditions.of(rows.batch)
             for active in rules:
+                view, found = whole, hits
+                sight = active.sight(rows)
+                if sight is not None:
+                    view = View(rows.where(sight), selector)
+                    found = conditions.of(view.rows.batch)
                 try:
-                    self._see(active, view, hits.of(active.automaton), results)
+                    self._see(active, view, found.of(active.made), results)
                 except RunError as error:
-                    results.append(self._failure(active, error, rows.first + len(rows.times) - 1))
+                    results.append(self.stop(active.rule, error, self._last(rows)))
         results.sort(key=lambda result: result.trigger)
         return results
 
+    @staticmethod
+    def _last(rows: Rows) -> int:
+        return int(rows.seqs[-1].as_py()) if len(rows.seqs) else BY_TIME
+
     def _conditions_of(
-        self, columns: tuple[str, ...], rules: list[Active], schema: pa.Schema
+        self, selector: Selector, rules: list[Active], schema: pa.Schema
     ) -> Conditions:
-        made = self._conditions.get(columns)
+        made = self._conditions.get(selector)
         if made is None or made[0] != schema:
-            automata = [active.automaton for active in rules]
-            made = (schema, Conditions(automata, schema, self._maker))
-            self._conditions[columns] = made
+            made = (schema, Conditions([one.made for one in rules], schema, self._maker))
+            self._conditions[selector] = made
         return made[1]
 
-    def _failure(self, active: Active, error: RunError, row: int) -> Result:
-        if active.rule.on_error == "fail":
-            raise RunError(f"rule `{active.rule.id}`, {error.where}", error.problem) from error
-        self.active.pop(active.name, None)
-        self.failed.append(active.name)
-        self.keys.forget({active.name}, {})
-        return Result(active.rule.id, active.rule.version, (), error, row)
+    def stop(self, rule: PatternProcessor, error: RunError, row: int = BY_TIME) -> Result:
+        """Turn a rule off that failed, and free its runs.
+
+        Args:
+            rule: the rule.
+            error: why.
+            row: number of the row that led to it, or `BY_TIME`.
+
+        Raises:
+            RunError: the rule is to fail the query.
+        """
+        if rule.on_error == "fail":
+            raise RunError(f"rule `{rule.id}`, {error.where}", error.problem) from error
+        name = rule.id, rule.version
+        self.active.pop(name, None)
+        self.failed.append(name)
+        self.keys.forget({name}, {})
+        return Result(*name, (), error, row)
 
     def _see(self, active: Active, view: View, hits: Hits, results: list[Result]) -> None:
-        rows, bits = hits.rows, hits.bits
-        timed = active.rule.scheduled is not None or active.until != NEVER
-        if timed or min(view.rows.arrived, default=0) < active.since:
-            chosen = [
-                (row, bit)
-                for row, bit in zip(rows, bits, strict=True)
-                if active.sees(view.rows, row)
-            ]
-            rows, bits = [row for row, _ in chosen], [bit for _, bit in chosen]
-        active.metrics.tested += len(rows)
+        count = len(hits.bits)
+        active.metrics.tested += count
         if active.automaton.appetite == "gaps":
-            self._see_gaps(active, view, rows, bits, results)
-            return
-        events = view.rows.events(rows)
-        for event, place, bit in zip(events, view.places(rows), bits, strict=True):
-            self._step(active, place, event, bit, results)
+            self._see_gaps(active, view, hits, results)
+        elif count:
+            self._see_hits(active, view, hits, results)
 
-    def _see_gaps(
-        self, active: Active, view: View, rows: list[int], bits: list[int], results: list[Result]
-    ) -> None:
-        """Let a rule see rows and, where a key has runs, the first row of each gap between them."""
-        order = view.order()
-        indices = pa.array(rows, pa.int64())
-        codes = order.codes.take(indices).to_pylist()
-        at = order.place_in.take(indices).to_pylist()
-        last: dict[int, int] = {}
-        events = view.rows.events(rows)
-        for event, bit, code, place_in in zip(events, bits, codes, at, strict=True):
-            before = last.get(code, order.ends[code - 1] - 1 if code else -1)
-            self._see_gap(active, view, code, before + 1, place_in, results)
-            self._step(active, order.places[code], event, bit, results)
-            last[code] = place_in
-        for code, end in enumerate(order.ends):
-            before = last.get(code, order.ends[code - 1] - 1 if code else -1)
-            self._see_gap(active, view, code, before + 1, end, results)
+    def _see_hits(self, active: Active, view: View, hits: Hits, results: list[Result]) -> None:
+        """Let a rule see the rows that fulfil some condition of it."""
+        rows, mine, chosen = view.rows, dict[int, Matcher | None](), view.at(hits.rows)
+        rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
+        name = active.name
+        for place, seq, time, code, bits in zip(*chosen[1:], hits.bits, strict=True):
+            if code not in mine:
+                mine[code] = self.keys.of(view.place(code)).get(name)
+            matcher = mine[code]
+            if matcher is None and not active.can_begin(bits):
+                continue
+            event = rows.event(place, seq, time)
+            mine[code] = self._step(active, view.place(code), matcher, event, bits, results)
 
-    def _see_gap(
-        self, active: Active, view: View, code: int, low: int, high: int, results: list[Result]
-    ) -> None:
-        if low >= high:
-            return
-        order = view.order()
-        place = order.places[code]
-        if active.name not in self.keys.of(place):
-            return
-        for at in range(low, high):
-            row = order.rows[at].as_py()
-            if active.sees(view.rows, row):
-                (event,) = view.rows.events([row])
-                self._step(active, place, event, 0, results)
-                return
+    def _see_gaps(self, active: Active, view: View, hits: Hits, results: list[Result]) -> None:
+        """Let a rule see also, where a key has runs, the first row of each gap between hits."""
+        gaps, rows = Gaps(view, hits), view.rows
+        chosen = gaps.chosen
+        rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
+        for code, low, high in gaps.by_key():
+            place = view.place(code)
+            matcher = self.keys.of(place).get(active.name)
+            for at in range(low, high):
+                bits = gaps.bits[at]
+                if matcher is None and not (bits and active.can_begin(bits)):
+                    continue
+                event = rows.event(chosen.places[at], chosen.seqs[at], chosen.times[at])
+                matcher = self._step(active, place, matcher, event, bits, results)
 
     def _step(
-        self, active: Active, place: bytes, event: Event, bits: int, results: list[Result]
-    ) -> None:
-        matchers = self.keys.of(place)
-        matcher = matchers.get(active.name)
+        self,
+        active: Active,
+        place: bytes,
+        matcher: Matcher | None,
+        event: Event,
+        bits: int,
+        results: list[Result],
+    ) -> Matcher | None:
+        """Give a key's matcher an event; return the matcher if it has runs then."""
         if matcher is None:
-            automaton = active.automaton
-            if active.plain and not automaton.decide(automaton.start, bits).steps:
-                return
-            matcher = matchers[active.name] = active.matcher()
+            matcher = self.keys.of(place)[active.name] = active.matcher()
         alive, dropped, metrics = len(matcher.runs), matcher.dropped, active.metrics
         matches, timeouts = matcher.process(event, bits)
         metrics.alive += len(matcher.runs) - alive
         metrics.dropped += matcher.dropped - dropped
         if matches or timeouts:
             self._tell(active, place, matches, timeouts, event.seq, results)
-        if not matcher.runs and not matcher.held:
-            del matchers[active.name]
+        if matcher.runs or matcher.held:
+            return matcher
+        del self.keys.of(place)[active.name]
+        return None
 
     def explain(self, rule: str, key: Key) -> list[Standing]:
         """Return where the runs of a rule stand in a key, for those who ask why nothing matched.
@@ -316,7 +354,7 @@ class Engine:
                 if matcher is not None and active is not None and matcher.due <= time:
                     self._expire(active, place, matcher, min(time, active.until), results)
         over = {name for name, active in self.active.items() if active.until <= time}
-        for name in over:
+        for name in sorted(over):
             del self.active[name]
         if over:
             self._conditions.clear()
@@ -330,7 +368,7 @@ class Engine:
         try:
             matches, timeouts = matcher.advance(time)
         except RunError as error:
-            results.append(self._failure(active, error, BY_TIME))
+            results.append(self.stop(active.rule, error))
             return
         active.metrics.alive += len(matcher.runs) - alive
         self._tell(active, place, matches, timeouts, BY_TIME, results)
@@ -358,15 +396,6 @@ class Engine:
         active.metrics.timeouts += len(told)
         active.metrics.matches += len(matches)
         results += [Result(name, version, key, match, trigger) for match in matches]
-
-
-def _active(rule: PatternProcessor, since: int) -> Active:
-    automaton = compile_pattern(rule.pattern)
-    truths = Truths(automaton)
-    plain = not automaton.asked[automaton.start] & truths.run_bits
-    return Active(
-        rule=rule, automaton=automaton, truths=truths, since=since, until=NEVER, plain=plain
-    )
 
 
 def same_shape(one: Automaton, other: Automaton) -> bool:

@@ -12,6 +12,7 @@ from streambroker_core.cep.history import Event, Node, Row
 from streambroker_core.cep.keystore import place_of, values_of
 from streambroker_core.cep.matcher import NEVER, Limits, Match, Matcher, Run, Timeout
 from streambroker_core.cep.pattern import Pattern
+from streambroker_core.cep.selectors import key_of
 from streambroker_core.cep.truths import Truths
 
 
@@ -121,7 +122,7 @@ def dry_run(
         pattern: the pattern of a rule that is not live yet.
         rows: the events, in any order.
         time: the column with the event time in microseconds.
-        key: the key columns.
+        key: what the key is made of: columns or expressions.
         limits: what one key may keep.
 
     Raises:
@@ -133,7 +134,7 @@ def dry_run(
     out = DryRun(matches=[], timeouts=[], seen=[], most_runs=0, left={})
     most = 0
     for seq, row in enumerate(sorted(rows, key=lambda row: _time_of(row, time))):
-        place = place_of(key, [row.get(name) for name in key])
+        place = place_of(key, key_of(key, row))
         matcher = matchers.get(place)
         if matcher is None:
             matcher = matchers[place] = Matcher(automaton, truths, limits or Limits())

@@ -7,9 +7,9 @@ is kept in the nodes, so asking again costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from streambroker_core.properties import INT64_MAX, INT64_MIN
 
@@ -19,30 +19,89 @@ _NOTHING = object()
 """No event of the stage was taken yet."""
 
 
+class Source(Protocol):
+    """Where the fields of events come from that were not asked for yet."""
+
+    def fields(self, places: list[int]) -> list[dict[str, Any]]:
+        """Return all fields of rows."""
+
+    def value(self, name: str, place: int) -> Any:
+        """Return a field of a row; None if there is none."""
+
+
 class Event:
-    """One event of a key.
+    """One event of a key. Its fields are read when they are first asked for.
 
     Attributes:
         seq: its place in the order of the key's events.
         time: event time, or the pinned clock in processing time, in microseconds.
-        row: its fields.
         clock: the processing time in microseconds.
+        text: its fields as JSON, once they were told.
     """
 
-    __slots__ = ("clock", "row", "seq", "time")
+    __slots__ = ("_place", "_row", "_source", "clock", "seq", "text", "time")
 
-    def __init__(self, seq: int, time: int, row: Row, clock: int = 0) -> None:
+    def __init__(
+        self,
+        seq: int,
+        time: int,
+        row: Row | None,
+        clock: int = 0,
+        source: Source | None = None,
+        place: int = 0,
+    ) -> None:
+        """Make one.
+
+        Args:
+            seq: its place in the order.
+            time: its time in microseconds.
+            row: its fields; None if ``source`` has them.
+            clock: the processing time in microseconds.
+            source: gives fields, instead of ``row``.
+            place: the row in the source.
+        """
         self.seq = seq
         self.time = time
-        self.row = row
         self.clock = clock
+        self.text: str | None = None
+        self._row, self._source, self._place = row, source, place
+
+    @property
+    def row(self) -> Row:
+        """All its fields."""
+        if self._row is None:
+            fill([self])
+        return self._row  # type: ignore[return-value]
+
+    def get(self, name: str) -> Any:
+        """Return a field; None if there is none."""
+        if self._row is not None:
+            return self._row.get(name)
+        return self._source.value(name, self._place)  # type: ignore[union-attr]
 
     def __repr__(self) -> str:
         return f"Event({self.seq}, {self.time}, {dict(self.row)})"
 
 
+def fill(events: Iterable[Event]) -> None:
+    """Read the fields of events that were not read yet, those of one source at once."""
+    lacking: dict[int, list[Event]] = {}
+    for event in events:
+        if event._row is None:
+            lacking.setdefault(id(event._source), []).append(event)
+    for given in lacking.values():
+        source = given[0]._source
+        rows = source.fields([event._place for event in given])  # type: ignore[union-attr]
+        for event, row in zip(given, rows, strict=True):
+            event._row, event._source = row, None
+
+
 class Node:
-    """An event that a run took, for which stage, and what it took before."""
+    """An event that a run took, for which stage, and what it took before.
+
+    Attributes:
+        memo: answers to terms so far, by their texts; None if there are none.
+    """
 
     __slots__ = ("before", "event", "memo", "stage")
 
@@ -50,7 +109,7 @@ class Node:
         self.event = event
         self.stage = stage
         self.before = before
-        self.memo: dict[Term, Any] = {}
+        self.memo: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +127,10 @@ class Term:
     field: str | None = None
 
 
+Ask: TypeAlias = "Callable[[Node | None, Event], Any]"
+"""Answers a term: of the last node of a run, None before it has begun, and the tested event."""
+
+
 def chain(node: Node | None) -> list[Node]:
     """Return the nodes from the first event taken to the last."""
     nodes: list[Node] = []
@@ -78,44 +141,68 @@ def chain(node: Node | None) -> list[Node]:
     return nodes
 
 
-def ask(term: Term, node: Node | None, stages: frozenset[int], event: Event) -> Any:
-    """Return the answer to a term; None for unknown.
+def asker(term: Term, stages: frozenset[int]) -> Ask:
+    """Return the function that answers a term; its None is unknown.
 
     Args:
         term: the question.
-        node: the last node of the run; None before it has begun.
         stages: the numbers of the term's stage.
-        event: the event that is being tested.
     """
     if term.function == "timestamp":
-        return event.time
+        return lambda node, event: event.time
     if term.function == "processing_time":
-        return event.clock
+        return lambda node, event: event.clock
+    field = term.field
     if term.function == "previous":
-        return None if node is None else node.event.row.get(term.field)  # type: ignore[arg-type]
+        return lambda node, event: None if node is None else node.event.get(field)  # type: ignore[arg-type]
     if term.function == "avg":
-        total = _folded(Term("sum", term.stage, term.field), node, stages)
-        count = _folded(Term("values", term.stage, term.field), node, stages)
+        return _average(term, stages)
+    fold = _folder(term, stages)
+
+    def ask(node: Node | None, event: Event) -> Any:
+        del event
+        answer = fold(node)
+        return None if answer is _NOTHING else answer
+
+    return ask
+
+
+def _average(term: Term, stages: frozenset[int]) -> Ask:
+    sum_of = _folder(Term("sum", term.stage, term.field), stages)
+    count_of = _folder(Term("values", term.stage, term.field), stages)
+
+    def ask(node: Node | None, event: Event) -> Any:
+        del event
+        total, count = sum_of(node), count_of(node)
         return total / count if count and total is not None else None
-    answer = _folded(term, node, stages)
-    return None if answer is _NOTHING else answer
+
+    return ask
 
 
-def _folded(term: Term, node: Node | None, stages: frozenset[int]) -> Any:
-    """Fold over the events of a stage, from the last node on that knows the answer."""
-    waiting: list[Node] = []
-    step, value = _FOLDS[term.function]
-    while node is not None:
-        if term in node.memo:
-            value = node.memo[term]
-            break
-        waiting.append(node)
-        node = node.before
-    for each in reversed(waiting):
-        if each.stage in stages:
-            value = step(value, None if term.field is None else each.event.row.get(term.field))
-        each.memo[term] = value
-    return value
+def _folder(term: Term, stages: frozenset[int]) -> Callable[[Node | None], Any]:
+    """Return what folds over the events of a stage, from the last node on that knows the answer."""
+    name, field = f"{term.function} {term.stage}.{term.field}", term.field
+    step, nothing = _FOLDS[term.function]
+
+    def fold(node: Node | None) -> Any:
+        waiting: list[Node] = []
+        value = nothing
+        while node is not None:
+            memo = node.memo
+            if memo is not None and name in memo:
+                value = memo[name]
+                break
+            waiting.append(node)
+            node = node.before
+        for each in reversed(waiting):
+            if each.stage in stages:
+                value = step(value, None if field is None else each.event.get(field))
+            if each.memo is None:
+                each.memo = {}
+            each.memo[name] = value
+        return value
+
+    return fold
 
 
 def _add(total: Any, value: Any) -> Any:

@@ -1,28 +1,44 @@
 """What keys keep: their matchers, read when a key is touched, written when the window ends.
 
-A key is a *place*: the names of its columns and their values, as bytes. Beside the runs stands an
-index of when time ends some of them. A key without runs has no entry.
+A key is a *place*: what it is made of and the values, as bytes. Beside the runs stand an index of
+when time ends some of them, and one of the times of matches that wait for others. A key without
+runs has no entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 from streambroker_core.cep.codec import Reader, Writer
+from streambroker_core.cep.history import Event, fill
 from streambroker_core.cep.matcher import NEVER, Matcher
-from streambroker_core.cep.snapshot import RuleKey, read, write
+from streambroker_core.cep.snapshot import RuleKey, nodes_of, read, write
 from streambroker_core.control.keyed import KeyedState, time_key, time_of
+from streambroker_core.control.operator import StateError
 
-_RUNS, _DUE, _BEHIND = b"k", b"t", b"u"
+_HELD, _RUNS, _DUE, _BEHIND = b"h", b"k", b"t", b"u"
+_HEAD = struct.Struct(">qq")
+_LAST = 2**63 - 1
+"""Stands for never where times are kept."""
 
 
-def place_of(columns: tuple[str, ...], values: Iterable[Any]) -> bytes:
+def place_of(selector: tuple[str, ...], values: Iterable[Any]) -> bytes:
     """Return a key as bytes; equal keys have equal bytes, and so have 0.0 and -0.0."""
+    out = Writer(_head_of(selector))
+    given = list(values)
+    out.number(len(given))
+    for value in given:
+        out.value(_plain(value))
+    return out.done()
+
+
+@lru_cache(maxsize=1_024)
+def _head_of(selector: tuple[str, ...]) -> bytes:
     out = Writer()
-    out.value(list(columns))
-    out.value([_plain(value) for value in values])
+    out.value(list(selector))
     return out.done()
 
 
@@ -34,10 +50,27 @@ def _plain(value: Any) -> Any:
 
 @lru_cache(maxsize=65_536)
 def values_of(place: bytes) -> tuple[Any, ...]:
-    """Return the values of a key's columns."""
+    """Return the values of a key."""
     reader = Reader(place)
     reader.value()
-    return tuple(reader.value())
+    return tuple(reader.value() for _ in range(reader.number()))
+
+
+class _Written:
+    """What the state has of a key that was read.
+
+    Attributes:
+        due: when its index says that time ends something.
+        held: the earliest time of a match that waits, as its index says.
+        rules: the rules that have runs in it; None if they are others by now.
+    """
+
+    __slots__ = ("due", "held", "rules")
+
+    def __init__(
+        self, due: int = _LAST, held: int = _LAST, rules: tuple[RuleKey, ...] | None = None
+    ) -> None:
+        self.due, self.held, self.rules = due, held, rules
 
 
 class KeyStore:
@@ -51,8 +84,7 @@ class KeyStore:
     def __init__(self, state: KeyedState, new: Callable[[RuleKey], Matcher | None]) -> None:
         self._state, self._new = state, new
         self._loaded: dict[bytes, dict[RuleKey, Matcher]] = {}
-        self._written: dict[bytes, int] = {}
-        """When the written index says that time ends something; by place, of loaded ones."""
+        self._written: dict[bytes, _Written] = {}
 
     def of(self, place: bytes) -> dict[RuleKey, Matcher]:
         """Return the matchers of a key; they may be changed."""
@@ -63,11 +95,17 @@ class KeyStore:
         data = self._state.get(_RUNS + place)
         matchers: dict[RuleKey, Matcher] = {}
         if data is not None:
-            due, blob = Reader(data).number(), data
-            head = Writer()
-            head.number(due)
-            self._written[place] = due
-            matchers = read(blob[len(head.done()) :], self._new, heirs)
+            if len(data) < _HEAD.size:
+                raise StateError("state of patterns is damaged: it ends within a time.")
+            rules: list[RuleKey] = []
+
+            def new(rule: RuleKey) -> Matcher | None:
+                rules.append(rule)
+                return self._new(rule)
+
+            matchers = read(data[_HEAD.size :], new, heirs)
+            due, held = _HEAD.unpack_from(data)
+            self._written[place] = _Written(due, held, None if heirs else tuple(rules))
         self._loaded[place] = matchers
         return matchers
 
@@ -79,7 +117,7 @@ class KeyStore:
     def due(self, time: int) -> list[bytes]:
         """Return the keys in which time ends something by then, the earliest first."""
         found = []
-        below = _DUE + time_key(time + 1) if time + 1 < 2**63 else _BEHIND
+        below = _DUE + time_key(time + 1) if time < _LAST else _BEHIND
         for key, _ in self._state.scan(_DUE, below):
             place = key[len(_DUE) + 8 :]
             if place not in self._loaded:
@@ -92,8 +130,15 @@ class KeyStore:
 
     def first_due(self) -> int | None:
         """Return when time next ends something, once all is saved; None for never."""
-        for key, _ in self._state.scan(_DUE, _BEHIND):
-            return time_of(key[len(_DUE) :])
+        return self._first_of(_DUE, _BEHIND)
+
+    def first_held(self) -> int | None:
+        """Return the earliest time of a match that waits, once all is saved; None for none."""
+        return self._first_of(_HELD, _RUNS)
+
+    def _first_of(self, index: bytes, below: bytes) -> int | None:
+        for key, _ in self._state.scan(index, below):
+            return time_of(key[len(index) :])
         return None
 
     def forget(self, gone: Collection[RuleKey], heirs: Mapping[RuleKey, RuleKey]) -> int:
@@ -111,28 +156,52 @@ class KeyStore:
                     freed += len(old.runs)
                 else:
                     heir.runs, heir.held, heir.due = old.runs, old.held, old.due
+                    heir.changed = True
                     matchers[heirs[name]] = heir
         return freed
 
     def save(self) -> None:
-        """Write what was loaded back into the state."""
-        for place in sorted(self._loaded):
-            matchers = self._loaded[place]
-            blob = write(matchers)
-            old = self._written.pop(place, NEVER)
-            due = NEVER if blob is None else _first(matchers)
-            if old not in (NEVER, due):
-                self._state.delete(_DUE + time_key(old) + place)
-            if blob is None:
-                self._state.delete(_RUNS + place)
-                continue
-            head = Writer()
-            head.number(due)
-            self._state.put(_RUNS + place, head.done() + blob)
-            if due != NEVER:
-                self._state.put(_DUE + time_key(due) + place, b"")
+        """Write back into the state what has changed of what was loaded."""
+        changed = [place for place in sorted(self._loaded) if self._has_changed(place)]
+        nodes = {place: nodes_of(self._loaded[place].values()) for place in changed}
+        fill(_events(nodes.values()))
+        for place in changed:
+            self._save(place, write(self._loaded[place], nodes[place]))
         self._loaded.clear()
+        self._written.clear()
+
+    def _has_changed(self, place: bytes) -> bool:
+        matchers, written = self._loaded[place], self._written.get(place)
+        if written is None:
+            return bool(matchers)
+        if written.rules != tuple(matchers) or written.due != min(_first(matchers), _LAST):
+            return True
+        return any(matcher.changed for matcher in matchers.values())
+
+    def _save(self, place: bytes, blob: bytes | None) -> None:
+        state, old = self._state, self._written.get(place) or _Written()
+        matchers = self._loaded[place] if blob is not None else {}
+        due, held = min(_first(matchers), _LAST), _first_held(matchers)
+        for index, before, now in ((_DUE, old.due, due), (_HELD, old.held, held)):
+            if before not in (_LAST, now):
+                state.delete(index + time_key(before) + place)
+            if now not in (_LAST, before):
+                state.put(index + time_key(now) + place, b"")
+        if blob is None:
+            state.delete(_RUNS + place)
+        else:
+            state.put(_RUNS + place, _HEAD.pack(due, held) + blob)
+
+
+def _events(nodes: Iterable[Mapping[int, Any]]) -> Iterator[Event]:
+    return (node.event for each in nodes for node in each.values())
 
 
 def _first(matchers: Mapping[RuleKey, Matcher]) -> int:
     return min((each.due for each in matchers.values()), default=NEVER)
+
+
+def _first_held(matchers: Mapping[RuleKey, Matcher]) -> int:
+    """Return the earliest time of a match that waits for runs that began before it."""
+    times = [run.node.event.time for each in matchers.values() for run in each.held]
+    return min(times, default=_LAST)

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.cep.automaton import Automaton
-from streambroker_core.cep.conditions import local_part
+from streambroker_core.cep.compiled import Compiled
 from streambroker_core.expression import Expression, tree
 
 Mask: TypeAlias = "Callable[[pa.RecordBatch, MutableMapping[str, pa.BooleanArray]], Any]"
@@ -22,6 +21,10 @@ MaskMaker: TypeAlias = "Callable[[Expression, pa.Schema], Mask]"
 
 _FEW = 4
 """From so many comparisons of one column with texts on, they are looked up together."""
+_BITS = 62
+"""So many conditions have their bits in one int64."""
+_SCHEMAS = 64
+_MADE: dict[tuple[MaskMaker, pa.Schema], dict[str, Mask]] = {}
 
 
 def row_by_row(expression: Expression, schema: pa.Schema) -> Mask:
@@ -37,17 +40,27 @@ def row_by_row(expression: Expression, schema: pa.Schema) -> Mask:
     return mask
 
 
+def _known(maker: MaskMaker, schema: pa.Schema) -> dict[str, Mask]:
+    """Return the masks that were made for a schema so far, by the texts of their expressions."""
+    known = _MADE.get((maker, schema))
+    if known is None:
+        if len(_MADE) >= _SCHEMAS:
+            _MADE.clear()
+        known = _MADE[maker, schema] = {}
+    return known
+
+
 class Hits:
     """The rows that one automaton has to see, and what holds of them.
 
     Attributes:
-        rows: their numbers, in order.
+        rows: their places in the batch, in order.
         bits: for each the bits of what holds; those of conditions on the past may still be false.
     """
 
     __slots__ = ("bits", "rows")
 
-    def __init__(self, rows: list[int], bits: list[int]) -> None:
+    def __init__(self, rows: pa.Array, bits: list[int]) -> None:
         self.rows, self.bits = rows, bits
 
 
@@ -55,108 +68,106 @@ class Conditions:
     """The conditions of all rules, by their texts; made for one schema.
 
     Args:
-        automata: of all rules.
+        rules: all of them.
         schema: of the batches.
         maker: makes a mask of an expression.
     """
 
     def __init__(
-        self, automata: Iterable[Automaton], schema: pa.Schema, maker: MaskMaker = row_by_row
+        self, rules: Iterable[Compiled], schema: pa.Schema, maker: MaskMaker = row_by_row
     ) -> None:
-        self._masks: dict[str, tuple[Expression, Mask]] = {}
-        self._lookups: dict[str, dict[str, str]] = {}
-        self._parts: dict[int, list[str | None]] = {}
-        for automaton in automata:
-            parts = [local_part(each) for each in automaton.conditions]
-            self._parts[id(automaton)] = [None if part is None else str(part) for part in parts]
-            for part in parts:
-                if part is not None and str(part) not in self._masks:
-                    self._masks[str(part)] = (part, maker(part, schema))
-                    self._look_up(str(part), part, schema)
-        self._lookups = {name: each for name, each in self._lookups.items() if len(each) >= _FEW}
-
-    def _look_up(self, text: str, part: Expression, schema: pa.Schema) -> None:
-        node = part.tree
-        if (
-            isinstance(node, tree.Comparison)
-            and node.op == "=="
-            and isinstance(node.left, tree.Name)
-            and isinstance(node.right, tree.Text)
-            and pa.types.is_string(schema.field(node.left.name).type)
-        ):
-            self._lookups.setdefault(node.left.name, {})[node.right.value] = text
+        known = _known(maker, schema)
+        self._masks: dict[str, Mask] = {}
+        lookups: dict[str, dict[str, str]] = {}
+        for each in rules:
+            for text, part in zip(each.texts, each.truths.parts, strict=True):
+                if text is None or part is None or text in self._masks:
+                    continue
+                if text not in known:
+                    known[text] = maker(part, schema)
+                self._masks[text] = known[text]
+                _look_up(lookups, text, part, schema)
+        self._lookups = {name: each for name, each in lookups.items() if len(each) >= _FEW}
 
     def of(self, batch: pa.RecordBatch) -> BatchHits:
         """Return who has to see which rows of a batch."""
-        return BatchHits(batch, self._masks, self._lookups, self._parts)
+        return BatchHits(batch, self._masks, self._lookups)
+
+
+def _look_up(
+    lookups: dict[str, dict[str, str]], text: str, part: Expression, schema: pa.Schema
+) -> None:
+    node = part.tree
+    if (
+        isinstance(node, tree.Comparison)
+        and node.op == "=="
+        and isinstance(node.left, tree.Name)
+        and isinstance(node.right, tree.Text)
+        and node.left.name in schema.names
+        and pa.types.is_string(schema.field(node.left.name).type)
+    ):
+        lookups.setdefault(node.left.name, {})[node.right.value] = text
 
 
 class BatchHits:
     """The answers for one batch; a mask is computed when it is first asked for."""
 
     def __init__(
-        self,
-        batch: pa.RecordBatch,
-        masks: dict[str, tuple[Expression, Mask]],
-        lookups: dict[str, dict[str, str]],
-        parts: dict[int, list[str | None]],
+        self, batch: pa.RecordBatch, masks: dict[str, Mask], lookups: dict[str, dict[str, str]]
     ) -> None:
-        self._batch, self._masks, self._parts = batch, masks, parts
+        self._batch, self._masks = batch, masks
         self._cache: dict[str, pa.BooleanArray] = {}
         self._made: dict[str, Any] = {}
         self._found: dict[str, list[int]] = {}
         for name, texts in lookups.items():
             self._found |= _found(batch.column(batch.schema.get_field_index(name)), texts)
 
-    def of(self, automaton: Automaton) -> Hits:
-        """Return the rows that fulfil at least one condition of an automaton."""
-        parts = self._parts[id(automaton)]
-        if automaton.appetite == "all" or None in parts or not parts:
-            rows: list[int] = list(range(self._batch.num_rows))
-            return Hits(rows, self._bits(parts, rows))
-        if all(part in self._found for part in parts):
-            return self._few(parts)
-        masks = [self._mask(part) for part in dict.fromkeys(parts) if part is not None]
-        any_ = masks[0]
-        for mask in masks[1:]:
-            any_ = pc.or_(any_, mask)
-        indices = pc.indices_nonzero(any_)
-        rows = indices.to_pylist()
-        if len(parts) > 62:
-            return Hits(rows, self._bits(parts, rows))
-        total: Any = None
-        for place, part in enumerate(parts):
-            bit = pc.shift_left(
-                pc.cast(self._mask(part or "").take(indices), pa.int64()), pa.scalar(place)
-            )
-            total = bit if total is None else pc.bit_wise_or(total, bit)
-        return Hits(rows, total.to_pylist())
+    def of(self, rule: Compiled) -> Hits:
+        """Return the rows that fulfil at least one condition of a rule, or all if it sees all."""
+        texts = rule.texts
+        if rule.automaton.appetite == "all" or None in texts or not texts:
+            rows = pa.arange(0, self._batch.num_rows)
+        elif self._found and all(text in self._found for text in texts):
+            return self._few(texts)
+        else:
+            masks = [self._mask(text) for text in dict.fromkeys(texts) if text is not None]
+            some = masks[0]
+            for mask in masks[1:]:
+                some = pc.or_(some, mask)
+            rows = pc.indices_nonzero(some)
+        return Hits(rows, self._bits(texts, rows))
 
-    def _few(self, parts: list[str | None]) -> Hits:
+    def _few(self, texts: tuple[str | None, ...]) -> Hits:
         bits: dict[int, int] = {}
-        for place, part in enumerate(parts):
-            for row in self._found[part or ""]:
+        for place, text in enumerate(texts):
+            for row in self._found[text or ""]:
                 bits[row] = bits.get(row, 0) | 1 << place
         rows = sorted(bits)
-        return Hits(rows, [bits[row] for row in rows])
+        return Hits(pa.array(rows, pa.int64()), [bits[row] for row in rows])
 
-    def _bits(self, parts: list[str | None], rows: list[int]) -> list[int]:
-        bits = [0] * len(rows)
-        indices = pa.array(rows, pa.int64())
-        for place, part in enumerate(parts):
-            if part is None:
-                bits = [each | 1 << place for each in bits]
-                continue
-            for row, holds in enumerate(self._mask(part).take(indices).to_pylist()):
-                if holds:
-                    bits[row] |= 1 << place
+    def _bits(self, texts: tuple[str | None, ...], rows: pa.Array) -> list[int]:
+        """Return the bits of rows, up to 62 conditions at once."""
+        bits: list[int] = [0] * len(rows)
+        for low in range(0, len(texts), _BITS):
+            part = self._numbers(texts[low : low + _BITS], rows).to_pylist()
+            bits = (
+                [one | other << low for one, other in zip(bits, part, strict=True)] if low else part
+            )
         return bits
+
+    def _numbers(self, texts: tuple[str | None, ...], rows: pa.Array) -> Any:
+        always = sum(1 << place for place, text in enumerate(texts) if text is None)
+        total = pa.repeat(pa.scalar(always, pa.int64()), len(rows))
+        for place, text in enumerate(texts):
+            if text is not None:
+                holds = pc.cast(self._mask(text).take(rows), pa.int64())
+                total = pc.bit_wise_or(total, pc.shift_left(holds, pa.scalar(place, pa.int64())))
+        return total
 
     def _mask(self, text: str) -> Any:
         made = self._made.get(text)
         if made is None:
-            _, mask = self._masks[text]
-            made = self._made[text] = mask(self._batch, self._cache)
+            made = self._made[text] = self._masks[text](self._batch, self._cache)
         return made
 
 

@@ -37,6 +37,10 @@ class Run(NamedTuple):
     due: int
 
 
+_new_run = tuple.__new__
+"""Makes a run without the call that a named tuple makes of its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """A complete match.
@@ -90,6 +94,7 @@ class Matcher:
             not among them.
         held: matches that wait for earlier runs, which is only so with a skip strategy.
         dropped: runs given up because of the limits.
+        changed: whether runs are others than at first.
     """
 
     automaton: Automaton
@@ -99,6 +104,7 @@ class Matcher:
     held: list[Run] = field(default_factory=list)
     due: int = NEVER
     dropped: int = 0
+    changed: bool = False
 
     def process(self, event: Event, bits: int | None = None) -> tuple[list[Match], list[Timeout]]:
         """Take the next event of the key.
@@ -112,14 +118,27 @@ class Matcher:
                 runs are then is not promised; the rule has to be given up.
         """
         matches, timeouts = ([], []) if event.time < self.due else self.advance(event.time)
+        truths, automaton = self.truths, self.automaton
         if bits is None:
-            bits = self.truths.local(event)
+            bits = truths.local(event)
         runs: list[Run] = []
         found: list[Run] = []
+        same = True
+        asked, run_bits, made = automaton.asked, truths.run_bits, automaton.made
         for run in self.runs:
-            self._continued(run, event, bits, runs, found)
-        self._begun(event, bits, runs, found)
-        self.runs = self._limited(runs)
+            state, own = run.state, bits
+            ask = asked[state]
+            if ask & run_bits:
+                own = truths.of_run(bits, ask, event, run.node)
+            decision = made[state].get(own & ask) or automaton.decide(state, own)
+            if decision.same:
+                runs.append(run)
+            else:
+                same = False
+                self._continued(run, event, decision, runs, found)
+        if self._begun(event, bits, runs, found) or not same:
+            self.changed = True
+            self.runs = runs if len(runs) <= self._most else self._limited(runs)
         if found or self.held:
             matches += self._released(found, event.time)
         return matches, timeouts
@@ -133,6 +152,7 @@ class Matcher:
         if now < self.due:
             return [], []
         states = self.automaton.states
+        self.changed = True
         over = [run for run in self.runs if run.due <= now]
         self.runs = [run for run in self.runs if run.due > now]
         self.due = min((run.due for run in self.runs), default=NEVER)
@@ -151,15 +171,8 @@ class Matcher:
         return self.automaton.states[run.state].twin and not in_whole
 
     def _continued(
-        self, run: Run, event: Event, bits: int, runs: list[Run], found: list[Run]
+        self, run: Run, event: Event, decision: Decision, runs: list[Run], found: list[Run]
     ) -> None:
-        asked = self.automaton.asked[run.state]
-        if asked & self.truths.run_bits:
-            bits = self.truths.of_run(bits, asked, event, run.node)
-        decision = self.automaton.decide(run.state, bits)
-        if decision.same:
-            runs.append(run)
-            return
         for step in decision.steps:
             if step.take:
                 if step.gap and event.time - run.node.event.time >= step.gap:
@@ -171,19 +184,23 @@ class Matcher:
             elif not decision.stopped:
                 runs.append(self.run_in(step.target, run.node, run.start, run.began))
 
-    def _begun(self, event: Event, bits: int, runs: list[Run], found: list[Run]) -> None:
+    def _begun(self, event: Event, bits: int, runs: list[Run], found: list[Run]) -> bool:
+        """Begin runs with an event; return whether any, or a match, began."""
         start = self.automaton.start
         asked = self.automaton.asked[start]
         if asked & self.truths.run_bits:
             bits = self.truths.of_run(bits, asked, event, None)
         decision = self.automaton.decide(start, bits)
+        began = False
         for step in decision.steps:
             if step.take:
                 if self._full(len(runs)):
                     self.dropped += 1
                     continue
+                began = True
                 node = Node(event, step.stage, None)
                 self._taken(step, node, event.seq, event.time, decision, runs, found)
+        return began
 
     def _taken(
         self,
@@ -206,23 +223,28 @@ class Matcher:
         due = began + window if window else NEVER
         if longest:
             due = min(due, node.event.time + longest)
-        self.due = min(self.due, due)
-        return Run(state, node, start, began, due)
+        if due < self.due:
+            self.due = due
+        return _new_run(Run, (state, node, start, began, due))
+
+    @property
+    def _most(self) -> int:
+        """How many runs need no look at the limits."""
+        limit = self.limits
+        return NEVER if limit.runs is None or limit.policy == "refuse" else limit.runs
 
     def _full(self, runs: int) -> bool:
         limit = self.limits
         return limit.policy == "refuse" and limit.runs is not None and runs >= limit.runs
 
     def _limited(self, runs: list[Run]) -> list[Run]:
-        most = self.limits.runs
-        if most is None or len(runs) <= most or self.limits.policy == "refuse":
-            return runs
+        most = self._most
         if self.limits.policy == "fail":
             raise RunError(
                 "its limits", f"one key has {len(runs)} runs, at most {most} are allowed"
             )
         self.dropped += len(runs) - most
-        return sorted(runs, key=lambda run: run.start)[-most:] if most else []
+        return sorted(runs, key=lambda run: run.start)[-most:]
 
     def _released(self, found: list[Run], now: int) -> list[Match]:
         skip = self.automaton.pattern.skip
@@ -274,6 +296,16 @@ class Matcher:
     def events_of(self, node: Node) -> dict[str, list[Event]]:
         """Return what a run has taken, by stage."""
         taken: dict[int, list[Event]] = {}
-        for each in chain(node):
-            taken.setdefault(each.stage, []).append(each.event)
-        return {self.automaton.stages[stage]: taken[stage] for stage in sorted(taken)}
+        last: Node | None = node
+        while last is not None:
+            known = taken.get(last.stage)
+            if known is None:
+                taken[last.stage] = [last.event]
+            else:
+                known.append(last.event)
+            last = last.before
+        names, found = self.automaton.stages, {}
+        for stage in sorted(taken):
+            taken[stage].reverse()
+            found[names[stage]] = taken[stage]
+        return found

@@ -4,6 +4,9 @@ In event time rows wait until the watermark has passed them and are then seen in
 then of ``tie_break``, then of arrival. In processing time they are seen as they come, at the
 window's pinned clock. A change of the rules comes as a control tuple and holds from the beginning
 of its window, in every bucket.
+
+State: ``rules`` the set and since when each is in it, ``meta`` what is counted, ``waiting/…`` rows
+that wait, ``runs…`` the runs by key.
 """
 
 from __future__ import annotations
@@ -18,47 +21,59 @@ import pyarrow.compute as pc
 
 from streambroker_core.cep.document import Functions
 from streambroker_core.cep.engine import Engine, Result
-from streambroker_core.cep.history import Event
+from streambroker_core.cep.keys import FIRST, PLACE, SELECTOR, copies
 from streambroker_core.cep.masks import MaskMaker, row_by_row
-from streambroker_core.cep.matcher import Match, Timeout
 from streambroker_core.cep.refusals import PatternArgumentError, RunError
 from streambroker_core.cep.rules import RuleSet
+from streambroker_core.cep.selectors import Selector, name_of
+from streambroker_core.cep.telling import (
+    ERRORS,
+    FAILURES,
+    LATE,
+    MATCHES,
+    OUTPUTS,
+    RESULTS,
+    TIMEOUTS,
+    MatchFunction,
+    Teller,
+)
 from streambroker_core.cep.view import Rows
+from streambroker_core.cep.waiting import Waiting, microseconds
 from streambroker_core.control.keyed import KeyedState
-from streambroker_core.control.operator import Blobs, Changes, Input, Operator, StateError
-from streambroker_core.control.tuples import END_OF_TIME, ControlTuple
-
-MATCHES, TIMEOUTS, LATE, ERRORS = "matches", "timeouts", "late", "errors"
-SELECTOR = "_selector"
-"""Column of rows that were copied for several keys: the names of the key's columns."""
-_ARRIVED = "_arrived"
-
-RESULTS = pa.schema(
-    [
-        ("rule", pa.string()),
-        ("version", pa.int64()),
-        ("key", pa.string()),
-        ("time", pa.timestamp("us")),
-        ("noticed", pa.timestamp("us")),
-        ("events", pa.string()),
-    ]
+from streambroker_core.control.operator import (
+    Blobs,
+    Changes,
+    Input,
+    Operator,
+    OperatorError,
+    StateError,
 )
-"""Columns of matches and time-outs: ``key`` and ``events`` are JSON, the latter stage → rows.
-``noticed`` is when it was known; of a time-out it is its time."""
-FAILURES = pa.schema(
-    [
-        ("rule", pa.string()),
-        ("version", pa.int64()),
-        ("where", pa.string()),
-        ("problem", pa.string()),
-    ]
-)
-"""Columns of errors."""
+from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
+
+__all__ = [
+    "ERRORS",
+    "FAILURES",
+    "LATE",
+    "MATCHES",
+    "RESULTS",
+    "TIMEOUTS",
+    "MatchFunction",
+    "PatternOperator",
+    "PatternRules",
+    "RuleStopped",
+    "copies",
+]
+
+_COPIED = (SELECTOR, PLACE, FIRST)
+_SETS = 16
+_READ: dict[tuple[object, ...], tuple[RuleSet, Functions]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternRules:
-    """Payload of the control tuple that brings a set of rules.
+    """Payload of the control tuple that brings a set of rules; delivered with ``BEGIN``.
+
+    With ``END_WINDOW`` the set holds from the next window on.
 
     Attributes:
         rules: what `RuleSet.document` returns.
@@ -69,56 +84,66 @@ class PatternRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStopped:
-    """Payload of the control tuple that says that a rule failed and is off in a bucket."""
+    """Payload of the control tuple that says that a rule failed, and is off in some bucket.
+
+    However many buckets it failed in, it is one tuple; why it failed is told as a row, by each.
+    """
 
     rule: str
     version: int
-    problem: str
 
 
 class PatternOperator(Operator):
     """Runs a set of rules.
 
     Args:
-        key: the stream's key columns; none for one key for all.
+        key: the stream's key columns; none for one key for all, which needs copies where there are
+            several buckets.
         time: ``event`` or ``processing``.
         event_time: the column with the event time, a timestamp or microseconds.
         tie_break: a column by which rows of one time are ordered.
         functions: Python functions that conditions may name.
+        match_functions: functions that make rows of matches, by the names that rules use; each has
+            an output of its name.
         maker: makes masks of conditions.
         rules: the set of a bucket that has no state yet.
+        copied: rows come as `copies` makes them, so that rules may have keys of their own.
 
     Raises:
-        PatternArgumentError: event time without a column.
+        PatternArgumentError: event time without a column, or a function has a name that cannot be.
     """
 
-    outputs = (MATCHES, TIMEOUTS, LATE, ERRORS)
+    outputs: tuple[str, ...] = OUTPUTS
     state_version = 1
 
     def __init__(
         self,
         *,
-        key: tuple[str, ...] = (),
+        key: Selector = (),
         time: Literal["event", "processing"] = "event",
         event_time: str | None = None,
         tie_break: str | None = None,
         functions: Functions | None = None,
+        match_functions: Mapping[str, MatchFunction] | None = None,
         maker: MaskMaker = row_by_row,
         rules: RuleSet | None = None,
+        copied: bool = False,
     ) -> None:
         if time == "event" and event_time is None:
             raise PatternArgumentError(
                 "event time has no column", remedy="name it with event_time, or time='processing'"
             )
-        self.inputs = (Input(key=key, event_time=event_time),)
-        self._key, self._column, self._tie = key, event_time if time == "event" else None, tie_break
+        self.inputs = (Input(key=(PLACE,) if copied else key, event_time=event_time),)
+        self._key, self._copied = key, copied
+        self._column, self._tie = event_time if time == "event" else None, tie_break
         self._functions, self._maker = functions or {}, maker
-        self._rules = rules or RuleSet()
+        self._teller = Teller(match_functions or {})
+        self.outputs = self._teller.outputs
+        self._rules, self._rules_changed = rules or RuleSet(), True
         self._since: dict[tuple[str, int], int] = {}
-        self._blobs: Blobs = {}
         self._next = 0
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_changed = False
+        self._meta: bytes | None = None
+        self._waiting = Waiting(self._column or "", {}, [])
         self._engine: Engine | None = None
         self._state = KeyedState("runs")
 
@@ -134,60 +159,95 @@ class PatternOperator(Operator):
         """Take up the state of the bucket; runs are read when their keys are touched."""
         del version
         self._state = KeyedState("runs", blobs)
-        meta = blobs.get("meta")
-        if meta is not None:
-            try:
-                given = json.loads(meta)
-            except ValueError as error:
-                raise StateError(f"state meta is damaged: {error}.") from error
-            self._rules = RuleSet.read(given["rules"], self._functions)
+        self._meta, rules = blobs.get("meta"), blobs.get("rules")
+        if self._meta is None or rules is None:
+            raise StateError("state of patterns is missing: the store has lost a blob.")
+        try:
+            told, given = json.loads(self._meta), json.loads(rules)
+            self._next = told["next"]
+            self._waiting = Waiting(self._column or "", blobs, told["waiting"])
             self._since = {(name, number): window for name, number, window in given["since"]}
-            self._next = given["next"]
-        waiting = blobs.get("waiting")
-        if waiting is not None:
-            self._waiting = pa.ipc.open_stream(waiting).read_all().combine_chunks().to_batches()
+            self._rules = self._read(given["rules"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateError(f"state of patterns is damaged: {error!r}.") from error
+        self._rules_changed = False
+
+    def _read(self, text: str) -> RuleSet:
+        """Return a set of rules; for one text the same object, so that it is made ready once."""
+        mark = (text, *sorted((name, id(each)) for name, each in self._functions.items()))
+        known = _READ.get(mark)
+        if known is None:
+            if len(_READ) >= _SETS:
+                _READ.clear()
+            functions = dict(self._functions)  # kept, so that their identities stay theirs
+            known = _READ[mark] = RuleSet.read(json.loads(text), functions), functions
+        return known[0]
 
     def begin_window(self) -> None:
         """Begin a window; in processing time its clock is what time it is."""
+        self._check_keys()
         if self._column is None:
-            self._tell(self.engine.advance(self.window.time))
+            self._pass(self.window.time)
 
     def process_control(self, port: str, control: ControlTuple) -> bool:
-        """Take a new set of rules."""
+        """Take a new set of rules.
+
+        Raises:
+            ControlError: it is to hold from within a window.
+        """
         del port
         if control.type != PatternRules.__name__:
             return False
+        if control.delivery not in (Delivery.BEGIN, Delivery.END_WINDOW):
+            raise ControlError(
+                f"rules in control tuple {control.id} are delivered with {control.delivery.value}:"
+                " a set holds for whole windows. Deliver it with BEGIN; a rule that is to hold from"
+                " a time on has `scheduled`."
+            )
         engine = self.engine  # with the rules so far, whose runs it has to free or to hand over
-        self._rules = RuleSet.read(control.payload["rules"], self._functions)
-        engine.set_rules(self._rules, {}, self.window.number)
+        self._rules, self._rules_changed = self._read(_text(control.payload["rules"])), True
+        self._check_keys()
+        later = control.delivery is Delivery.END_WINDOW
+        engine.set_rules(self._rules, {}, self.window.number + later)
         return True
+
+    def _check_keys(self) -> None:
+        """Refuse rules whose rows are in other buckets."""
+        if self._copied or self.window.buckets == 1:
+            return
+        for selector in self._rules.selectors(self._key):
+            if not selector or selector != self._key:
+                told = f"the key {', '.join(selector)}" if selector else "one key for all rows"
+                raise OperatorError(
+                    f"a rule has {told}, and rows are spread over {self.window.buckets} buckets by"
+                    f" {', '.join(self._key) or 'nothing'}: make copies of the rows for each key,"
+                    " and say copied=True."
+                )
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         """Take rows: late ones go to their output, others wait for the watermark."""
-        del port
+        if self._copied and SELECTOR not in batch.schema.names:
+            raise OperatorError(f"rows of input {port} are no copies made for the keys of rules.")
+        count, window = batch.num_rows, self.window
         if self._column is None:
-            times = [self.window.time] * batch.num_rows
-            self._see(batch, times, [self.window.number] * batch.num_rows)
+            now = pa.repeat(pa.scalar(window.time, pa.int64()), count)
+            self._see(batch, now, pa.repeat(pa.scalar(window.number, pa.int64()), count))
             return
-        times = _microseconds(batch, self._column)
-        watermark = self.window.watermark
-        if watermark is not None:
-            late = pc.less_equal(times, watermark).fill_null(True)
-            if pc.any(late).as_py():
-                self._late(batch.filter(late))
-                batch = batch.filter(pc.invert(late))
+        times = microseconds(batch, self._column)
+        if window.watermark is None:
+            late = pc.is_null(times)
+        else:
+            late = pc.less_equal(times, window.watermark).fill_null(True)
+        if pc.any(late).as_py():
+            self._late(batch.filter(late))
+            batch = batch.filter(pc.invert(late))
         if batch.num_rows:
-            arrived = pa.repeat(pa.scalar(self.window.number, pa.int64()), batch.num_rows)
-            columns, names = [*batch.columns, arrived], [*batch.schema.names, _ARRIVED]
-            self._waiting.append(pa.RecordBatch.from_arrays(columns, names=names))
-            self._waiting_changed = True
+            self._waiting.put(batch, window.number)
 
     def _late(self, rows: pa.RecordBatch) -> None:
         """Hand out late rows, of several copies the first."""
-        if SELECTOR in rows.schema.names:
-            first = _name(self._rules.selectors(self._key)[0]) if self._rules.rules else ""
-            copy = rows.column(rows.schema.get_field_index(SELECTOR))
-            rows = rows.filter(pc.equal(copy, first)).drop_columns([SELECTOR])
+        if self._copied:
+            rows = rows.filter(rows.column(FIRST)).drop_columns(list(_COPIED))
         if rows.num_rows:
             self.emit(rows, LATE)
 
@@ -195,142 +255,99 @@ class PatternOperator(Operator):
         """Let rules see the rows up to a time in order, then let the time pass."""
         if self._column is None:
             return
-        due = self._due(time)
+        due = self._waiting.take(time)
         if due is not None:
-            times = _microseconds(due, self._column).to_pylist()
-            arrived = due.column(due.schema.get_field_index(_ARRIVED)).to_pylist()
-            self._see(due.drop_columns([_ARRIVED]), times, arrived)
+            rows, arrived = due
+            times, names = microseconds(rows, self._column), [self._column]
+            if self._tie is not None or not _rises(times):
+                names += [self._tie] if self._tie not in (None, self._column) else []
+                keys = [(name, "ascending") for name in names]
+                order = pc.sort_indices(rows.select(names), sort_keys=keys)
+                rows, times, arrived = rows.take(order), times.take(order), arrived.take(order)
+            self._see(rows, times, arrived)
+        self._pass(time)
+
+    def _pass(self, time: int) -> None:
+        """Let time pass, and forget versions that it has ended."""
         self._tell(self.engine.advance(time))
+        settled = self._rules.settled(time)
+        if settled is not self._rules:
+            self._rules, self._rules_changed = settled, True
 
-    def _due(self, time: int) -> pa.RecordBatch | None:
-        """Return the rows up to a time, in order; the others go on waiting."""
-        if not self._waiting or self._column is None:
-            return None
-        (rows,) = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
-        passed = pc.less_equal(_microseconds(rows, self._column), time)
-        due, left = rows.filter(passed), rows.filter(pc.invert(passed))
-        if not due.num_rows:
-            return None
-        self._waiting, self._waiting_changed = [left] if left.num_rows else [], True
-        names = [self._column, *([self._tie] if self._tie else [])]
-        order = pa.Table.from_batches([due.select(names)])
-        place = pa.array(range(due.num_rows), pa.int64())
-        keys = [(name, "ascending") for name in (*names, _ARRIVED)]
-        return due.take(pc.sort_indices(order.append_column(_ARRIVED, place), sort_keys=keys))
-
-    def _see(self, batch: pa.RecordBatch, times: list[int], arrived: list[int]) -> None:
-        rows = Rows(batch, times, arrived, self._next, self.window.time)
+    def _see(self, batch: pa.RecordBatch, times: pa.Array, arrived: pa.Array) -> None:
+        seqs = pa.arange(self._next, self._next + batch.num_rows)
         self._next += batch.num_rows
-        if SELECTOR not in batch.schema.names:
-            self._tell(self.engine.process(rows))
+        clock = self.window.time
+        if not self._copied:
+            self._tell(self.engine.process(Rows(batch, times, arrived, seqs, clock)))
             return
-        copy = batch.column(batch.schema.get_field_index(SELECTOR))
-        plain = batch.drop_columns([SELECTOR])
-        for columns in self._rules.selectors(self._key):
-            chosen = pc.indices_nonzero(pc.equal(copy, _name(columns)))
-            places = chosen.to_pylist()
-            part = Rows(
-                plain.take(chosen),
-                [times[each] for each in places],
-                [arrived[each] for each in places],
-                rows.first,
-                rows.clock,
-            )
-            if places:
-                self._tell(self.engine.process(part, columns))
+        copy, places = batch.column(SELECTOR), batch.column(PLACE)
+        plain = batch.drop_columns(list(_COPIED))
+        whole = Rows(plain, times, arrived, seqs, clock, places=places)
+        for selector in self._rules.selectors(self._key):
+            rows = whole.where(pc.equal(copy, name_of(selector)))
+            if rows.batch.num_rows:
+                self._tell(self.engine.process(rows, selector))
 
     def _tell(self, results: list[Result]) -> None:
-        for output, kind in ((MATCHES, Match), (TIMEOUTS, Timeout)):
-            told = [each for each in results if isinstance(each.outcome, kind)]
-            if told:
-                self.emit(_batch(told), output)
-        for rule, version, _, outcome, _ in results:
-            if isinstance(outcome, RunError):
-                self._stopped(rule, version, outcome)
+        if not results:
+            return
+        told = self._teller.tell(results, self._rules.rule)
+        for output, batch in told.batches:
+            self.emit(batch, output)
+        failures = [each for each in results if isinstance(each.outcome, RunError)]
+        for rule, error in told.failures:
+            if (rule.id, rule.version) in self.engine.active:
+                failures.append(self.engine.stop(rule, error))
+        for each in failures:
+            if isinstance(each.outcome, RunError):
+                self._stopped(each.rule, each.version, each.outcome)
 
     def _stopped(self, rule: str, version: int, error: RunError) -> None:
         """Tell that a rule is off, to people and to who changes the rules of all buckets."""
         row = {"rule": rule, "version": version, "where": error.where, "problem": error.problem}
         self.emit(pa.RecordBatch.from_pylist([row], schema=FAILURES), ERRORS)
-        self._rules = self._rules.without(rule, version)
-        stopped = RuleStopped(rule=rule, version=version, problem=error.problem)
-        self.emit_control(stopped, once=f"stopped/{rule}/{version}")
+        self._rules, self._rules_changed = self._rules.without(rule, version), True
+        name = rule.replace("%", "%25").replace("/", "%2F")
+        stopped = RuleStopped(rule=rule, version=version)
+        self.emit_control(stopped, once=f"stopped {version} {name}")
 
     def snapshot(self) -> Changes:
-        """Return the keys that were touched, the rows that wait and, if they changed, the rules."""
+        """Return the keys and waiting rows that were touched and, if they changed, the rules."""
         engine = self.engine
         engine.keys.save()
-        changes = self._state.changes()
-        if self._waiting_changed:
-            changes["waiting"] = _ipc(self._waiting) if self._waiting else None
-        since = sorted([*name, active.since] for name, active in engine.active.items())
-        meta = {"rules": self._rules.document(), "since": since, "next": self._next}
-        changes["meta"] = json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()
+        changes = {**self._state.changes(), **self._waiting.changes()}
+        if self._rules_changed:
+            since = sorted([*name, active.since] for name, active in engine.active.items())
+            changes["rules"] = _text(
+                {"rules": _text(self._rules.document()), "since": since}
+            ).encode()
+        meta = _text({"next": self._next, "waiting": self._waiting.tell()}).encode()
+        if meta != self._meta:
+            changes["meta"] = meta
         return changes
 
     def wake_at(self) -> int | None:
         """Return the time of the first row that waits, or at which time ends something."""
-        dues = [self.engine.keys.first_due()]
-        if self._column is not None and self._waiting:
-            times = [pc.min(_microseconds(rows, self._column)).as_py() for rows in self._waiting]
-            dues += times
+        if self._column is None:
+            return None
+        dues = (self.engine.keys.first_due(), self._waiting.first())
         return min((due for due in dues if due is not None), default=None)
 
+    def timeout_at(self) -> int | None:
+        """Return the pinned time at which something ends, in processing time; None for never."""
+        return None if self._column is not None else self.engine.keys.first_due()
 
-def copies(batch: pa.RecordBatch, selectors: list[tuple[str, ...]]) -> pa.RecordBatch:
-    """Return one copy of each row for each key, as `PatternOperator` takes them.
-
-    A reader makes them and puts each into the bucket of its key. However many rules there are, rows
-    are copied once for each key.
-    """
-    parts = []
-    for columns in selectors:
-        name = pa.repeat(pa.scalar(_name(columns)), batch.num_rows)
-        names = [*batch.schema.names, SELECTOR]
-        parts.append(pa.RecordBatch.from_arrays([*batch.columns, name], names=names))
-    (whole,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
-    return whole
+    def held_at(self) -> int | None:
+        """Return the earliest time of a match that waits for runs that began before it."""
+        return None if self._column is None else self.engine.keys.first_held()
 
 
-def _name(columns: tuple[str, ...]) -> str:
-    return ",".join(columns)
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _microseconds(batch: pa.RecordBatch, column: str) -> Any:
-    times = batch.column(batch.schema.get_field_index(column))
-    if pa.types.is_timestamp(times.type):
-        times = pc.cast(times, pa.timestamp("us", times.type.tz))
-    return pc.cast(times, pa.int64())
-
-
-def _ipc(batches: list[pa.RecordBatch]) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return bytes(sink.getvalue())
-
-
-def _batch(results: list[Result]) -> pa.RecordBatch:
-    rows = []
-    for rule, version, key, outcome, _ in results:
-        assert isinstance(outcome, Match | Timeout)  # noqa: S101 - what `_tell` has chosen
-        noticed = outcome.noticed if isinstance(outcome, Match) else outcome.time
-        noticed = outcome.time if noticed == END_OF_TIME else noticed
-        rows.append(
-            {
-                "rule": rule,
-                "version": version,
-                "key": json.dumps(list(key), default=str),
-                "time": outcome.time,
-                "noticed": noticed,
-                "events": events_json(outcome.events),
-            }
-        )
-    return pa.RecordBatch.from_pylist(rows, schema=RESULTS)
-
-
-def events_json(events: Mapping[str, list[Event]]) -> str:
-    """Return the events of a match as JSON: stage → rows, in order."""
-    taken = {stage: [dict(each.row) for each in rows] for stage, rows in events.items()}
-    return json.dumps(taken, default=str, separators=(",", ":"))
+def _rises(times: pa.Array) -> bool:
+    """Tell whether times are in order already."""
+    falls = pc.greater(times.slice(0, max(0, len(times) - 1)), times.slice(1))
+    return not pc.any(falls).as_py()

@@ -22,7 +22,8 @@ class PatternProcessor:
         id: who it is; unique in a set, but for its versions.
         version: a higher one replaces a lower one.
         pattern: what it looks for.
-        key: columns whose values events must have in common; none for the key of the stream.
+        key: what events must have in common: columns, or expressions over them such as
+            ``user % 10``; none for the key of the stream.
         scheduled: microseconds since 1970: it sees only events from then on, and the version
             before it none; None for all from its window on.
         function: name of the function, registered in the job, that makes rows of a match; None for

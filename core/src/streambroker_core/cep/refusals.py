@@ -65,7 +65,7 @@ class RuleError(StreambrokerError):
 
     Attributes:
         rule: the rule's id.
-        reason: Invalid, VersionTooLow, ContentDiffers, KeyInvalid, FunctionUnknown, IdTwice.
+        reason: see `rules.Outcome`.
     """
 
     code = "RuleRefused"

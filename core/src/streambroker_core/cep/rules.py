@@ -15,7 +15,13 @@ from streambroker_core.cep.conditions import fields_of
 from streambroker_core.cep.document import Functions, read_rule, write_rule
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.refusals import PatternError, RuleError
-from streambroker_core.errors import ExpressionError, FormatTooNewError, ManifestError
+from streambroker_core.cep.selectors import key_expression
+from streambroker_core.errors import (
+    ExpressionError,
+    FilterError,
+    FormatTooNewError,
+    ManifestError,
+)
 
 FORMAT = 1
 Change: TypeAlias = Literal["added", "kept", "replaced", "scheduled", "removed", "refused"]
@@ -29,7 +35,7 @@ class Outcome:
         rule: its id, or its place in the list if it has none.
         version: its version, if it has one.
         change: what was done.
-        reason: why it was refused: Invalid, VersionTooLow, ContentDiffers, KeyUnknown,
+        reason: why it was refused: Invalid, VersionTooLow, ContentDiffers, KeyUnknown, KeyInvalid,
             FieldUnknown, FunctionUnknown; empty if it was not.
         message: a sentence, for what was refused.
         warnings: what is allowed and hardly meant.
@@ -41,6 +47,21 @@ class Outcome:
     reason: str = ""
     message: str = ""
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A rule that its source has and cannot read; it is refused alone.
+
+    Attributes:
+        rule: its id, or where it stands.
+        problem: why.
+        version: its version, if that is known.
+    """
+
+    rule: str
+    problem: str
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +99,22 @@ class RuleSet:
                     yield rule
 
     def selectors(self, stream: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Return the distinct keys of the rules, that of the stream for rules without one."""
-        return sorted({rule.key or stream for rule in self})
+        """Return the distinct keys of the rules that are on, as copies of rows are made for them.
+
+        A rule without one has that of the stream; without rules there is that alone.
+        """
+        return sorted({rule.key or stream for rule in self} or {stream})
+
+    def rule(self, name: str, version: int) -> PatternProcessor:
+        """Return the rule with an id and a version, on or off.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for rule in self.rules.get(name, ()):
+            if rule.version == version:
+                return rule
+        raise KeyError((name, version))
 
     def until(self, rule: PatternProcessor) -> int | None:
         """Return the time from which a later version holds; None for never."""
@@ -93,7 +128,8 @@ class RuleSet:
         """Return the set after an update, and what became of each rule.
 
         Args:
-            wanted: all rules that there are to be, as documents or `PatternProcessor`.
+            wanted: all rules that there are to be, as documents, `PatternProcessor` or, where
+                their source could not read them, `Unreadable`.
             context: what they may refer to.
         """
         outcomes: list[Outcome] = []
@@ -145,12 +181,16 @@ class RuleSet:
         return replace(self, disabled=frozenset(each for each in self.disabled if each[0] != name))
 
     def settled(self, time: int) -> RuleSet:
-        """Return the set without versions that a scheduled one has replaced up to a time."""
-        rules = {}
+        """Return the set without versions that a scheduled one has replaced up to a time.
+
+        It is this set where nothing was replaced.
+        """
+        rules, settled = {}, True
         for name, versions in self.rules.items():
             gone = sum(1 for rule in versions[1:] if (rule.scheduled or 0) <= time)
             rules[name] = versions[gone:]
-        return RuleSet(rules, self.disabled & _keys(rules))
+            settled = settled and not gone
+        return self if settled else RuleSet(rules, self.disabled & _keys(rules))
 
     def document(self) -> dict[str, Any]:
         """Return the set as a document, the same for equal sets."""
@@ -189,6 +229,9 @@ def _read_all(
 ) -> list[PatternProcessor]:
     read: list[PatternProcessor] = []
     for place, each in enumerate(wanted):
+        if isinstance(each, Unreadable):
+            outcomes.append(_refusal(each.rule, each.version, "Invalid", each.problem))
+            continue
         try:
             rule = (
                 each if isinstance(each, PatternProcessor) else read_rule(each, context.functions)
@@ -226,9 +269,7 @@ def _check(rule: PatternProcessor, context: Context) -> None:
         )
     if context.fields is None:
         return
-    for name in rule.key:
-        if name not in context.fields:
-            raise RuleError(rule.id, "KeyUnknown", f"the stream has no column `{name}`")
+    _check_key(rule, context.fields)
     for stage in rule.pattern.stages():
         for given in (stage.condition, stage.until):
             for name in sorted((fields_of(given) or frozenset()) - context.fields):
@@ -237,6 +278,22 @@ def _check(rule: PatternProcessor, context: Context) -> None:
                     "FieldUnknown",
                     f"stage `{stage.name}` asks for `{name}`, and the stream has no such column",
                 )
+
+
+def _check_key(rule: PatternProcessor, fields: frozenset[str]) -> None:
+    for part in rule.key:
+        if part in fields:
+            continue
+        try:
+            _, names = key_expression(part)
+        except FilterError as error:
+            raise RuleError(
+                rule.id,
+                "KeyInvalid",
+                f"the stream has no column `{part}`, and it is no expression: {error}".rstrip("."),
+            ) from error
+        for name in sorted(names - fields):
+            raise RuleError(rule.id, "KeyUnknown", f"the stream has no column `{name}`")
 
 
 def _with(

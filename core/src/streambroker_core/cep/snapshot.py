@@ -1,16 +1,19 @@
 """The runs of one key as bytes: every event once, every shared past once, however many runs.
 
-A blob begins with the version of its form; one of a newer release is refused.
+A blob is JSON in UTF-8, which C code reads and writes; values that JSON does not have are bytes of
+`codec` in it. It begins with the version of its form; one of a newer release is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 from streambroker_core.cep.automaton import FINAL
 from streambroker_core.cep.codec import Reader, Writer
-from streambroker_core.cep.history import Event, Node, chain
+from streambroker_core.cep.history import Event, Node
 from streambroker_core.cep.matcher import NEVER, Matcher, Run
 from streambroker_core.control.operator import StateError
 
@@ -20,70 +23,83 @@ RuleKey: TypeAlias = "tuple[str, int]"
 New: TypeAlias = "Callable[[RuleKey], Matcher | None]"
 """Returns a matcher without runs; None for a rule that is gone, whose runs are left out."""
 
+_PLAIN = frozenset((type(None), bool, int, float, str))
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
-def write(matchers: Mapping[RuleKey, Matcher]) -> bytes | None:
-    """Return the runs of all rules of a key; None if there are none."""
+
+def nodes_of(matchers: Iterable[Matcher]) -> dict[int, Node]:
+    """Return all nodes of runs by their identity, each behind the one before it in its chain."""
+    seen: dict[int, Node] = {}
+    for matcher in matchers:
+        for runs in (matcher.runs, matcher.held):
+            for run in runs:
+                node: Node | None = run.node
+                new: list[Node] = []
+                while node is not None and id(node) not in seen:
+                    new.append(node)
+                    node = node.before
+                for each in reversed(new):
+                    seen[id(each)] = each
+    return seen
+
+
+def write(
+    matchers: Mapping[RuleKey, Matcher], nodes: Mapping[int, Node] | None = None
+) -> bytes | None:
+    """Return the runs of all rules of a key; None if there are none.
+
+    Args:
+        matchers: of all rules.
+        nodes: what `nodes_of` returns for them, if it is known.
+    """
     alive = {rule: each for rule, each in matchers.items() if each.runs or each.held}
     if not alive:
         return None
-    runs = [run for each in alive.values() for run in (*each.runs, *each.held)]
-    nodes = _nodes(runs)
-    events: dict[int, Event] = {id(node.event): node.event for node in nodes}
-    out = Writer()
-    out.number(VERSION)
-    places = _write_events(out, list(events.values()))
+    nodes = nodes_of(alive.values()) if nodes is None else nodes
+    places: dict[int, int] = {}
+    events: list[Event] = []
     numbers: dict[int, int] = {}
-    out.number(len(nodes))
-    for node in nodes:
-        out.number(places[id(node.event)])
-        out.number(node.stage)
-        out.number(-1 if node.before is None else numbers[id(node.before)])
-        numbers[id(node)] = len(numbers)
-    out.number(len(alive))
-    for (name, version), matcher in alive.items():
-        out.text(name)
-        out.number(version)
-        _write_runs(out, matcher.runs, numbers)
-        _write_runs(out, matcher.held, numbers)
-    return out.done()
-
-
-def _nodes(runs: list[Run]) -> list[Node]:
-    """Return all nodes, each behind the one before it in its chain."""
-    seen: dict[int, Node] = {}
-    for run in runs:
-        new: list[Node] = []
-        node: Node | None = run.node
-        while node is not None and id(node) not in seen:
-            new.append(node)
-            node = node.before
-        for each in reversed(new):
-            seen[id(each)] = each
-    return list(seen.values())
-
-
-def _write_events(out: Writer, events: list[Event]) -> dict[int, int]:
+    chains: list[int] = []
+    for number, (mark, node) in enumerate(nodes.items()):
+        event, before = node.event, node.before
+        place = places.get(id(event))
+        if place is None:
+            place = places[id(event)] = len(events)
+            events.append(event)
+        chains += (place, node.stage, -1 if before is None else numbers[id(before)])
+        numbers[mark] = number
     names = list(dict.fromkeys(name for event in events for name in event.row))
-    out.number(len(names))
-    for name in names:
-        out.text(name)
-    out.number(len(events))
-    time = 0
+    rules = [
+        [name, version, _runs(matcher.runs, numbers), _runs(matcher.held, numbers)]
+        for (name, version), matcher in alive.items()
+    ]
+    return _encode([VERSION, names, _events(events, names), chains, rules]).encode()
+
+
+def _events(events: list[Event], names: list[str]) -> list[list[Any]]:
+    """Return number, time since the event before, clock and fields of each event."""
+    out, time = [], 0
     for event in events:
-        out.number(event.seq)
-        out.number(event.time - time)
-        out.number(event.clock)
+        row = event.row
+        values = [row.get(name) for name in names]
+        if not _PLAIN.issuperset(map(type, values)):
+            values = [value if type(value) in _PLAIN else _rare(value) for value in values]
+        out.append([event.seq, event.time - time, event.clock, *values])
         time = event.time
-        for name in names:
-            out.value(event.row.get(name))
-    return {id(event): place for place, event in enumerate(events)}
+    return out
 
 
-def _write_runs(out: Writer, runs: list[Run], numbers: Mapping[int, int]) -> None:
-    out.number(len(runs))
+def _rare(value: Any) -> dict[str, str]:
+    out = Writer()
+    out.value(value)
+    return {"": b64encode(out.done()).decode()}
+
+
+def _runs(runs: list[Run], numbers: Mapping[int, int]) -> list[int]:
+    out: list[int] = []
     for run in runs:
-        out.number(run.state)
-        out.number(numbers[id(run.node)])
+        out += (run.state, numbers[id(run.node)])
+    return out
 
 
 def read(
@@ -99,52 +115,53 @@ def read(
     Raises:
         StateError: the blob is damaged, or of a newer release.
     """
-    reader = Reader(data)
-    version = reader.number()
-    if version > VERSION:
-        raise StateError(
-            f"state of patterns has form {version}, of a newer release; this one reads up to"
-            f" {VERSION}. Start that release."
-        )
     try:
-        events = _read_events(reader)
+        version, *parts = json.loads(data, object_hook=_read_rare)
+        if type(version) is int and version > VERSION:
+            raise StateError(
+                f"state of patterns has form {version}, of a newer release; this one reads up to"
+                f" {VERSION}. Start that release."
+            )
+        names, given, chains, rules = parts
+        events = _read_events(names, given)
         nodes: list[Node] = []
-        for _ in range(reader.number()):
-            event, stage, before = events[reader.number()], reader.number(), reader.number()
-            nodes.append(Node(event, stage, None if before < 0 else nodes[before]))
+        firsts: list[Event] = []
+        for at in range(0, len(chains), 3):
+            event, before = events[chains[at]], chains[at + 2]
+            nodes.append(Node(event, chains[at + 1], None if before < 0 else nodes[before]))
+            firsts.append(event if before < 0 else firsts[before])
         matchers: dict[RuleKey, Matcher] = {}
-        for _ in range(reader.number()):
-            rule = (reader.text(), reader.number())
-            rule = (heirs or {}).get(rule, rule)
+        for name, number, runs, held in rules:
+            rule = (heirs or {}).get((name, number), (name, number))
             matcher = new(rule)
-            runs, held = _read_runs(reader, nodes, matcher), _read_runs(reader, nodes, matcher)
             if matcher is not None:
-                matcher.runs, matcher.held = runs, held
-                matcher.due = min((run.due for run in runs), default=NEVER)
+                matcher.runs = _read_runs(runs, nodes, firsts, matcher)
+                matcher.held = _read_runs(held, nodes, firsts, matcher)
+                matcher.due = min((run.due for run in matcher.runs), default=NEVER)
                 matchers[rule] = matcher
         return matchers
-    except IndexError as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise StateError(f"state of patterns is damaged: {error}.") from error
 
 
-def _read_events(reader: Reader) -> list[Event]:
-    names = [reader.text() for _ in range(reader.number())]
-    events: list[Event] = []
-    time = 0
-    for _ in range(reader.number()):
-        seq, passed, clock = reader.number(), reader.number(), reader.number()
+def _read_rare(given: dict[str, str]) -> Any:
+    return Reader(b64decode(given[""], validate=True)).value()
+
+
+def _read_events(names: list[str], given: list[list[Any]]) -> list[Event]:
+    events, time = [], 0
+    for seq, passed, clock, *values in given:
         time += passed
-        events.append(Event(seq, time, {name: reader.value() for name in names}, clock))
+        events.append(Event(seq, time, dict(zip(names, values, strict=True)), clock))
     return events
 
 
-def _read_runs(reader: Reader, nodes: list[Node], matcher: Matcher | None) -> list[Run]:
+def _read_runs(
+    given: list[int], nodes: list[Node], firsts: list[Event], matcher: Matcher
+) -> list[Run]:
     runs = []
-    for _ in range(reader.number()):
-        state, node = reader.number(), nodes[reader.number()]
-        first = chain(node)[0].event
-        if matcher is None:
-            continue
+    for at in range(0, len(given), 2):
+        state, node, first = given[at], nodes[given[at + 1]], firsts[given[at + 1]]
         if state == FINAL:
             runs.append(Run(FINAL, node, first.seq, first.time, NEVER))
         else:

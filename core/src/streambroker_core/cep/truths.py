@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from streambroker_core.cep.automaton import Automaton
-from streambroker_core.cep.conditions import All, Call, Condition, Some, Text, is_local
-from streambroker_core.cep.history import Event, Node, Term, ask, chain
+from streambroker_core.cep.conditions import (
+    All,
+    Call,
+    Condition,
+    Some,
+    Text,
+    fields_of,
+    is_local,
+    local_part,
+    rest_of,
+)
+from streambroker_core.cep.history import Ask, Event, Node, asker, chain
 from streambroker_core.cep.refusals import RunError
 
 
@@ -33,55 +43,68 @@ class RunView:
 class _Fields:
     """The fields of an event, and terms of a run as if they were fields."""
 
-    __slots__ = ("_event", "_node", "_numbers", "_terms")
+    __slots__ = ("_event", "_node", "_terms")
 
-    def __init__(
-        self,
-        terms: Mapping[str, Term],
-        numbers: Mapping[str | None, frozenset[int]],
-        event: Event,
-        node: Node | None,
-    ) -> None:
-        self._terms, self._numbers = terms, numbers
-        self._event, self._node = event, node
+    def __init__(self, terms: Mapping[str, Ask], event: Event, node: Node | None) -> None:
+        self._terms, self._event, self._node = terms, event, node
 
     def get(self, name: str) -> Any:
         """Return a field, or the answer to a term."""
-        term = self._terms.get(name)
-        if term is None:
-            return self._event.row.get(name)
-        return ask(term, self._node, self._numbers[term.stage], self._event)
+        ask = self._terms.get(name)
+        return self._event.get(name) if ask is None else ask(self._node, self._event)
+
+
+Test: TypeAlias = "Callable[[Event, Node | None], bool]"
 
 
 class Truths:
-    """Decides the conditions of one automaton; one object serves all keys."""
+    """Decides the conditions of one automaton; one object serves all keys.
+
+    A condition that asks about the past is decided in two steps: what it demands of the event
+    alone, and what is left of it.
+
+    Attributes:
+        parts: what each condition demands of the event alone; None for nothing.
+        local_bits: those of conditions that demand no more than that.
+        run_bits: the others.
+        fields: what is asked of events beside that.
+        whole: a function asks for whole rows.
+    """
 
     def __init__(self, automaton: Automaton) -> None:
         self._stages = automaton.stages
         self.conditions = automaton.conditions
+        self.parts = tuple(local_part(each) for each in self.conditions)
         self.local_bits = sum(
             1 << place for place, each in enumerate(self.conditions) if is_local(each)
         )
         self.run_bits = (1 << len(self.conditions)) - 1 & ~self.local_bits
-        self._terms = [dict(_texts(each)) for each in self.conditions]
         names: dict[str | None, set[int]] = {None: set()}
         for place, name in enumerate(automaton.stages):
             names.setdefault(name, set()).add(place)
         self._numbers = {name: frozenset(places) for name, places in names.items()}
+        rests = [
+            rest_of(each) if self.run_bits >> place & 1 else None
+            for place, each in enumerate(self.conditions)
+        ]
+        self._tests = [None if each is None else self._test(each) for each in rests]
+        asked = [fields_of(each) for each in rests if each is not None]
+        self.whole = None in asked
+        self.fields = frozenset[str]().union(*(each for each in asked if each is not None))
 
     def local(self, event: Event) -> int:
-        """Return the bits of all conditions that depend on the event alone."""
+        """Return the bits of conditions, as far as they depend on the event alone."""
         bits = 0
-        for place, each in enumerate(self.conditions):
-            if self.local_bits >> place & 1 and self._holds(each, place, event, None):
+        for place, part in enumerate(self.parts):
+            if part is None or part.test(event) is True:  # type: ignore[arg-type]
                 bits |= 1 << place
-        return bits | self.run_bits
+        return bits
 
     def of_run(self, bits: int, asked: int, event: Event, node: Node | None) -> int:
         """Return the bits for one run.
 
         Args:
-            bits: those of `local`, or fewer: a bit of `run_bits` that is missing is false anyway.
+            bits: those of `local`.
             asked: those that matter; others may be anything.
             event: the event.
             node: the last event the run took.
@@ -93,22 +116,28 @@ class Truths:
         while open_:
             bit = open_ & -open_
             open_ ^= bit
-            place = bit.bit_length() - 1
-            if not self._holds(self.conditions[place], place, event, node):
+            test = self._tests[bit.bit_length() - 1]
+            if test is not None and not test(event, node):
                 bits ^= bit
         return bits
 
-    def _holds(self, given: Condition, place: int, event: Event, node: Node | None) -> bool:
+    def _test(self, given: Condition) -> Test:
         match given:
             case Text():
-                fields = _Fields(self._terms[place], self._numbers, event, node)
-                return given.expression.test(fields) is True  # type: ignore[arg-type]
+                return self._text(given)
             case All():
-                return all(self._holds(item, place, event, node) for item in given.items)
+                parts = [self._test(item) for item in given.items]
+                return lambda event, node: all(part(event, node) for part in parts)
             case Some():
-                return any(self._holds(item, place, event, node) for item in given.items)
+                parts = [self._test(item) for item in given.items]
+                return lambda event, node: any(part(event, node) for part in parts)
             case Call():
-                return self._called(given, event, node)
+                return lambda event, node: self._called(given, event, node)
+
+    def _text(self, given: Text) -> Test:
+        terms = {name: asker(term, self._numbers[term.stage]) for name, term in given.terms}
+        decide: Callable[[Any], bool | None] = given.expression.test
+        return lambda event, node: decide(_Fields(terms, event, node)) is True
 
     def _called(self, given: Call, event: Event, node: Node | None) -> bool:
         try:
@@ -117,13 +146,3 @@ class Truths:
             raise RunError(
                 f"condition `{given}`", f"it raised {type(error).__name__}: {error}"
             ) from error
-
-
-def _texts(given: Condition) -> list[tuple[str, Term]]:
-    match given:
-        case Text():
-            return list(given.terms)
-        case All() | Some():
-            return [pair for item in given.items for pair in _texts(item)]
-        case _:
-            return []

@@ -1,14 +1,20 @@
-"""Rows as rules see them: events, made of the rows that some rule has to see, and keys."""
+"""Rows as rules see them: events, made of the rows that a rule takes notice of, and keys."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.cep.history import Event
+from streambroker_core.cep.history import Event, fill
+from streambroker_core.cep.keys import coded, key_columns
 from streambroker_core.cep.keystore import place_of
+from streambroker_core.cep.masks import Hits
+from streambroker_core.cep.selectors import Selector
+
+_NOT_READ = object()
 
 
 class Rows:
@@ -18,92 +24,185 @@ class Rows:
         batch: the rows.
         times: their event times, or the clock, in microseconds.
         arrived: the windows in which they came.
-        first: number of the first row; the others follow.
+        seqs: their numbers.
         clock: the pinned clock of the window.
+        places: their keys as bytes, where they are copies made for one key; else None.
     """
 
-    __slots__ = ("_events", "arrived", "batch", "clock", "first", "times")
+    __slots__ = (
+        "_known", "_values", "arrived", "batch", "clock", "places", "seqs", "times",
+    )  # fmt: skip
 
     def __init__(
-        self, batch: pa.RecordBatch, times: list[int], arrived: list[int], first: int, clock: int
+        self,
+        batch: pa.RecordBatch,
+        times: pa.Array,
+        arrived: pa.Array,
+        seqs: pa.Array,
+        clock: int,
+        *,
+        places: pa.Array | None = None,
+        known: dict[int, Event] | None = None,
     ) -> None:
-        self.batch, self.times, self.arrived = batch, times, arrived
-        self.first, self.clock = first, clock
-        self._events: dict[int, Event] = {}
+        self.batch, self.times, self.arrived, self.seqs = batch, times, arrived, seqs
+        self.clock, self.places = clock, places
+        self._known: dict[int, Event] = {} if known is None else known
+        self._values: dict[str, dict[int, Any]] = {}
 
-    def events(self, rows: list[int]) -> list[Event]:
-        """Return rows as events, the same ones for all rules."""
-        known = self._events
-        new = [row for row in rows if row not in known] if known else rows
-        if new:
-            taken = self.batch.take(pa.array(new, pa.int64())).to_pylist()
-            first, times, clock = self.first, self.times, self.clock
-            for row, fields in zip(new, taken, strict=True):
-                known[row] = Event(first + row, times[row], fields, clock)
-        return [known[row] for row in rows]
+    def where(self, chosen: pa.BooleanArray) -> Rows:
+        """Return some of the rows; their events are the same ones."""
+        return Rows(
+            self.batch.filter(chosen),
+            self.times.filter(chosen),
+            self.arrived.filter(chosen),
+            self.seqs.filter(chosen),
+            self.clock,
+            places=None if self.places is None else self.places.filter(chosen),
+            known=self._known,
+        )
+
+    def event(self, row: int, seq: int, time: int) -> Event:
+        """Return a row as an event, the same one for all rules."""
+        event = self._known.get(seq)
+        if event is None:
+            event = self._known[seq] = Event(seq, time, None, self.clock, self, row)
+        return event
+
+    def fields(self, places: list[int]) -> list[dict[str, Any]]:
+        """Return all fields of rows."""
+        read: list[dict[str, Any]] = self.batch.take(pa.array(places, pa.int64())).to_pylist()
+        return read
+
+    def value(self, name: str, place: int) -> Any:
+        """Return a field of a row; None if there is no such column."""
+        values = self._values.setdefault(name, {})
+        value = values.get(place, _NOT_READ)
+        if value is _NOT_READ:
+            at = self.batch.schema.get_field_index(name)
+            value = values[place] = None if at < 0 else self.batch.column(at)[place].as_py()
+        return value
+
+    def read(self, chosen: Chosen, names: frozenset[str], *, whole: bool) -> None:
+        """Read what will be asked of rows in one go: columns, or all of them."""
+        if whole:
+            places = zip(chosen.places, chosen.seqs, chosen.times, strict=True)
+            fill([self.event(place, seq, time) for place, seq, time in places])
+            return
+        for name in names:
+            at = self.batch.schema.get_field_index(name)
+            if at >= 0:
+                values = self.batch.column(at).take(chosen.rows).to_pylist()
+                self._values.setdefault(name, {}).update(zip(chosen.places, values, strict=True))
 
 
-class _Order(NamedTuple):
-    """Rows by key: `rows` in the order of keys, then of rows; where each row and key is in it."""
+class Chosen(NamedTuple):
+    """Some rows: where they are in the batch, their numbers, times and keys.
 
-    rows: Any
-    place_in: Any
-    codes: Any
-    ends: list[int]
-    places: list[bytes]
+    Attributes:
+        rows: as in `places`.
+    """
+
+    rows: pa.Array
+    places: list[int]
+    seqs: list[int]
+    times: list[int]
+    codes: list[int]
 
 
 class View:
-    """Rows by the key of some columns.
+    """Rows by a key.
 
     Args:
         rows: the rows.
-        columns: those of the key; none for one key for all.
+        selector: what the key is made of: columns or expressions; none for one key for all.
+        many: it will be asked for rows so often that all are read at once.
     """
 
-    def __init__(self, rows: Rows, columns: tuple[str, ...]) -> None:
-        self.rows, self._columns = rows, columns
-        self._cache: dict[Any, bytes] = {}
-        self._made: _Order | None = None
+    def __init__(self, rows: Rows, selector: Selector, *, many: bool = False) -> None:
+        self.rows, self._selector, self._many = rows, selector, many
+        self._lists: tuple[list[int], list[int], list[int]] | None = None
+        self._made: tuple[pa.Array, list[Any]] | None = None
+        self._places: dict[int, bytes] = {}
+        self._order: tuple[pa.Array, pa.Array] | None = None
 
-    def places(self, rows: list[int]) -> list[bytes]:
-        """Return the keys of some rows."""
-        if not self._columns:
-            return [place_of((), ())] * len(rows)
-        indices = pa.array(rows, pa.int64())
-        columns = [self._column(name).take(indices).to_pylist() for name in self._columns]
-        values: list[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-        single, cache, places = len(columns) == 1, self._cache, []
-        for value in values:
-            place = cache.get(value) if value == value else None
-            if place is None:
-                place = place_of(self._columns, (value,) if single else value)
-                cache[value] = place
-            places.append(place)
-        return places
+    @property
+    def codes(self) -> pa.Array:
+        """A number for each row, the same for rows of one key."""
+        return self._coded()[0]
 
-    def _column(self, name: str) -> Any:
-        return self.rows.batch.column(self.rows.batch.schema.get_field_index(name))
+    def at(self, rows: pa.Array) -> Chosen:
+        """Return some of the rows."""
+        columns = (self.rows.seqs, self.rows.times, self.codes)
+        places = rows.to_pylist()
+        if not self._many:
+            return Chosen(rows, places, *(column.take(rows).to_pylist() for column in columns))
+        if self._lists is None:
+            seqs, times, codes = (column.to_pylist() for column in columns)
+            self._lists = seqs, times, codes
+        return Chosen(rows, places, *([each[place] for place in places] for each in self._lists))
 
-    def order(self) -> _Order:
-        """Return all rows by key; keys in the order of their first rows."""
+    def place(self, code: int) -> bytes:
+        """Return the key with a number."""
+        place = self._places.get(code)
+        if place is None:
+            value = self._coded()[1][code]
+            if self.rows.places is None:
+                value = place_of(self._selector, value)
+            place = self._places[code] = value
+        return place
+
+    def _coded(self) -> tuple[pa.Array, list[Any]]:
         if self._made is None:
-            self._made = self._ordered()
+            self._made = self._code()
         return self._made
 
-    def _ordered(self) -> _Order:
-        count = self.rows.batch.num_rows
-        if len(self._columns) == 1:
-            encoded = self._column(self._columns[0]).dictionary_encode("encode")
-            codes, values = encoded.indices, encoded.dictionary.to_pylist()
-            places = [place_of(self._columns, (value,)) for value in values]
-        else:
-            found: dict[bytes, int] = {}
-            numbers = [
-                found.setdefault(place, len(found)) for place in self.places(list(range(count)))
-            ]
-            codes, places = pa.array(numbers, pa.int32()), list(found)
-        rows = pc.sort_indices(codes)
-        counts = pc.value_counts(codes.take(rows))
-        ends = pc.cumulative_sum(counts.field("counts")).to_pylist()
-        return _Order(rows, pc.sort_indices(rows), codes, ends, places)
+    def _code(self) -> tuple[pa.Array, list[Any]]:
+        """Return the codes of the rows, and the values or the bytes of each code."""
+        if self.rows.places is not None:
+            encoded = self.rows.places.dictionary_encode()
+            return encoded.indices, encoded.dictionary.to_pylist()
+        columns = key_columns(self.rows.batch, self._selector)
+        if not columns:
+            return pa.repeat(pa.scalar(0, pa.int32()), self.rows.batch.num_rows), [()]
+        return coded(columns)
+
+    def order(self) -> tuple[pa.Array, pa.Array]:
+        """Return all rows, those of one key together, and where the rows of a key begin."""
+        if self._order is None:
+            rows = pc.sort_indices(self.codes)
+            codes = self.codes.take(rows)
+            changes = pc.not_equal(codes.slice(1), codes.slice(0, max(0, len(codes) - 1)))
+            first = pa.array([True] * min(1, len(codes)), pa.bool_())
+            self._order = rows, pa.concat_arrays([first, changes])
+        return self._order
+
+
+class Gaps:
+    """Rows key by key: those that fulfil some condition, and the first row of each gap between.
+
+    What is before the first of them and behind the last counts as a gap.
+
+    Attributes:
+        chosen: the rows.
+        bits: what holds of each; 0 of those in gaps.
+    """
+
+    def __init__(self, view: View, hits: Hits) -> None:
+        rows, first = view.order()
+        found = pc.index_in(rows, value_set=pc.cast(hits.rows, rows.type))
+        hit = pc.is_valid(found)
+        behind = pa.concat_arrays(
+            [pa.array([False] * min(1, len(hit)), pa.bool_()), hit.slice(0, max(0, len(hit) - 1))]
+        )
+        at = pc.indices_nonzero(pc.or_(pc.or_(hit, first), behind))
+        self.chosen = view.at(rows.take(at))
+        self.bits = [0 if each is None else hits.bits[each] for each in found.take(at).to_pylist()]
+
+    def by_key(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the number of each key, and from and up to which place its rows are chosen."""
+        codes = self.chosen.codes
+        low = 0
+        for at in range(1, len(codes) + 1):
+            if at == len(codes) or codes[at] != codes[low]:
+                yield codes[low], low, at
+                low = at

@@ -141,7 +141,7 @@ def test_d6_without_rules_rows_pass_without_a_word_and_time_goes_on() -> None:
 
 def test_d7_rules_with_keys_of_their_own_match_by_them() -> None:
     by_user, by_item = rule("r1", 1, "AC", key=("user",)), rule("r2", 1, "AC", key=("item",))
-    rules, b = rule_set(by_user, by_item), bucket()
+    rules, b = rule_set(by_user, by_item), bucket(copied=True)
     given = rows((1, "A", "u1", "i1"), (2, "C", "u1", "i2"), (3, "C", "u2", "i1"))
 
     b.window([copies(given, rules.selectors(("user",)))], rules=rules)
@@ -154,7 +154,7 @@ def test_d7_rules_with_keys_of_their_own_match_by_them() -> None:
 
 def test_d7_late_rows_are_told_once_however_many_keys() -> None:
     rules = rule_set(rule("r1", 1, "AC", key=("user",)), rule("r2", 1, "AC", key=("item",)))
-    b = bucket()
+    b = bucket(copied=True)
     b.window(rules=rules, watermark=5)
 
     late = b.window([copies(rows((1, "A")), rules.selectors(()))]).of("late")

@@ -1,0 +1,48 @@
+"""Rules made ready to run; what is made once for a rule is kept while the process needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streambroker_core.cep.automaton import Automaton
+from streambroker_core.cep.compiler import compile_pattern
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.truths import Truths
+
+_MOST = 20_000
+_COMPILED: dict[int, Compiled] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A rule and what was made of it.
+
+    Attributes:
+        rule: the rule.
+        automaton: of its pattern.
+        truths: decides its conditions.
+        texts: what each condition demands of the event alone, as text; None for nothing.
+    """
+
+    rule: PatternProcessor
+    automaton: Automaton
+    truths: Truths
+    texts: tuple[str | None, ...]
+
+
+def compiled(rule: PatternProcessor) -> Compiled:
+    """Return a rule made ready; for one object the same each time.
+
+    Raises:
+        PatternError: its pattern contradicts itself.
+    """
+    made = _COMPILED.get(id(rule))
+    if made is None or made.rule is not rule:
+        if len(_COMPILED) >= _MOST:
+            _COMPILED.clear()
+        automaton = compile_pattern(rule.pattern)
+        truths = Truths(automaton)
+        texts = tuple(None if part is None else str(part) for part in truths.parts)
+        made = Compiled(rule=rule, automaton=automaton, truths=truths, texts=texts)
+        _COMPILED[id(rule)] = made
+    return made

@@ -1,0 +1,153 @@
+"""Discoverers: they say which rules there are to be, at first and whenever that changes.
+
+A discoverer runs in one thread beside the driver. A source of rules that is away keeps the rules
+that there are, and says so; nothing has to be started again when it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+from pe_agent.cep.manager import PatternProcessorManager
+from streambroker_core.errors import StreambrokerError
+
+log = logging.getLogger(__name__)
+
+Wanted: TypeAlias = "Sequence[Any]"
+"""All rules that there are to be, as `RuleSet.updated` takes them."""
+
+
+class DiscoveryError(StreambrokerError):
+    """A source of rules that cannot be read."""
+
+    code = "RulesUnavailable"
+
+
+class PatternProcessorDiscoverer(Protocol):
+    """Finds the rules of a job."""
+
+    def initial_pattern_processors(self) -> Wanted:
+        """Return the rules that hold before the first event.
+
+        Raises:
+            DiscoveryError: the source cannot be read.
+        """
+
+    def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
+        """Tell the manager of each change; return once `close` is called."""
+
+    def close(self) -> None:
+        """Stop; may be called from another thread, and more than once."""
+
+
+class PatternProcessorDiscovererFactory(Protocol):
+    """Makes the discoverer of one query."""
+
+    def create(self) -> PatternProcessorDiscoverer:
+        """Return a discoverer that nobody else uses."""
+
+
+class PeriodicPatternProcessorDiscoverer(ABC):
+    """Looks again and again.
+
+    Attributes:
+        problem: why the source could not be read when last tried; None if it could.
+    """
+
+    def __init__(self, interval: float = 10.0) -> None:
+        """Define how often.
+
+        Args:
+            interval: seconds between two looks.
+
+        Raises:
+            ValueError: it is not above 0.
+        """
+        if not interval > 0:
+            raise ValueError(f"an interval of {interval} s: it has to be above 0")
+        self.interval = interval
+        self.problem: str | None = None
+        self._closed = threading.Event()
+
+    @abstractmethod
+    def check_pattern_processor_update(self) -> bool:
+        """Tell whether the rules have changed since they were last returned."""
+
+    @abstractmethod
+    def latest_pattern_processors(self) -> Wanted:
+        """Return all rules."""
+
+    def initial_pattern_processors(self) -> Wanted:
+        """Return the rules that hold before the first event."""
+        return self.latest_pattern_processors()
+
+    def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
+        """Look until `close` is called; what cannot be read changes nothing."""
+        while not self._closed.wait(self.interval):
+            self.look(manager)
+
+    def look(self, manager: PatternProcessorManager) -> None:
+        """Look once, and tell the manager of a change."""
+        try:
+            wanted = self._changed()
+        except Exception as error:  # whatever a source raises, the rules stay
+            problem = f"{type(error).__name__}: {error}"
+            if problem != self.problem:
+                log.warning("rules cannot be read, those so far stay: %s", problem)
+            self.problem = problem
+            return
+        if self.problem is not None:
+            log.info("rules can be read again")
+            self.problem = None
+        if wanted is not None:
+            manager.on_pattern_processors_updated(wanted)
+
+    def _changed(self) -> Wanted | None:
+        return self.latest_pattern_processors() if self.check_pattern_processor_update() else None
+
+    def close(self) -> None:
+        """Stop."""
+        self._closed.set()
+
+
+class Discovery:
+    """A discoverer at work: its first rules are there, and a thread takes in the others."""
+
+    def __init__(
+        self, discoverer: PatternProcessorDiscoverer, manager: PatternProcessorManager
+    ) -> None:
+        """Take in the first rules, then begin to watch.
+
+        Raises:
+            DiscoveryError: the first rules cannot be read; nothing was begun.
+        """
+        self._discoverer, self._manager = discoverer, manager
+        self.problem: str | None = None
+        try:
+            manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+        except Exception:
+            discoverer.close()
+            raise
+        self._thread = threading.Thread(target=self._watch, name="pattern-rules", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether changes are still taken in."""
+        return self._thread.is_alive()
+
+    def _watch(self) -> None:
+        try:
+            self._discoverer.discover_pattern_processor_updates(self._manager)
+        except Exception as error:
+            self.problem = f"{type(error).__name__}: {error}"
+            log.exception("rules are no longer watched, those so far stay")
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Stop watching, and wait for the thread."""
+        self._discoverer.close()
+        self._thread.join(timeout)

@@ -1,0 +1,88 @@
+"""The rules of a job: what they are now, and what becomes of those that are wanted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.rules import Context, Outcome, RuleSet
+
+Apply = Callable[[RuleSet], None]
+Tell = Callable[[Sequence[Outcome]], None]
+
+
+class PatternProcessorManager:
+    """Takes lists of wanted rules, and hands on the set that comes of each.
+
+    Its methods may be called from any thread; sets are handed on one after the other, and an equal
+    one is not handed on again.
+    """
+
+    def __init__(
+        self,
+        apply: Apply,
+        *,
+        context: Context | None = None,
+        rules: RuleSet | None = None,
+        tell: Tell | None = None,
+    ) -> None:
+        """Take them up.
+
+        Args:
+            apply: gets each new set, as a control tuple to be sent with ``PatternRules``; what it
+                raises goes to the caller, and the set is as before.
+            context: what rules may refer to.
+            rules: the set so far, for instance that of a checkpoint.
+            tell: gets what became of each rule of an update.
+        """
+        self._apply, self._tell, self._context = apply, tell, context or Context()
+        self._rules = rules or RuleSet()
+        self._lock = threading.RLock()
+
+    @property
+    def rules(self) -> RuleSet:
+        """The set."""
+        return self._rules
+
+    def current_pattern_processors(self) -> list[PatternProcessor]:
+        """Return the rules that are on, scheduled ones included."""
+        return list(self._rules)
+
+    def on_pattern_processors_updated(self, wanted: Iterable[Any]) -> list[Outcome]:
+        """Take the whole list of wanted rules; those that are not in it go.
+
+        Args:
+            wanted: rules, or their documents.
+
+        Returns:
+            What became of each; what is refused says why, and concerns that rule alone.
+        """
+        with self._lock:
+            rules, outcomes = self._rules.updated(wanted, self._context)
+            self._change(rules)
+            if self._tell is not None:
+                self._tell(outcomes)
+        return outcomes
+
+    def stopped(self, rule: str, version: int) -> None:
+        """Turn a rule off everywhere that failed somewhere."""
+        with self._lock:
+            self._change(self._rules.without(rule, version))
+
+    def enable(self, rule: str) -> None:
+        """Turn a rule on again.
+
+        Raises:
+            KeyError: there is no such rule.
+        """
+        with self._lock:
+            if rule not in self._rules.rules:
+                raise KeyError(rule)
+            self._change(self._rules.enabled(rule))
+
+    def _change(self, rules: RuleSet) -> None:
+        if rules != self._rules:
+            self._apply(rules)
+            self._rules = rules

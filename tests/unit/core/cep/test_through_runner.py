@@ -1,0 +1,23 @@
+"""The cases of patterns through `AlignedRunner`: packed, in buckets, restored in each window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import cases, pattern_cases
+
+FILE = Path(__file__).parents[3] / "cases" / "cep.json"
+CASES = [case for case in cases.load(FILE) if pattern_cases.goes_through_windows(case)]
+
+
+def test_most_cases_can_be_run_in_windows() -> None:
+    assert len(CASES) > 80
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["rows", "copies"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_a_case_gives_the_same_through_the_runner(case: dict[str, Any], copied: bool) -> None:
+    assert pattern_cases.failure_through_runner(case, copied=copied) is None
