@@ -100,11 +100,10 @@ class Through:
                     arrived.setdefault(bucket, []).append(one)
                 first, seq = cut, seq + cut - first
             seqs[port] = seq
-        for one in control:
-            for bucket, packed in by_bucket(
-                pack_control([(0, one)], probe.inputs[0].name, self.buckets)
-            ):
-                arrived.setdefault(bucket, []).append(packed)
+        for said in control:
+            sent = pack_control([(0, said)], probe.inputs[0].name, self.buckets)
+            for bucket, one in by_bucket(sent):
+                arrived.setdefault(bucket, []).append(one)
         return {bucket: chance.shuffled(each) for bucket, each in arrived.items()}
 
     def _due(self, bucket: int, watermark: int | None, clock: int) -> bool:

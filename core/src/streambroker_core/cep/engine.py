@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from streambroker_core.cep.automaton import Automaton
 from streambroker_core.cep.compiled import Compiled, compiled
 from streambroker_core.cep.explain import Standing, standings
-from streambroker_core.cep.history import Event
+from streambroker_core.cep.history import Event, Node
 from streambroker_core.cep.keystore import KeyStore, place_of, values_of
 from streambroker_core.cep.masks import Conditions, Hits, MaskMaker, row_by_row
 from streambroker_core.cep.matcher import NEVER, Match, Matcher, Timeout
@@ -231,7 +231,9 @@ class Engine:
                     self._see(active, view, found.of(active.made), results)
                 except RunError as error:
                     results.append(self.stop(active.rule, error, self._last(rows)))
-        results.sort(key=lambda result: result.trigger)
+        results.sort(key=_trigger)
+        if results:
+            rows.fill()
         return results
 
     @staticmethod
@@ -278,15 +280,16 @@ class Engine:
         """Let a rule see the rows that fulfil some condition of it."""
         rows, mine, chosen = view.rows, dict[int, Matcher | None](), view.at(hits.rows)
         rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
-        name = active.name
+        name, keys = active.name, dict[int, bytes]()
         for place, seq, time, code, bits in zip(*chosen[1:], hits.bits, strict=True):
             if code not in mine:
-                mine[code] = self.keys.of(view.place(code)).get(name)
+                keys[code] = view.place(code)
+                mine[code] = self.keys.of(keys[code]).get(name)
             matcher = mine[code]
             if matcher is None and not active.can_begin(bits):
                 continue
             event = rows.event(place, seq, time)
-            mine[code] = self._step(active, view.place(code), matcher, event, bits, results)
+            mine[code] = self._step(active, keys[code], matcher, event, bits, results)
 
     def _see_gaps(self, active: Active, view: View, hits: Hits, results: list[Result]) -> None:
         """Let a rule see also, where a key has runs, the first row of each gap between hits."""
@@ -385,17 +388,30 @@ class Engine:
         results: list[Result],
     ) -> None:
         """Add results; partial matches that differ in nothing but where they wait are told once."""
-        (name, version), key = active.name, values_of(place)
-        told: set[tuple[Any, ...]] = set()
-        for timeout in timeouts:
-            taken = timeout.events.items()
-            mark = (timeout.time, *((stage, *(e.seq for e in each)) for stage, each in taken))
-            if mark not in told:
-                told.add(mark)
-                results.append(Result(name, version, key, timeout, trigger))
-        active.metrics.timeouts += len(told)
-        active.metrics.matches += len(matches)
+        (name, version), key, metrics = active.name, values_of(place), active.metrics
+        if len(timeouts) > 1:
+            told: dict[tuple[int, ...], Timeout] = {}
+            for timeout in timeouts:
+                told.setdefault(_mark(timeout), timeout)
+            timeouts = list(told.values())
+        metrics.timeouts += len(timeouts)
+        metrics.matches += len(matches)
+        results += [Result(name, version, key, timeout, trigger) for timeout in timeouts]
         results += [Result(name, version, key, match, trigger) for match in matches]
+
+
+def _trigger(result: Result) -> int:
+    return result.trigger
+
+
+def _mark(timeout: Timeout) -> tuple[int, ...]:
+    """Return what partial matches have in common that are told once."""
+    mark = [timeout.time]
+    node: Node | None = timeout.node
+    while node is not None:
+        mark += (node.stage, node.event.seq)
+        node = node.before
+    return tuple(mark)
 
 
 def same_shape(one: Automaton, other: Automaton) -> bool:

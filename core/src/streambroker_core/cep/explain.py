@@ -10,7 +10,15 @@ from streambroker_core.cep.automaton import STOP
 from streambroker_core.cep.compiler import compile_pattern
 from streambroker_core.cep.history import Event, Node, Row
 from streambroker_core.cep.keystore import place_of, values_of
-from streambroker_core.cep.matcher import NEVER, Limits, Match, Matcher, Run, Timeout
+from streambroker_core.cep.matcher import (
+    NEVER,
+    Limits,
+    Match,
+    Matcher,
+    Run,
+    Timeout,
+    events_of,
+)
 from streambroker_core.cep.pattern import Pattern
 from streambroker_core.cep.selectors import key_of
 from streambroker_core.cep.truths import Truths
@@ -58,7 +66,7 @@ def _standing(matcher: Matcher, run: Run, *, held: bool) -> Standing:
                 asked = [c for n, c in enumerate(automaton.conditions) if edge.guard.need >> n & 1]
                 conditions[name] = " && ".join(map(str, asked)) or "any event"
     return Standing(
-        taken=matcher.events_of(run.node),
+        taken=events_of(run.node, automaton.stages),
         waits="" if held else automaton.states[run.state].waits,
         conditions={} if held else conditions,
         ends_at=None if run.due == NEVER else run.due,

@@ -41,34 +41,71 @@ _new_run = tuple.__new__
 """Makes a run without the call that a named tuple makes of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """A complete match.
 
     Attributes:
-        events: by stage, in the order of the pattern; stages that took nothing are left out.
+        node: the last event that it took; through it all others.
         time: of its last event or, where a last stage is negated, when its window ended.
         noticed: the time at which that was known: of an event, or the watermark.
     """
 
-    events: dict[str, list[Event]]
-    time: int
-    noticed: int
+    __slots__ = ("_names", "node", "noticed", "time")
+
+    def __init__(self, node: Node, names: tuple[str, ...], time: int, noticed: int) -> None:
+        self.node, self._names = node, names
+        self.time, self.noticed = time, noticed
+
+    @property
+    def events(self) -> dict[str, list[Event]]:
+        """By stage, in the order of the pattern; stages that took nothing are left out."""
+        return events_of(self.node, self._names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeout:
     """A partial match whose time is over.
 
     Attributes:
-        events: by stage, as in `Match`.
+        node: as of `Match`.
         time: when it was over.
         waited: what it waited for.
     """
 
-    events: dict[str, list[Event]]
-    time: int
-    waited: str
+    __slots__ = ("_names", "node", "time", "waited")
+
+    def __init__(self, node: Node, names: tuple[str, ...], time: int, waited: str) -> None:
+        self.node, self._names = node, names
+        self.time, self.waited = time, waited
+
+    @property
+    def events(self) -> dict[str, list[Event]]:
+        """By stage, as of `Match`."""
+        return events_of(self.node, self._names)
+
+
+def events_of(node: Node, names: tuple[str, ...]) -> dict[str, list[Event]]:
+    """Return what a run has taken, by stage.
+
+    Args:
+        node: its last node.
+        names: of the stages, by their numbers.
+    """
+    taken: dict[int, list[Event]] = {}
+    last: Node | None = node
+    while last is not None:
+        known = taken.get(last.stage)
+        if known is None:
+            taken[last.stage] = [last.event]
+        else:
+            known.append(last.event)
+        last = last.before
+    found = {}
+    for stage in sorted(taken):
+        events = taken[stage]
+        if len(events) > 1:
+            events.reverse()
+        found[names[stage]] = events
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +142,12 @@ class Matcher:
     due: int = NEVER
     dropped: int = 0
     changed: bool = False
+    most: int = field(init=False)
+    """How many runs need no look at the limits."""
+
+    def __post_init__(self) -> None:
+        limit = self.limits
+        self.most = NEVER if limit.runs is None or limit.policy == "refuse" else limit.runs
 
     def process(self, event: Event, bits: int | None = None) -> tuple[list[Match], list[Timeout]]:
         """Take the next event of the key.
@@ -136,9 +179,14 @@ class Matcher:
             else:
                 same = False
                 self._continued(run, event, decision, runs, found)
-        if self._begun(event, bits, runs, found) or not same:
+        state, own = automaton.start, bits
+        ask = asked[state]
+        if ask & run_bits:
+            own = truths.of_run(bits, ask, event, None)
+        decision = made[state].get(own & ask) or automaton.decide(state, own)
+        if (decision.steps and self._begun(event, decision, runs, found)) or not same:
             self.changed = True
-            self.runs = runs if len(runs) <= self._most else self._limited(runs)
+            self.runs = runs if len(runs) <= self.most else self._limited(runs)
         if found or self.held:
             matches += self._released(found, event.time)
         return matches, timeouts
@@ -158,7 +206,7 @@ class Matcher:
         self.due = min((run.due for run in self.runs), default=NEVER)
         pending = [run for run in over if states[run.state].kind == "pending"]
         timeouts = [
-            Timeout(events=self.events_of(run.node), time=run.due, waited=states[run.state].waits)
+            Timeout(run.node, self.automaton.stages, run.due, states[run.state].waits)
             for run in over
             if states[run.state].kind != "pending" and not self._silent(run)
         ]
@@ -184,13 +232,8 @@ class Matcher:
             elif not decision.stopped:
                 runs.append(self.run_in(step.target, run.node, run.start, run.began))
 
-    def _begun(self, event: Event, bits: int, runs: list[Run], found: list[Run]) -> bool:
+    def _begun(self, event: Event, decision: Decision, runs: list[Run], found: list[Run]) -> bool:
         """Begin runs with an event; return whether any, or a match, began."""
-        start = self.automaton.start
-        asked = self.automaton.asked[start]
-        if asked & self.truths.run_bits:
-            bits = self.truths.of_run(bits, asked, event, None)
-        decision = self.automaton.decide(start, bits)
         began = False
         for step in decision.steps:
             if step.take:
@@ -227,18 +270,12 @@ class Matcher:
             self.due = due
         return _new_run(Run, (state, node, start, began, due))
 
-    @property
-    def _most(self) -> int:
-        """How many runs need no look at the limits."""
-        limit = self.limits
-        return NEVER if limit.runs is None or limit.policy == "refuse" else limit.runs
-
     def _full(self, runs: int) -> bool:
         limit = self.limits
         return limit.policy == "refuse" and limit.runs is not None and runs >= limit.runs
 
     def _limited(self, runs: list[Run]) -> list[Run]:
-        most = self._most
+        most = self.most
         if self.limits.policy == "fail":
             raise RunError(
                 "its limits", f"one key has {len(runs)} runs, at most {most} are allowed"
@@ -291,21 +328,4 @@ class Matcher:
     def _match(self, run: Run, now: int) -> Match:
         pending = self.automaton.states[run.state].kind == "pending"
         time = run.due if pending else now if run.state != FINAL else run.node.event.time
-        return Match(events=self.events_of(run.node), time=time, noticed=now)
-
-    def events_of(self, node: Node) -> dict[str, list[Event]]:
-        """Return what a run has taken, by stage."""
-        taken: dict[int, list[Event]] = {}
-        last: Node | None = node
-        while last is not None:
-            known = taken.get(last.stage)
-            if known is None:
-                taken[last.stage] = [last.event]
-            else:
-                known.append(last.event)
-            last = last.before
-        names, found = self.automaton.stages, {}
-        for stage in sorted(taken):
-            taken[stage].reverse()
-            found[names[stage]] = taken[stage]
-        return found
+        return Match(run.node, self.automaton.stages, time, now)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from streambroker_core.cep.engine import Result
-from streambroker_core.cep.history import Event, Row, fill
+from streambroker_core.cep.engine import BY_TIME, Result
+from streambroker_core.cep.history import Event, Node, Row, fill
 from streambroker_core.cep.matcher import Match, Timeout
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.refusals import PatternArgumentError, RunError
@@ -43,6 +44,7 @@ FAILURES = pa.schema(
 _LEAD = RESULTS.names[:2]
 
 _json = json.JSONEncoder(default=str, separators=(",", ":")).encode
+_quoted = lru_cache(maxsize=4_096)(_json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,13 +175,15 @@ class Teller:
 
 
 def _read(results: list[Result]) -> None:
-    fill(
-        event
-        for result in results
-        if not isinstance(result.outcome, RunError)
-        for events in result.outcome.events.values()
-        for event in events
-    )
+    """Read the rows of what time has ended; those of the others are read with their batch."""
+    events = []
+    for result in results:
+        if result.trigger == BY_TIME and not isinstance(result.outcome, RunError):
+            node: Node | None = result.outcome.node
+            while node is not None:
+                events.append(node.event)
+                node = node.before
+    fill(events)
 
 
 def _found(result: Result) -> Found:
@@ -259,5 +263,5 @@ def events_json(events: Mapping[str, list[Event]]) -> str:
             if event.text is None:
                 event.text = _json(event.row)
             rows.append(event.text)
-        parts.append(f"{_json(stage)}:[{','.join(rows)}]")
+        parts.append(f"{_quoted(stage)}:[{','.join(rows)}]")
     return f"{{{','.join(parts)}}}"

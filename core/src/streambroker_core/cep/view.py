@@ -68,6 +68,10 @@ class Rows:
             event = self._known[seq] = Event(seq, time, None, self.clock, self, row)
         return event
 
+    def fill(self) -> None:
+        """Read all fields of the rows that are events."""
+        fill(self._known.values())
+
     def fields(self, places: list[int]) -> list[dict[str, Any]]:
         """Return all fields of rows."""
         read: list[dict[str, Any]] = self.batch.take(pa.array(places, pa.int64())).to_pylist()

@@ -26,7 +26,7 @@ from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.expression import parse
 from support.pattern_cases import compiled
 from support.pattern_examples import automaton_of, inputs, pairs, patterns
-from support.pattern_windows import Bucket
+from support.pattern_windows import Bucket, Buckets, Windows
 
 SCHEMA = pa.schema([("seq", pa.int64()), ("t", pa.int64()), ("n", pa.string()), ("k", pa.int64())])
 FREE = Limits(runs=None)
@@ -56,6 +56,12 @@ def got(
     """Return what an operator gives; after each window the watermark is before all later rows."""
     rule_set, _ = RuleSet().updated(rules)
     bucket = Bucket(lambda: PatternOperator(event_time="t", maker=maker, rules=rule_set))
+    found = given_by(bucket, windows)
+    assert not any(name.startswith("waiting") for name in bucket.blobs)
+    return found
+
+
+def given_by(bucket: Windows, windows: list[list[dict[str, Any]]]) -> Found:
     emitted = []
     for place, window in enumerate(windows):
         later = [row["t"] for rows in windows[place + 1 :] for row in rows]
@@ -64,7 +70,6 @@ def got(
         if later:
             emitted.append(bucket.window(watermark=min(later) - 1))
     emitted.append(bucket.window(watermark=END_OF_TIME))
-    assert not any(blob for name, blob in bucket.blobs.items() if name.startswith("waiting"))
     return Counter(
         (
             row["rule"],
@@ -116,6 +121,25 @@ def test_batches_of_any_cut_give_what_every_event_by_itself_gives(
     job: tuple[list[PatternProcessor], list[list[dict[str, Any]]]],
 ) -> None:
     check_cuts(job)
+
+
+@settings(max_examples=40)
+@given(job=jobs(), seed=st.integers(0, 99))
+def test_buckets_and_the_way_there_make_no_difference(
+    job: tuple[list[PatternProcessor], list[list[dict[str, Any]]]], seed: int
+) -> None:
+    rules, windows = job
+    rule_set, _ = RuleSet().updated(rules)
+    buckets = Buckets(
+        lambda: PatternOperator(event_time="t", maker=compiled, rules=rule_set, copied=True),
+        buckets=3,
+        selectors=rule_set.selectors(()),
+        seed=seed,
+    )
+
+    found = given_by(buckets, windows)
+
+    assert found == expected(rules, [row for window in windows for row in window])
 
 
 @pytest.mark.long

@@ -1,0 +1,364 @@
+"""Where rules come from: directories, tables, a thread beside the driver, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pe_agent.cep import (
+    DirectoryDiscoverer,
+    Discovery,
+    DiscoveryError,
+    PatternProcessorDiscoverer,
+    PatternProcessorManager,
+    PeriodicPatternProcessorDiscoverer,
+    TableDiscoverer,
+    sqlite_table,
+)
+from streambroker_core.cep import Pattern
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.rules import Outcome, RuleSet
+
+PATTERN = {"stages": [{"name": "a", "where": 'n == "A"'}]}
+
+
+def document(name: str, version: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"id": name, "version": version, "pattern": PATTERN, **fields}
+
+
+class Kept:
+    """A manager that keeps what it hands on and what it tells."""
+
+    def __init__(self) -> None:
+        self.sets: list[RuleSet] = []
+        self.told: list[Sequence[Outcome]] = []
+        self.changed = threading.Event()
+        self.manager = PatternProcessorManager(self._apply, tell=self.told.append)
+
+    def _apply(self, rules: RuleSet) -> None:
+        self.sets.append(rules)
+        self.changed.set()
+
+    def rules(self) -> list[tuple[str, int]]:
+        return [(rule.id, rule.version) for rule in self.manager.current_pattern_processors()]
+
+    def refused(self) -> dict[str, str]:
+        return {each.rule: each.message for each in self.told[-1] if each.change == "refused"}
+
+
+@contextmanager
+def watched(discoverer: PatternProcessorDiscoverer, kept: Kept) -> Iterator[Discovery]:
+    discovery = Discovery(discoverer, kept.manager)
+    try:
+        yield discovery
+    finally:
+        discovery.close()
+        assert not discovery.running
+
+
+def until(holds: Callable[[], bool], kept: Kept) -> None:
+    for _ in range(500):
+        if holds():
+            return
+        kept.changed.wait(0.02)
+        kept.changed.clear()
+    raise AssertionError("it has not come to this in time")
+
+
+def put(path: Path, value: Any) -> None:
+    """Write a file as a whole."""
+    part = path.with_name(f".{path.name}")
+    part.write_text(value if isinstance(value, str) else json.dumps(value), "utf-8")
+    part.replace(path)
+
+
+def test_the_manager_hands_on_a_set_only_when_it_is_another_one() -> None:
+    kept = Kept()
+
+    first = kept.manager.on_pattern_processors_updated([document("a")])
+    again = kept.manager.on_pattern_processors_updated([document("a")])
+    lower = kept.manager.on_pattern_processors_updated([document("a", 0)])
+
+    assert [each.change for each in (*first, *again, *lower)] == ["added", "kept", "refused"]
+    assert len(kept.sets) == 1
+    assert len(kept.told) == 3
+
+
+def test_a_rule_that_stopped_is_off_everywhere_until_it_is_enabled() -> None:
+    kept = Kept()
+    kept.manager.on_pattern_processors_updated([document("a"), document("b")])
+
+    kept.manager.stopped("a", 1)
+    kept.manager.stopped("a", 1)
+    off = kept.rules()
+    kept.manager.enable("a")
+
+    assert off == [("b", 1)]
+    assert kept.rules() == [("a", 1), ("b", 1)]
+    assert [sorted(each.disabled) for each in kept.sets] == [[], [("a", 1)], []]
+    with pytest.raises(KeyError):
+        kept.manager.enable("c")
+
+
+def test_a_set_that_cannot_be_handed_on_is_not_taken() -> None:
+    def away(rules: RuleSet) -> None:
+        raise ConnectionError("the control log is away")
+
+    manager = PatternProcessorManager(away)
+
+    with pytest.raises(ConnectionError):
+        manager.on_pattern_processors_updated([document("a")])
+    assert manager.current_pattern_processors() == []
+
+
+def test_files_of_a_directory_are_rules_and_changes_are_taken_in(tmp_path: Path) -> None:
+    put(tmp_path / "a.json", document("a"))
+    put(tmp_path / "more.yaml", "---\n- {id: b, version: 1, pattern: {stages: [{name: s}]}}\n---\n")
+    put(tmp_path / "readme.txt", "no rule")
+    kept = Kept()
+
+    with watched(DirectoryDiscoverer(tmp_path, interval=0.01), kept):
+        assert kept.rules() == [("a", 1), ("b", 1)]
+        put(tmp_path / "a.json", [document("a", 2), document("c")])
+        until(lambda: kept.rules() == [("a", 2), ("b", 1), ("c", 1)], kept)
+        (tmp_path / "more.yaml").unlink()
+        until(lambda: kept.rules() == [("a", 2), ("c", 1)], kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("a.json", '{"id": ', "file a.json cannot be read"),
+        ("a.json", "[7]", "file a.json has 7 where a rule is expected"),
+        ("a.yaml", "{id: [", "file a.yaml cannot be read"),
+        ("a.yaml", "x: *lost", "file a.yaml cannot be read"),
+        ("a.yaml", "just text", "has 'just text' where a rule is expected"),
+    ],
+)
+def test_a_file_that_cannot_be_read_keeps_the_rules_that_it_had(
+    tmp_path: Path, name: str, text: str, problem: str
+) -> None:
+    put(tmp_path / name, json.dumps(document("a")))
+    put(tmp_path / "b.json", document("b"))
+    discoverer, kept = DirectoryDiscoverer(tmp_path), Kept()
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+
+    put(tmp_path / name, text)
+    put(tmp_path / "b.json", document("b", 2))
+    discoverer.look(kept.manager)
+
+    assert kept.rules() == [("a", 1), ("b", 2)]
+    assert problem in kept.refused()[name]
+    assert not discoverer.check_pattern_processor_update()
+    put(tmp_path / name, json.dumps(document("a", 3)))
+    discoverer.look(kept.manager)
+    assert kept.rules() == [("a", 3), ("b", 2)]
+
+
+def test_a_directory_that_is_away_keeps_the_rules_and_is_read_again_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, away = tmp_path / "rules", tmp_path / "away"
+    place.mkdir()
+    put(place / "a.json", document("a"))
+    discoverer, kept = DirectoryDiscoverer(place), Kept()
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+
+    place.rename(away)
+    discoverer.look(kept.manager)
+    discoverer.look(kept.manager)
+
+    assert kept.rules() == [("a", 1)]
+    assert "cannot be read" in (discoverer.problem or "")
+    assert len(caplog.records) == 1
+    put(away / "a.json", document("a", 2))
+    away.rename(place)
+    discoverer.look(kept.manager)
+    assert kept.rules() == [("a", 2)]
+    assert discoverer.problem is None
+
+
+def test_without_first_rules_nothing_is_begun(tmp_path: Path) -> None:
+    discoverer = DirectoryDiscoverer(tmp_path / "gone")
+
+    with pytest.raises(DiscoveryError, match="gone cannot be read"):
+        Discovery(discoverer, Kept().manager)
+    assert not [each for each in threading.enumerate() if each.name == "pattern-rules"]
+
+
+@pytest.mark.parametrize("interval", [0, -1, float("nan")])
+def test_an_interval_has_to_be_above_nothing(tmp_path: Path, interval: float) -> None:
+    with pytest.raises(ValueError, match="has to be above 0"):
+        DirectoryDiscoverer(tmp_path, interval=interval)
+
+
+def test_a_discoverer_of_ones_own_is_closed_with_the_query_and_may_fail() -> None:
+    class Own(PeriodicPatternProcessorDiscoverer):
+        looked = 0
+
+        def check_pattern_processor_update(self) -> bool:
+            self.looked += 1
+            if self.looked == 2:
+                raise RuntimeError("of its own")
+            return True
+
+        def latest_pattern_processors(self) -> list[Any]:
+            return [document("a", self.looked)]
+
+    kept, own = Kept(), Own(interval=0.005)
+    with watched(own, kept) as discovery:
+        until(lambda: own.looked > 3 and kept.rules()[0][1] > 2, kept)
+        assert discovery.problem is None
+    assert [each.rules["a"][0].version for each in kept.sets[:3]] == [0, 1, 3]
+
+
+def test_a_discoverer_whose_loop_ends_with_an_error_says_so() -> None:
+    class Broken:
+        def initial_pattern_processors(self) -> list[Any]:
+            return [document("a")]
+
+        def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
+            raise OSError("lost")
+
+        def close(self) -> None:
+            pass
+
+    kept = Kept()
+    with watched(Broken(), kept) as discovery:
+        until(lambda: discovery.problem is not None, kept)
+        assert discovery.problem == "OSError: lost"
+    assert kept.rules() == [("a", 1)]
+
+
+COLUMNS = (
+    "id TEXT, version INT, pattern TEXT, function TEXT, on_error TEXT, scheduled TEXT,"
+    " class_name TEXT, constructor_params TEXT, comment TEXT"
+)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.db"
+    execute(path, f"CREATE TABLE pattern_processors ({COLUMNS})")
+    return path
+
+
+def execute(path: Path, sql: str, *values: Any) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(sql, values)
+    connection.close()
+
+
+def insert(path: Path, **fields: Any) -> None:
+    names, marks = ", ".join(fields), ", ".join("?" for _ in fields)
+    sql = f"INSERT INTO pattern_processors ({names}) VALUES ({marks})"
+    execute(path, sql, *fields.values())
+
+
+def test_rows_of_a_table_are_rules_and_changes_are_taken_in(database: Path) -> None:
+    insert(database, id="a", version=1, pattern=json.dumps(PATTERN), on_error="disable")
+    insert(database, id="a", version=2, pattern=json.dumps(PATTERN), comment="the higher one")
+    insert(database, id="b", version=1, pattern=json.dumps(PATTERN))
+    kept = Kept()
+
+    with watched(TableDiscoverer(sqlite_table(database), interval=0.01), kept):
+        assert kept.rules() == [("a", 2), ("b", 1)]
+        assert kept.refused() == {}
+        execute(database, "DELETE FROM pattern_processors WHERE id = 'a'")
+        insert(database, id="b", version=2, pattern=json.dumps(PATTERN), on_error="disable")
+        until(lambda: kept.rules() == [("b", 2)], kept)
+    assert kept.manager.rules.rule("b", 2).on_error == "disable"
+
+
+def test_a_version_with_a_schedule_stands_beside_the_one_before_it(database: Path) -> None:
+    insert(database, id="a", version=1, pattern=json.dumps(PATTERN))
+    insert(database, id="a", version=2, pattern=json.dumps(PATTERN))
+    insert(database, id="a", version=3, pattern=json.dumps(PATTERN),
+           scheduled="2030-01-01T00:00:00Z")  # fmt: skip
+    kept = Kept()
+
+    kept.manager.on_pattern_processors_updated(
+        TableDiscoverer(sqlite_table(database)).initial_pattern_processors()
+    )
+
+    assert kept.rules() == [("a", 2), ("a", 3)]
+    assert kept.refused() == {}
+
+
+def limit(name: str, version: int, column: str, low: float) -> PatternProcessor:
+    pattern = Pattern.begin("a").where(f"{column} > {low}")
+    return PatternProcessor(id=name, version=version, pattern=pattern)
+
+
+def params(*values: tuple[str, Any]) -> str:
+    return json.dumps([{"type": kind, "value": value} for kind, value in values])
+
+
+def test_only_classes_that_the_job_has_registered_are_built(database: Path) -> None:
+    good = params(("string", "price"), ("double", 3))
+    insert(database, id="a", version=1, class_name="Limit", constructor_params=good)
+    insert(database, id="b", version=1, class_name="os.system", constructor_params=params())
+    insert(database, id="c", version=1, class_name="Limit",
+           constructor_params=params(("string", "price"), ("integer", True)))  # fmt: skip
+    insert(database, id="d", version=1, class_name="Limit", pattern="{}")
+    insert(database, id="e", version=1, class_name="Limit", constructor_params="{")
+    insert(database, id="f", version=1, pattern="no JSON")
+    insert(database, id="g", version="one", pattern=json.dumps(PATTERN))
+    kept = Kept()
+    discoverer = TableDiscoverer(sqlite_table(database), classes={"Limit": limit})
+
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+
+    assert kept.manager.current_pattern_processors() == [limit("a", 1, "price", 3.0)]
+    refused = kept.refused()
+    assert sorted(refused) == ["b", "c", "d", "e", "f", "g"]
+    assert "class os.system is not registered; the job has Limit" in refused["b"]
+    assert "True is no integer; the types are string, integer, double, boolean" in refused["c"]
+    assert "it has both a pattern and a class_name" in refused["d"]
+
+
+def test_a_rule_whose_row_becomes_unreadable_goes_on(database: Path) -> None:
+    insert(database, id="a", version=1, pattern=json.dumps(PATTERN))
+    discoverer, kept = TableDiscoverer(sqlite_table(database)), Kept()
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+
+    execute(database, "UPDATE pattern_processors SET version = 2, pattern = '{'")
+    discoverer.look(kept.manager)
+
+    assert kept.rules() == [("a", 1)]
+    assert "its row cannot be read" in kept.refused()["a"]
+
+
+def test_a_database_that_is_away_keeps_the_rules(database: Path) -> None:
+    insert(database, id="a", version=1, pattern=json.dumps(PATTERN))
+    discoverer, kept = TableDiscoverer(sqlite_table(database)), Kept()
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+
+    database.rename(database.with_suffix(".away"))
+    discoverer.look(kept.manager)
+
+    assert kept.rules() == [("a", 1)]
+    assert "table pattern_processors cannot be read" in (discoverer.problem or "")
+    assert not database.exists()  # reading makes no empty database
+
+
+def test_a_table_that_has_no_rules_is_refused_by_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    execute(path, "CREATE TABLE pattern_processors (id TEXT, version INT, note TEXT)")
+
+    with pytest.raises(DiscoveryError, match="has the columns id, version, note: rules need"):
+        TableDiscoverer(sqlite_table(path)).latest_pattern_processors()
+
+
+@pytest.mark.parametrize("table", ["", "a; DROP TABLE a", "a b", "a."])
+def test_what_is_no_name_of_a_table_is_refused(database: Path, table: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a table"):
+        TableDiscoverer(sqlite_table(database), table=table)

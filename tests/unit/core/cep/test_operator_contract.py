@@ -1,0 +1,401 @@
+"""What the operator promises a runtime beside matches: times, state, control, keys, functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streambroker_core.cep import Pattern, PatternArgumentError, RunError, Skip
+from streambroker_core.cep.keys import copies
+from streambroker_core.cep.operator import MatchFunction, PatternOperator, RuleStopped
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.rules import Context, RuleSet
+from streambroker_core.cep.telling import Found
+from streambroker_core.control.operator import OperatorError, StateError
+from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
+from support.pattern_cases import compiled
+from support.pattern_windows import Bucket, Buckets, control_of
+from support.through_runner import Through
+
+SCHEMA = pa.schema(
+    [("t", pa.int64()), ("user", pa.string()), ("n", pa.string()), ("v", pa.int64())]
+)
+FOUND = pa.schema([("who", pa.string()), ("sum", pa.int64())])
+USERS = ["u1", "u2", "u3", "u4", "u5", "u6"]
+
+
+def rows(*events: tuple[Any, ...]) -> pa.RecordBatch:
+    """Return events ``(time, letter, user, v)``, the last two with defaults."""
+    full = [(*event, *("u1", 0)[len(event) - 2 :]) for event in events]
+    dicts = [{"t": t, "n": n, "user": user, "v": v} for t, n, user, v in full]
+    return pa.RecordBatch.from_pylist(dicts, schema=SCHEMA)
+
+
+def sequence(letters: str) -> Pattern:
+    pattern = Pattern.begin(letters[0]).where(f'n == "{letters[0]}"')
+    for letter in letters[1:]:
+        pattern = pattern.followed_by(letter).where(f'n == "{letter}"')
+    return pattern
+
+
+def rule_set(*patterns: Pattern, **fields: Any) -> RuleSet:
+    rules = [
+        PatternProcessor(id=f"r{n}", version=1, pattern=each, **fields)
+        for n, each in enumerate(patterns)
+    ]
+    context = Context(outputs=frozenset({"alert"}))
+    found, outcomes = RuleSet().updated(rules, context)
+    assert [each.change for each in outcomes] == ["added"] * len(rules)
+    return found
+
+
+def operator(rules: RuleSet | None = None, **fields: Any) -> PatternOperator:
+    given = {"event_time": "t", "key": ("user",), "maker": compiled, "rules": rules, **fields}
+    return PatternOperator(**given)
+
+
+def test_rows_without_a_time_are_late_also_before_there_is_a_watermark() -> None:
+    bucket = Bucket(lambda: operator(rule_set(sequence("A"))))
+
+    late = bucket.window([rows((None, "A"), (1, "A"))]).of("late")
+
+    assert [row["t"] for row in late] == [None]
+    assert len(bucket.window(watermark=1).of("matches")) == 1
+
+
+def test_a_match_that_waits_holds_the_watermark_until_it_is_told() -> None:
+    pattern = (
+        Pattern.begin("x", skip=Skip(strategy="skip_past_last")).where('n == "A" || n == "B"')
+        .followed_by("y").where('n == "C" && last(x.n) == "B"').within("20us")
+    )  # fmt: skip
+    bucket = Bucket(lambda: operator(rule_set(pattern)))
+    bucket.window([rows((1, "A"), (2, "B"), (3, "C"))])
+
+    waiting = bucket.window(watermark=10)
+
+    assert bucket.last is not None
+    assert waiting.of("matches") == []
+    assert bucket.last.held_at() == 3
+    (match,) = bucket.window(watermark=21).of("matches")
+    assert match["time"].microsecond == 3
+    assert bucket.last.held_at() is None
+
+
+def test_a_time_that_passed_for_nothing_wakes_a_bucket_once() -> None:
+    pattern = Pattern.begin("a").where('n == "A"').followed_by("b").where('n == "B"')
+    bucket = Bucket(lambda: operator(rule_set(pattern.within("5us", "previous_and_current"))))
+    bucket.window([rows((1, "A"), (2, "B"), (2, "A"))])
+
+    bucket.window(watermark=2)
+
+    assert bucket.last is not None
+    assert bucket.last.wake_at() == 7
+    bucket.window(watermark=7)
+    assert bucket.last.wake_at() is None
+
+
+def test_in_processing_time_the_pinned_clock_wakes_and_not_event_time() -> None:
+    pattern = sequence("AB").within("5us")
+    bucket = Bucket(lambda: operator(rule_set(pattern), time="processing"))
+
+    bucket.window([rows((0, "A"))], clock=100, watermark=0)
+
+    assert bucket.last is not None
+    assert (bucket.last.wake_at(), bucket.last.timeout_at()) == (None, 105)
+    assert len(bucket.window(clock=105).of("timeouts")) == 1
+    assert bucket.last.timeout_at() is None
+
+
+def test_a_window_in_which_nothing_changed_writes_nothing() -> None:
+    bucket = Bucket(lambda: operator(rule_set(sequence("AB"))))
+    bucket.window([rows((1, "A"))])
+    bucket.window(watermark=1)
+    assert bucket.last is not None
+
+    bucket.window(watermark=2)
+    assert bucket.last.snapshot() == {}
+    bucket.window([rows((3, "X"), (3, "A", "u2"))])
+    assert sorted(bucket.last.snapshot()) == ["meta", "waiting/3"]
+    bucket.window(watermark=3)
+    assert "rules" not in bucket.last.snapshot()
+
+
+def test_rows_that_wait_are_written_once_however_many_windows_they_wait() -> None:
+    bucket = Bucket(lambda: operator(rule_set(sequence("AB"))))
+    for number in range(4):
+        bucket.window([rows((10 + number, "A"), (20 + number, "B"))])
+        assert bucket.last is not None
+        assert [name for name in bucket.last.snapshot() if name.startswith("waiting")] == [
+            f"waiting/{number}"
+        ]
+
+    bucket.window(watermark=11)
+    assert bucket.last is not None
+
+    changes = bucket.last.snapshot()
+    assert sorted(name for name in changes if name.startswith("waiting")) == [
+        "waiting/0",
+        "waiting/1",
+    ]
+    assert bucket.last.wake_at() == 12
+    bucket.window(watermark=50)
+    assert not any(name.startswith("waiting") for name in bucket.blobs)
+
+
+def test_state_of_which_a_part_is_lost_or_damaged_is_refused() -> None:
+    bucket = Bucket(lambda: operator(rule_set(sequence("AB"))))
+    bucket.window([rows((1, "A"))])
+
+    for blobs, problem in (
+        ({"meta": bucket.blobs["meta"]}, "missing"),
+        ({**bucket.blobs, "meta": b"{"}, "damaged"),
+        ({**bucket.blobs, "rules": b"{}"}, "damaged"),
+    ):
+        with pytest.raises(StateError, match=problem):
+            operator().restore(1, blobs)
+    lost = {name: blob for name, blob in bucket.blobs.items() if name != "waiting/0"}
+    bucket.blobs = lost
+    with pytest.raises(StateError, match="waiting/0 is missing"):
+        bucket.window(watermark=1)
+
+
+def delivered(rules: RuleSet, delivery: Delivery, at: int | None = None) -> ControlTuple:
+    given = control_of(rules)
+    return ControlTuple(
+        type=given.type, id=given.id, delivery=delivery, at=at, epoch=0, emitter="log", seq=1,
+        text=given.text,
+    )  # fmt: skip
+
+
+def test_rules_that_come_at_the_end_of_a_window_hold_from_the_next() -> None:
+    through = Through(lambda: operator(RuleSet()))
+    control = delivered(rule_set(sequence("A")), Delivery.END_WINDOW)
+    through.window([("in", rows((1, "A")))], [control], watermark=None)
+    through.window([("in", rows((2, "A")))], watermark=None)
+
+    (outcome,) = through.window(watermark=2)
+
+    (emitted,) = outcome.emitted
+    assert emitted.batch.num_rows == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("delivery", "at"), [(Delivery.IMMEDIATE, None), (Delivery.AT_TIME, 5)])
+def test_rules_that_are_to_hold_from_within_a_window_are_refused(
+    delivery: Delivery, at: int | None
+) -> None:
+    through = Through(lambda: operator(RuleSet()))
+
+    with pytest.raises(ControlError, match=f"delivered with {delivery.value}: a set holds for"):
+        through.window([], [delivered(RuleSet(), delivery, at)], watermark=9)
+
+
+def raising(row: Any, run: Any) -> bool:
+    if row["n"] == "X":
+        raise ValueError(row["user"])
+    return bool(row["n"] == "A")
+
+
+def test_a_rule_that_fails_in_several_buckets_is_told_by_each_and_is_one_tuple() -> None:
+    functions = {"raising": raising}
+    rules, _ = RuleSet().updated(
+        [
+            PatternProcessor(
+                id="a/b%", version=1, pattern=Pattern.begin("a").where(raising),
+                on_error="disable",
+            )
+        ]
+    )  # fmt: skip
+    buckets = Buckets(lambda: operator(rules, functions=functions, time="processing"))
+
+    emitted = buckets.window([rows(*((0, "X", user) for user in USERS))])
+
+    assert 1 < len(emitted.of("errors")) == len(buckets.through.outcomes)
+    sent = {
+        one.control.id: one.control
+        for outcome in buckets.through.outcomes.values()
+        for one in outcome.emitted
+        if hasattr(one, "control")
+    }
+    assert [one.payload for one in sent.values()] == [{"rule": "a/b%", "version": 1}]
+    assert next(iter(sent.values())).type == RuleStopped.__name__
+
+
+def test_late_rows_are_told_once_where_a_rule_is_off_in_some_buckets_alone() -> None:
+    off = PatternProcessor(
+        id="a", version=1, pattern=Pattern.begin("a").where(raising), key=("n",),
+        on_error="disable",
+    )  # fmt: skip
+    other = PatternProcessor(id="b", version=1, pattern=sequence("A"), key=("user",))
+    rules, _ = RuleSet().updated([off, other])
+    buckets = Buckets(
+        lambda: operator(rules, functions={"raising": raising}, copied=True),
+        selectors=rules.selectors(("user",)),
+    )
+    buckets.window([rows((1, "X"))])
+    buckets.window(watermark=1)
+
+    late = buckets.window([rows(*((1, f"n{number}", user) for number, user in enumerate(USERS)))])
+
+    assert sorted(row["user"] for row in late.of("late")) == USERS
+
+
+def test_keys_may_be_expressions() -> None:
+    pattern = Pattern.begin("a").where('n == "A"').followed_by("b").where('n == "B"')
+    rules, outcomes = RuleSet().updated(
+        [PatternProcessor(id="r", version=1, pattern=pattern, key=("v % 10", "user"))],
+        Context(fields=frozenset(SCHEMA.names)),
+    )
+    assert [each.change for each in outcomes] == ["added"]
+    buckets = Buckets(lambda: operator(rules, copied=True), selectors=rules.selectors(("user",)))
+    given = [(1, "A", "u1", 13), (2, "B", "u1", 14), (3, "B", "u2", 3), (4, "B", "u1", 23)]
+    buckets.window([rows(*given)])
+
+    (match,) = buckets.window(watermark=9).of("matches")
+
+    assert match["key"] == [3, "u1"]
+    assert [e["v"] for events in match["events"].values() for e in events] == [13, 23]
+
+
+@pytest.mark.parametrize(
+    ("part", "reason", "message"),
+    [
+        ("shop", "KeyUnknown", "the stream has no column `shop`"),
+        ("v + shop", "KeyUnknown", "the stream has no column `shop`"),
+        ("v +", "KeyInvalid", "the stream has no column `v +`, and it is no expression"),
+        ("1 + 2", "KeyInvalid", "expected a column, or an expression over columns"),
+    ],
+)
+def test_a_key_that_the_stream_cannot_have_is_refused(part: str, reason: str, message: str) -> None:
+    rule = PatternProcessor(id="r", version=1, pattern=sequence("A"), key=(part,))
+
+    _, (outcome,) = RuleSet().updated([rule], Context(fields=frozenset(SCHEMA.names)))
+
+    assert outcome.reason == reason
+    assert message in outcome.message
+
+
+def test_copies_have_one_row_for_each_key_and_equal_keys_have_equal_bytes() -> None:
+    batch = pa.RecordBatch.from_pydict({"f": [0.0, -0.0, float("nan"), None], "i": [1, 1, 2, None]})
+
+    whole = copies(batch, [("f",), ("f", "i"), ("i == 1",), ()])
+
+    assert whole.num_rows == 16
+    places = [whole.column("_place").to_pylist()[at : at + 4] for at in range(0, 16, 4)]
+    assert [len(set(each)) for each in places] == [3, 3, 3, 1]
+    assert places[0][0] == places[0][1] != places[0][2]
+    assert whole.column("_first").to_pylist() == [True] * 4 + [False] * 12
+
+
+@pytest.mark.parametrize("key", [(), ("v",)])
+def test_rules_whose_rows_lie_in_other_buckets_are_refused(key: tuple[str, ...]) -> None:
+    rules = rule_set(sequence("A"), key=key)
+    through = Through(lambda: operator(rules, key=() if not key else ("user",)), buckets=4)
+
+    with pytest.raises(OperatorError, match="make copies of the rows for each key"):
+        through.window([("in", rows((1, "A")))], watermark=None)
+
+
+def test_rows_without_copies_are_refused_where_copies_are_awaited() -> None:
+    bucket = Bucket(lambda: operator(rule_set(sequence("A")), copied=True))
+
+    with pytest.raises(OperatorError, match="are no copies made for the keys of rules"):
+        bucket.window([rows((1, "A"))])
+
+
+def summed(found: Found) -> Any:
+    taken = [row["v"] for events in found.events.values() for row in events]
+    return {"who": found.key[0], "sum": sum(taken)} if sum(taken) < 100 else None
+
+
+def alerting(**more: Any) -> dict[str, Any]:
+    return {"match_functions": {"alert": MatchFunction(schema=FOUND, matched=summed, **more)}}
+
+
+def test_a_function_makes_rows_of_the_matches_of_rules_that_name_it() -> None:
+    rules = rule_set(sequence("AB").within("50us"), function="alert")
+    plain, _ = rules.updated(
+        [*rules, PatternProcessor(id="plain", version=1, pattern=sequence("AB"))],
+        Context(outputs=frozenset({"alert"})),
+    )
+    bucket = Bucket(lambda: operator(plain, **alerting()))
+    bucket.window([rows((1, "A", "u1", 3), (2, "B", "u1", 4), (3, "A", "u2", 99),
+                        (4, "B", "u2", 1), (5, "A", "u3"))])  # fmt: skip
+
+    emitted = bucket.window(watermark=60)
+
+    assert bucket.last is not None
+    assert bucket.last.outputs == ("matches", "timeouts", "late", "errors", "alert")
+    assert emitted.of("alert") == [{"rule": "r0", "version": 1, "who": "u1", "sum": 7}]
+    assert [row["rule"] for row in emitted.of("matches")] == ["plain", "plain"]
+    assert [row["rule"] for row in emitted.of("timeouts")] == ["r0"]
+
+
+def test_a_function_may_take_what_timed_out() -> None:
+    def over(found: Found) -> Any:
+        return [{"who": f"{found.waited} at {found.time}"}, {"sum": found.noticed}]
+
+    rules = rule_set(sequence("AB").within("50us"), function="alert")
+    bucket = Bucket(lambda: operator(rules, **alerting(timed_out=over)))
+    bucket.window([rows((5, "A"))])
+
+    emitted = bucket.window(watermark=60)
+
+    told = [(row["who"], row["sum"]) for row in emitted.of("alert")]
+    assert told == [("`B` at 55", None), (None, 55)]
+    assert emitted.of("timeouts") == []
+
+
+@pytest.mark.parametrize(
+    ("matched", "problem"),
+    [
+        (lambda found: 1 // 0, "it raised ZeroDivisionError"),
+        (lambda found: {"whom": "x"}, "a row has `whom`, and its columns are who, sum"),
+        (lambda found: {"sum": "many"}, "it raised Arrow"),
+        (lambda found: 7, "it raised TypeError"),
+    ],
+)
+def test_a_function_that_fails_turns_its_rule_off_or_fails_the_query(
+    matched: Any, problem: str
+) -> None:
+    function = {"alert": MatchFunction(schema=FOUND, matched=matched)}
+    for policy in ("disable", "fail"):
+        rules = rule_set(sequence("A"), function="alert", on_error=policy)
+        bucket = Bucket(lambda rules=rules: operator(rules, match_functions=function))  # type: ignore[misc]
+        bucket.window([rows((1, "A"), (2, "A"))])
+        if policy == "fail":
+            with pytest.raises(RunError, match="rule `r0`, function `alert`"):
+                bucket.window(watermark=5)
+            continue
+        (error,) = bucket.window(watermark=5).of("errors")
+        assert problem in error["problem"]
+        assert error["where"] == "function `alert`"
+        bucket.window([rows((6, "A"))])
+        assert not bucket.window(watermark=9).rows
+
+
+def test_names_and_columns_of_functions_that_cannot_be_are_refused() -> None:
+    with pytest.raises(PatternArgumentError, match="need an output of their own"):
+        operator(match_functions={"late": MatchFunction(schema=FOUND, matched=summed)})
+    with pytest.raises(PatternArgumentError, match="a column rule of their own"):
+        MatchFunction(schema=pa.schema([("rule", pa.string())]), matched=summed)
+
+
+def test_a_version_whose_time_is_over_is_forgotten_for_good() -> None:
+    old = rule_set(sequence("AC"))
+    new, _ = old.updated(
+        [*old, PatternProcessor(id="r0", version=2, pattern=sequence("BC"), scheduled=10)]
+    )
+    bucket = Bucket(lambda: operator(old))
+    bucket.window([rows((1, "A"), (2, "A", "u2"))], rules=new)
+    bucket.window(watermark=2)
+
+    bucket.window(watermark=10)
+    bucket.window([rows((11, "B"), (12, "C"))])
+    emitted = bucket.window(watermark=12)
+
+    assert bucket.last is not None
+    assert list(bucket.last.engine.active) == [("r0", 2)]
+    assert b'\\"version\\":1' not in bucket.blobs["rules"]
+    assert [row["version"] for row in emitted.of("matches")] == [2]
