@@ -283,11 +283,10 @@ def test_a_version_with_a_schedule_stands_beside_the_one_before_it(database: Pat
     insert(database, id="a", version=2, pattern=json.dumps(PATTERN))
     insert(database, id="a", version=3, pattern=json.dumps(PATTERN),
            scheduled="2030-01-01T00:00:00Z")  # fmt: skip
-    kept = Kept()
+    discoverer, kept = TableDiscoverer(sqlite_table(database)), Kept()
 
-    kept.manager.on_pattern_processors_updated(
-        TableDiscoverer(sqlite_table(database)).initial_pattern_processors()
-    )
+    for _ in range(2):
+        kept.manager.on_pattern_processors_updated(discoverer.latest_pattern_processors())
 
     assert kept.rules() == [("a", 2), ("a", 3)]
     assert kept.refused() == {}

@@ -79,6 +79,7 @@ class Active:
 
     Attributes:
         made: the rule, made ready.
+        name: its id and version.
         since: the window from which on it is in the set.
         until: time from which on the next version holds; `NEVER` for none.
         plain: whether an event can begin a run depends on the event alone.
@@ -88,12 +89,14 @@ class Active:
     made: Compiled
     since: int
     until: int = NEVER
+    name: RuleKey = field(init=False)
     plain: bool = field(init=False)
     begins: dict[int, bool] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
         automaton = self.automaton
+        self.name = self.made.rule.id, self.made.rule.version
         self.plain = not automaton.asked[automaton.start] & self.made.truths.run_bits
 
     @property
@@ -105,11 +108,6 @@ class Active:
     def automaton(self) -> Automaton:
         """The automaton of its pattern."""
         return self.made.automaton
-
-    @property
-    def name(self) -> RuleKey:
-        """Id and version."""
-        return self.made.rule.id, self.made.rule.version
 
     def matcher(self) -> Matcher:
         """Return a matcher without runs."""

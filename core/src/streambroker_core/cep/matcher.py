@@ -286,7 +286,7 @@ class Matcher:
     def _released(self, found: list[Run], now: int) -> list[Match]:
         skip = self.automaton.pattern.skip
         if skip.strategy == "no_skip":
-            return [self._match(run, now) for run in found]
+            return [self._match(run, now) for run in found] if found else []
         self.held = sorted([*self.held, *found], key=lambda run: run.start)
         matches: list[Match] = []
         while self.held:
@@ -326,6 +326,8 @@ class Matcher:
         return target
 
     def _match(self, run: Run, now: int) -> Match:
+        if run.state == FINAL:
+            return Match(run.node, self.automaton.stages, run.node.event.time, now)
         pending = self.automaton.states[run.state].kind == "pending"
-        time = run.due if pending else now if run.state != FINAL else run.node.event.time
+        time = run.due if pending else now
         return Match(run.node, self.automaton.stages, time, now)

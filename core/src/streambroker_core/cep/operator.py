@@ -19,6 +19,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streambroker_core.cep.collecting import without_cycles
 from streambroker_core.cep.document import Functions
 from streambroker_core.cep.engine import Engine, Result
 from streambroker_core.cep.keys import FIRST, PLACE, SELECTOR, copies
@@ -224,6 +225,7 @@ class PatternOperator(Operator):
                     " and say copied=True."
                 )
 
+    @without_cycles
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         """Take rows: late ones go to their output, others wait for the watermark."""
         if self._copied and SELECTOR not in batch.schema.names:
@@ -251,6 +253,7 @@ class PatternOperator(Operator):
         if rows.num_rows:
             self.emit(rows, LATE)
 
+    @without_cycles
     def advance(self, time: int) -> None:
         """Let rules see the rows up to a time in order, then let the time pass."""
         if self._column is None:
@@ -312,6 +315,7 @@ class PatternOperator(Operator):
         stopped = RuleStopped(rule=rule, version=version)
         self.emit_control(stopped, once=f"stopped {version} {name}")
 
+    @without_cycles
     def snapshot(self) -> Changes:
         """Return the keys and waiting rows that were touched and, if they changed, the rules."""
         engine = self.engine

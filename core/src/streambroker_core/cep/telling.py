@@ -140,26 +140,25 @@ class Teller:
         """
         _read(results)
         plain: dict[str, list[Result]] = {}
-        made: dict[str, list[tuple[PatternProcessor, list[dict[str, Any]]]]] = {}
+        made: dict[str, list[dict[str, Any]]] = {}
         failed: dict[tuple[str, int], tuple[PatternProcessor, RunError]] = {}
         for result in results:
             if result[:2] in failed or isinstance(result.outcome, RunError):
                 continue
-            rule = rule_of(result.rule, result.version)
+            rule = rule_of(result.rule, result.version) if self._functions else None
             call = self._call(rule, result)
-            if call is None:
+            if call is None or rule is None:
                 output = MATCHES if isinstance(result.outcome, Match) else TIMEOUTS
                 plain.setdefault(output, []).append(result)
                 continue
             name = rule.function or ""
             try:
                 rows = _rows(self._functions[name], call(_found(result)), result)
-                made.setdefault(name, []).append((rule, rows))
+                made.setdefault(name, []).extend(rows)
             except Exception as error:
                 failed[result[:2]] = rule, _error(name, error)
         batches = [(output, _batch(plain[output])) for output in OUTPUTS if output in plain]
-        for name in sorted(made):
-            rows = [row for _, each in made[name] for row in each]
+        for name, rows in sorted(made.items()):
             if rows:
                 batches.append((name, pa.RecordBatch.from_pylist(rows, self._schema(name))))
         return Told(batches=batches, failures=list(failed.values()))
@@ -167,8 +166,10 @@ class Teller:
     def _schema(self, name: str) -> pa.Schema:
         return pa.schema([RESULTS.field(0), RESULTS.field(1), *self._functions[name].schema])
 
-    def _call(self, rule: PatternProcessor, result: Result) -> Callable[[Found], Made] | None:
-        function = self._functions.get(rule.function or "")
+    def _call(
+        self, rule: PatternProcessor | None, result: Result
+    ) -> Callable[[Found], Made] | None:
+        function = None if rule is None else self._functions.get(rule.function or "")
         if function is None:
             return None
         return function.matched if isinstance(result.outcome, Match) else function.timed_out

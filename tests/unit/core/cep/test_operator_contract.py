@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import struct
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from streambroker_core.cep import Pattern, PatternArgumentError, RunError, Skip
+from streambroker_core.cep.collecting import without_cycles
 from streambroker_core.cep.keys import copies
 from streambroker_core.cep.operator import MatchFunction, PatternOperator, RuleStopped
 from streambroker_core.cep.processor import PatternProcessor
@@ -84,16 +87,39 @@ def test_a_match_that_waits_holds_the_watermark_until_it_is_told() -> None:
 
 
 def test_a_time_that_passed_for_nothing_wakes_a_bucket_once() -> None:
-    pattern = Pattern.begin("a").where('n == "A"').followed_by("b").where('n == "B"')
-    bucket = Bucket(lambda: operator(rule_set(pattern.within("5us", "previous_and_current"))))
-    bucket.window([rows((1, "A"), (2, "B"), (2, "A"))])
-
+    pattern = Pattern.begin("a").where('n == "A"').followed_by("b")
+    pattern = pattern.where('n == "B" && v == last(a.v)')
+    bucket = Bucket(lambda: operator(rule_set(pattern.within("5us"))))
+    bucket.window([rows((1, "A", "u1", 1), (2, "A", "u1", 2), (2, "B", "u1", 1))])
     bucket.window(watermark=2)
-
     assert bucket.last is not None
+    assert bucket.last.wake_at() in (6, 7)  # the run that began at 1 is over already
+
+    bucket.window(watermark=6)
+
     assert bucket.last.wake_at() == 7
-    bucket.window(watermark=7)
+    assert len(bucket.window(watermark=7).of("timeouts")) == 1
     assert bucket.last.wake_at() is None
+
+
+def test_a_run_goes_on_over_windows_in_which_nothing_but_its_state_changes() -> None:
+    bucket = Bucket(lambda: operator(rule_set(sequence("ABC"))))
+    for time, letter in enumerate("ABC"):
+        bucket.window([rows((time, letter))])
+        emitted = bucket.window(watermark=time)
+
+    assert len(emitted.of("matches")) == 1
+
+
+@pytest.mark.parametrize("bits", [0x8000000000000000, 0x7FF8000000000000, 0xFFF8000000000001])
+def test_zeros_are_one_key_and_so_are_all_nan(bits: int) -> None:
+    odd = struct.unpack("<d", struct.pack("<Q", bits))[0]
+    plain = 0.0 if odd == 0 else float("nan")
+    columns = {"t": [1, 2, 3], "n": ["B", "A", "B"], "f": pa.array([odd, plain, odd])}
+    bucket = Bucket(lambda: operator(rule_set(sequence("AB")), key=("f",)))
+    bucket.window([pa.RecordBatch.from_pydict(columns)])
+
+    assert len(bucket.window(watermark=9).of("matches")) == 1
 
 
 def test_in_processing_time_the_pinned_clock_wakes_and_not_event_time() -> None:
@@ -140,7 +166,7 @@ def test_rows_that_wait_are_written_once_however_many_windows_they_wait() -> Non
         "waiting/1",
     ]
     assert bucket.last.wake_at() == 12
-    bucket.window(watermark=50)
+    assert len(bucket.window(watermark=50).of("matches")) == 4
     assert not any(name.startswith("waiting") for name in bucket.blobs)
 
 
@@ -375,6 +401,23 @@ def test_a_function_that_fails_turns_its_rule_off_or_fails_the_query(
         assert not bucket.window(watermark=9).rows
 
 
+def test_a_rule_whose_function_failed_is_told_no_further_in_its_batch() -> None:
+    def first_only(found: Found) -> Any:
+        if found.events["A"][0]["v"] == 1:
+            raise ValueError("not this one")
+        return {"sum": found.events["A"][0]["v"]}
+
+    function = {"alert": MatchFunction(schema=FOUND, matched=first_only)}
+    rules = rule_set(sequence("A"), function="alert", on_error="disable")
+    bucket = Bucket(lambda: operator(rules, match_functions=function))
+    bucket.window([rows((1, "A", "u1", 7), (2, "A", "u1", 1), (3, "A", "u1", 8))])
+
+    emitted = bucket.window(watermark=5)
+
+    assert [row["sum"] for row in emitted.of("alert")] == [7]
+    assert len(emitted.of("errors")) == 1
+
+
 def test_names_and_columns_of_functions_that_cannot_be_are_refused() -> None:
     with pytest.raises(PatternArgumentError, match="need an output of their own"):
         operator(match_functions={"late": MatchFunction(schema=FOUND, matched=summed)})
@@ -399,3 +442,24 @@ def test_a_version_whose_time_is_over_is_forgotten_for_good() -> None:
     assert list(bucket.last.engine.active) == [("r0", 2)]
     assert b'\\"version\\":1' not in bucket.blobs["rules"]
     assert [row["version"] for row in emitted.of("matches")] == [2]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_cycles_are_looked_for_again_after_a_call_however_it_ends(before: bool) -> None:
+    seen: list[bool] = []
+
+    @without_cycles
+    def call(fail: bool) -> int:
+        seen.append(gc.isenabled())
+        return 1 // (not fail)
+
+    was = gc.isenabled()
+    try:
+        (gc.enable if before else gc.disable)()
+        assert call(fail=False) == 1
+        with pytest.raises(ZeroDivisionError):
+            call(fail=True)
+        assert gc.isenabled() == before
+    finally:
+        (gc.enable if was else gc.disable)()
+    assert seen == [False, False]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import datetime, timezone
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, Skip, compile_pattern
 from streambroker_core.cep.explain import dry_run, standings
-from streambroker_core.cep.history import Event
+from streambroker_core.cep.history import Event, chain
 from streambroker_core.cep.matcher import Limits, Matcher
 from streambroker_core.cep.snapshot import read, write
 from streambroker_core.cep.truths import Truths
@@ -67,6 +69,29 @@ def test_an_event_that_many_runs_hold_is_written_once() -> None:
     assert len(matcher.runs) > 50
     assert blob.count(b"x" * 100) == 10
     assert len(blob) < 10 * 120 + len(matcher.runs) * 12
+
+
+def test_events_come_back_with_all_that_they_had() -> None:
+    pattern = Pattern.begin("a").where('n == "a"').one_or_more().followed_by("b").where('n == "b"')
+    automaton = compile_pattern(pattern)
+    matcher = Matcher(automaton, Truths(automaton))
+    given = [
+        (3, -7, {"n": "a", "more": [1, None], "much": Decimal("1.50")}, 90),
+        (5, 2**60, {"n": "a", "more": None, "much": datetime(2013, 1, 1, tzinfo=timezone.utc)}, 91),
+        (9, 2**60 + 1, {"n": "a", "more": [], "much": float("inf")}, 91),
+    ]
+    for event in given:
+        matcher.process(Event(*event))
+    blob = write({RULE: matcher})
+    assert blob is not None
+
+    runs = read(blob, lambda rule: Matcher(automaton, Truths(automaton)))[RULE].runs
+
+    found = {node.event.seq: node.event for run in runs for node in chain(run.node)}
+    assert [(e.seq, e.time, e.row, e.clock) for e in found.values()] == given
+    assert [(run.state, run.start, run.began) for run in runs] == [
+        (run.state, run.start, run.began) for run in matcher.runs
+    ]
 
 
 def test_a_key_without_runs_has_no_bytes() -> None:
