@@ -75,7 +75,7 @@ def test_events_come_back_with_all_that_they_had() -> None:
     pattern = Pattern.begin("a").where('n == "a"').one_or_more().followed_by("b").where('n == "b"')
     automaton = compile_pattern(pattern)
     matcher = Matcher(automaton, Truths(automaton))
-    given = [
+    given: list[tuple[int, int, dict[str, Any], int]] = [
         (3, -7, {"n": "a", "more": [1, None], "much": Decimal("1.50")}, 90),
         (5, 2**60, {"n": "a", "more": None, "much": datetime(2013, 1, 1, tzinfo=timezone.utc)}, 91),
         (9, 2**60 + 1, {"n": "a", "more": [], "much": float("inf")}, 91),
