@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from measure import Figures, Settings, turns
@@ -44,7 +45,7 @@ def fill(home: Path, frame_bytes: int, log_bytes: int) -> None:
     )
     export.set_limits(Limits(max_bytes=4 * log_bytes))
     batch = pa.record_batch([pa.array([os.urandom(frame_bytes)])], schema=SCHEMA)
-    who = {"query": "q", "run": "r"}
+    who: dict[str, Any] = {"query": "q", "run": "r"}
     for number in range(log_bytes // EPOCH_BYTES):
         export.admit(batch=number, ddl="text binary", renewed=None, **who)
         stage = export.stage(

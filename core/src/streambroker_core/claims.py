@@ -80,6 +80,7 @@ class Reader:
         turns: how often that has happened.
         lives: the lives of its agent that have asked for it, the present one last.
         calls: the number of the last call in that life.
+        control: it reads control tuples.
     """
 
     id: str
@@ -98,6 +99,7 @@ class Reader:
     turns: int = 0
     lives: tuple[str, ...] = ()
     calls: int = 0
+    control: bool = False
 
     @property
     def drops(self) -> bool:
@@ -225,7 +227,10 @@ class Claims:
         return known is not None and of is not None and self._wanted_from(known, of) < of.next
 
     def lag(self, reader: Reader) -> Lag:
-        """Return what a reader has still to finish; nothing once its route is gone."""
+        """Return what a reader has still to finish; nothing once its route is gone.
+
+        To one without control epochs without rows are nothing.
+        """
         epochs = rows = size = memory = 0
         since: float | None = None
         for stream in self.streams.values() if reader.routed else ():
@@ -236,6 +241,8 @@ class Claims:
                 size += stream.bytes_from(first)
                 memory += stream.memory_from(first)
                 since = stream.epochs[first].published if since is None else since
+        if not rows and not reader.control:
+            return Lag(0, 0, 0, None)
         return Lag(epochs, rows, size, since, memory)
 
     def released(self, now: float) -> list[Reader]:

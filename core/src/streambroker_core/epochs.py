@@ -11,6 +11,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from streambroker_core.control.cutting import ControlHead
+
 TOMBSTONES = 100_000
 """How many sums of removed epochs are kept beside those that readers need."""
 SLACK = 1_000
@@ -26,6 +28,8 @@ class Epoch:
         memory: what is kept of it in memory while it is retained, in bytes.
         gap: how many batches of its query were published right before it and are in no log: the
             log is an older copy. Such an epoch is the first of its stream.
+        control: what its head tells of control tuples, None if it has none. One of an agent's own,
+            for tuples from outside, has no query and no rows.
     """
 
     number: int
@@ -36,6 +40,12 @@ class Epoch:
     batch: int
     gap: int = 0
     memory: int = 0
+    control: ControlHead | None = None
+
+    @property
+    def head(self) -> ControlHead:
+        """Its control head, an empty one if it has no tuples."""
+        return self.control or ControlHead(number=self.number)
 
 
 def holes(ranges: Iterable[tuple[int, int]], first: int, next_: int) -> Iterator[tuple[int, int]]:

@@ -11,13 +11,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from streambroker_core.claims import Claims, Cursor, Limits, Reader
-from streambroker_core.epochs import Epoch, Stream, holes
+from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
+from streambroker_core.epochs import Stream, holes
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import Planned, together
+from streambroker_core.taking import Room, again
 
 READERS = 1_000
 LIVES = 8
 """How many earlier lives of a reader's agent are known, whose late calls change nothing."""
+ROWLESS_BYTES = 1 << 20
+"""How many bytes of epochs without rows a reader without control leaves unread, at most."""
 
 Gone = tuple[int, int, int | None]
 """Epochs ``[first, next)`` that are gone, and how many rows they had, None if nobody knows."""
@@ -81,6 +85,8 @@ class Ask:
         granted: it may have what it was not given before.
         call: the life of the reader's agent, and the how many-th call for the reader in it this
             is; None if it does not say.
+        control: of a reader of control tuples, the types that do not cut; None for others.
+        tuples: control tuples to plan at most, ``payload`` their bytes.
     """
 
     reader: str
@@ -98,6 +104,9 @@ class Ask:
     lossy: bool = False
     granted: bool = True
     call: tuple[str, int] | None = None
+    control: frozenset[str] | None = None
+    tuples: int = MAX_TUPLES
+    payload: int = MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +116,9 @@ class Answer:
     Attributes:
         finished: the epochs acknowledged by this very call.
         gone: streams the reader knows to be of this export, and the export does not know.
+        quiet: streams of which there are epochs beyond the plan, all without a row, up to these:
+            they are nothing to a reader without control.
+        tuples: how many control tuples the plan has, ``payload`` their bytes.
     """
 
     planned: tuple[Planned, ...]
@@ -115,6 +127,9 @@ class Answer:
     last: tuple[str, int] | None = None
     routed: bool = True
     gone: tuple[str, ...] = ()
+    quiet: tuple[tuple[str, int], ...] = ()
+    tuples: int = 0
+    payload: int = 0
 
 
 class Planning(Claims):
@@ -190,25 +205,29 @@ class Planning(Claims):
             reader.opened = True
             return Answer(planned=(), finished=finished, gone=gone)
         self._open(reader, ask)
-        planned, size = self._plan_streams(reader, ask, lost)
+        reader.control = ask.control is not None
+        room = self._room(ask)
+        planned = self._plan_streams(reader, ask, lost, room)
         self._pin(reader, planned)
         self._turn_back(reader)
         return Answer(
             planned=tuple(planned),
             finished=finished,
-            bytes=size,
+            bytes=ask.budget - room.size,
             last=self._last(planned),
             gone=gone,
+            quiet=self._quiet(planned, ask),
+            tuples=ask.tuples - room.tuples,
+            payload=ask.payload - room.payload,
         )
 
-    def _plan_streams(self, reader: Reader, ask: Ask, lost: int) -> tuple[list[Planned], int]:
-        """Return a plan of each stream in which there is something, and the bytes of all.
+    def _plan_streams(self, reader: Reader, ask: Ask, lost: int, room: Room) -> list[Planned]:
+        """Return a plan of each stream in which there is something.
 
         Raises:
             DataLossError: what comes next is gone.
         """
         planned: list[Planned] = []
-        budget, total = ask.budget, 0
         for stream in [s for s in self.streams.values() if self._reads(reader, s)]:
             cursor = reader.cursors.setdefault(stream.id, Cursor(next=0))
             if stream.id not in ask.positions:
@@ -216,19 +235,55 @@ class Planning(Claims):
             elif stream.sealed and cursor.next >= stream.next:
                 continue
             skipped = self._skipped(reader, stream, ask)
-            if skipped and any(p.from_ < p.next for p in planned):
+            if (skipped or self._parted(reader, stream, planned, room)) and any(
+                p.from_ < p.next for p in planned
+            ):
                 break
             if skipped and not ask.lossy:
                 raise self._skipped_error(stream, skipped)
-            plan, size = self._plan_stream(reader, stream, ask, budget, one=ask.one and total == 0)
+            plan = self._plan_stream(reader, stream, ask, room)
             missed = skipped or (0 if planned else lost)
             if missed:
                 plan = replace(plan, lost=together([plan.lost, (missed, None)]))
             planned.append(plan)
-            budget, total = budget - size, total + size
             if plan.next < stream.next:
                 break
-        return planned, total
+        return planned
+
+    def _room(self, ask: Ask) -> Room:
+        return Room(
+            size=ask.budget,
+            tuples=ask.tuples,
+            payload=ask.payload,
+            one=ask.one,
+            control=ask.control,
+            last=ask.last,
+            rowless=min(ROWLESS_BYTES, self.limits.max_bytes // 4),
+        )
+
+    def _parted(
+        self, reader: Reader, stream: Stream, planned: Sequence[Planned], room: Room
+    ) -> bool:
+        """Whether the window that has what is planned must not have the next stream's first epoch.
+
+        A successor goes on where its predecessor ended, so what cuts within one cuts between two.
+        """
+        before = next((p for p in reversed(planned) if p.from_ < p.next), None)
+        if room.control is None or before is None:
+            return False
+        wanted = max(reader.cursors[stream.id].next, reader.resume.get(stream.id, 0))
+        first = stream.epochs.get(stream.at_or_after(wanted))
+        return room.parted(self.streams[before.stream].epochs.get(before.next - 1), first)
+
+    def _quiet(self, planned: Sequence[Planned], ask: Ask) -> tuple[tuple[str, int], ...]:
+        """Return where the row-less ends of streams end, of a reader to whom they are nothing."""
+        if ask.control is not None or ask.limit is not None or not planned:
+            return ()
+        plan = planned[-1]
+        stream, end = self.streams[plan.stream], plan.next
+        while end in stream.epochs and not stream.epochs[end].rows:
+            end += 1
+        return ((stream.id, end),) if end > plan.next else ()
 
     def _lost_between(self, reader: Reader, ask: Ask, gone: tuple[str, ...]) -> int | None:
         """Return how many epochs are missing at least between a lost log and what there is.
@@ -241,8 +296,8 @@ class Planning(Claims):
         """
         if not gone or reader.drops or any(s in ask.positions for s in self.streams):
             return 0
-        epochs = [e for s in self.streams.values() for e in s.epochs.values()]
-        first = next((e for e in epochs if not _again(e, ask.last)), None)
+        epochs = [e for s in self.streams.values() for e in s.epochs.values() if e.query]
+        first = next((e for e in epochs if not again(e, ask.last)), None)
         if first is None:
             return None
         same = ask.last is not None and first.query == ask.last[0]
@@ -381,9 +436,7 @@ class Planning(Claims):
             self._agree(reader)
             reader.turned = False
 
-    def _plan_stream(
-        self, reader: Reader, stream: Stream, ask: Ask, budget: int, *, one: bool
-    ) -> tuple[Planned, int]:
+    def _plan_stream(self, reader: Reader, stream: Stream, ask: Ask, room: Room) -> Planned:
         cursor = reader.cursors[stream.id]
         wanted = max(cursor.next, reader.resume.get(stream.id, 0))
         found = stream.at_or_after(wanted)
@@ -394,16 +447,11 @@ class Planning(Claims):
                 stream.id, wanted, found, "they were removed while the reader was away"
             )
         from_ = found
-        while from_ in stream.epochs and _again(stream.epochs[from_], ask.last):
+        while from_ in stream.epochs and again(stream.epochs[from_], ask.last):
             from_ += 1
-        end, size = from_, 0
         limit = stream.next if ask.limit is None else ask.limit.get(stream.id, from_)
-        while end in stream.epochs and end < limit:
-            bytes_ = stream.epochs[end].bytes
-            if size + bytes_ > budget and not (one and end == from_):
-                break
-            size, end = size + bytes_, end + 1
-        plan = Planned(
+        end = room.take(stream, from_, limit)
+        return Planned(
             stream=stream.id,
             from_=from_,
             next=end,
@@ -412,7 +460,6 @@ class Planning(Claims):
             duplicates=(from_ - found, stream.rows_between(found, from_)),
             moved=from_ > cursor.next,
         )
-        return plan, size
 
     def _pin(self, reader: Reader, planned: list[Planned]) -> None:
         for plan in planned:
@@ -421,10 +468,12 @@ class Planning(Claims):
             cursor.given = max(cursor.given, plan.next)
 
     def _last(self, planned: list[Planned]) -> tuple[str, int] | None:
+        """Return the last batch in a plan; epochs of the agent's own are of none."""
         for plan in reversed(planned):
-            epoch = self.streams[plan.stream].epochs.get(plan.next - 1)
-            if epoch is not None and plan.next > plan.from_:
-                return (epoch.query, epoch.batch)
+            for number in range(plan.next - 1, plan.from_ - 1, -1):
+                epoch = self.streams[plan.stream].epochs.get(number)
+                if epoch is not None and epoch.query:
+                    return (epoch.query, epoch.batch)
         return None
 
     def replan(
@@ -514,7 +563,3 @@ class Planning(Claims):
         cursor = known.cursors.get(stream) if known else None
         planned = cursor.planned if cursor else None
         return planned is not None and planned[0] <= epoch < planned[1]
-
-
-def _again(epoch: Epoch, last: tuple[str, int] | None) -> bool:
-    return last is not None and epoch.query == last[0] and epoch.batch <= last[1]

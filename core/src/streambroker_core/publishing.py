@@ -59,11 +59,12 @@ class BatchDiffersError(StreambrokerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The batch published last: what a replay has to equal."""
+    """The batch published last: what a replay has to equal; ``control`` is its tuples."""
 
     batch: int
     rows: int
     schema: str
+    control: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +242,15 @@ class Publisher:
         self.ended = end
 
     def publish(
-        self, *, query: str, run: str, batch: int, rows: int, schema: str | None, now: float
+        self,
+        *,
+        query: str,
+        run: str,
+        batch: int,
+        rows: int,
+        schema: str | None,
+        now: float,
+        control: int = 0,
     ) -> bool:
         """Decide whether a batch is new.
 
@@ -250,18 +259,20 @@ class Publisher:
             run: run id of the query.
             batch: batch id.
             rows: rows in all its stages.
-            schema: Spark schema as DDL; None for a batch without rows.
+            schema: Spark schema as DDL; None for a batch without rows and control.
             now: seconds.
+            control: how many control tuples it has.
 
         Returns:
-            True: publish it. False: it is published already, with equal rows and schema.
+            True: publish it. False: it is published already, with equal rows, schema and number of
+            control tuples.
 
         Raises:
             FencedError, BatchDiffersError: as in :meth:`admit`.
             PublisherInUseError: another query was admitted; rows come only after admission.
         """
         if self.query is not None and query != self.query:
-            if not rows:
+            if not (rows or control):
                 self._note_empty(query, batch)
                 return False  # nothing to publish: no reason to take the export from anybody
             raise PublisherInUseError(self.export, self.query)
@@ -273,10 +284,15 @@ class Publisher:
         if not self.is_published(batch):
             return True
         was = self.history.get(batch)
-        if was is not None and (rows != was.rows or (rows and schema != was.schema)):
+        if was is None:
+            return False
+        if rows != was.rows or ((rows or control) and schema != was.schema):
             raise BatchDiffersError(
                 self.export, batch, f"{was.rows} rows of {was.schema}", f"{rows} rows of {schema}"
             )
+        if control != was.control:
+            told = (f"{n} control tuples" for n in (was.control, control))
+            raise BatchDiffersError(self.export, batch, *told)
         return False
 
     def _note_empty(self, query: str, batch: int) -> None:
@@ -285,8 +301,8 @@ class Publisher:
         if known is not None and batch > known.batch:
             self.earlier[query] = Published(batch=batch, rows=0, schema=known.schema)
 
-    def published(self, *, batch: int, rows: int, schema: str | None) -> int:
-        """Record that the batch is durable (also one without rows, which makes no epoch).
+    def published(self, *, batch: int, rows: int, schema: str | None, control: int = 0) -> int:
+        """Record that the batch is durable (also one without rows and control: no epoch).
 
         Returns:
             How many batch ids were left out before it.
@@ -294,13 +310,14 @@ class Publisher:
         before = self.gap_before(batch)
         gap = before - self.skipped
         self.gaps += gap
-        self.skipped = 0 if rows else before
-        self.restore(batch=batch, rows=rows, schema=schema)
+        self.skipped = 0 if rows or control else before
+        self.restore(batch=batch, rows=rows, schema=schema, control=control)
         return gap
 
-    def restore(self, *, batch: int, rows: int, schema: str | None) -> None:
-        """Learn again of a batch that was published; batches without rows leave no trace."""
-        self.last = Published(batch=batch, rows=rows, schema=schema or self.schema or "")
+    def restore(self, *, batch: int, rows: int, schema: str | None, control: int = 0) -> None:
+        """Learn again of a batch that was published; one that made no epoch leaves no trace."""
+        named = schema or self.schema or ""
+        self.last = Published(batch=batch, rows=rows, schema=named, control=control)
         self.history[batch] = self.last
         while len(self.history) > HISTORY:
             del self.history[next(iter(self.history))]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_agent import agent_tls, functions, tls, tokens
+from pe_agent import agent_tls, emitted, functions, tls, tokens
 from pe_agent import owner as owners
 from pe_agent.arrow_batches import counted_in_rows
 from pe_agent.broker_client import BrokerClient
@@ -441,6 +441,11 @@ class PE:
         from pe_agent import aligned
 
         return aligned.stream(frame, pe=self)
+
+    # -- control tuples ------------------------------------------------------------------------
+
+    emit_control = emitted.emit_control
+    send_control = emitted.send_control
 
     # -- the original's functions: codes instead of errors -------------------------------------
 

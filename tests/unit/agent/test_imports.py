@@ -439,7 +439,8 @@ def test_what_an_absent_exporter_has_is_left_for_the_next_run(
         return {"t": 7}, True
 
     monkeypatch.setattr(Peers, "ask_heads", ask)
-    assert made.host.heads("in") == {"heads": {"t": 7}, "missing": [A], "ended": [B]}
+    found = {"heads": {"t": 7}, "missing": [A], "ended": [B], "control": 0}
+    assert made.host.heads("in") == found
     assert made.host.status()["missing"] == {"in": [A]}
 
 
@@ -462,7 +463,7 @@ def test_a_run_waits_for_its_routes_and_then_for_their_agents(
     until(made.news.waiting, 10, "it waits for the view")
     made.connect(A)
     asked.join(10)
-    assert found == [{"heads": {"s": 7}, "missing": [], "ended": []}]
+    assert found == [{"heads": {"s": 7}, "missing": [], "ended": [], "control": 0}]
 
 
 def test_without_routes_there_is_no_run(made: Bench) -> None:

@@ -23,22 +23,30 @@ class ControlHead:
         number: the epoch.
         begin: types of its ``BEGIN`` tuples.
         end: types of its ``END_WINDOW`` tuples.
+        tuples: how many control tuples it has.
+        bytes: what their payloads come to.
     """
 
     number: int
     begin: frozenset[str] = frozenset()
     end: frozenset[str] = frozenset()
+    tuples: int = 0
+    bytes: int = 0
 
 
 def head_of(number: int, controls: Iterable[ControlTuple]) -> ControlHead:
     """Return the head of an epoch with these control tuples."""
     kinds: dict[Delivery, set[str]] = {one: set() for one in Delivery}
+    tuples = size = 0
     for one in controls:
         kinds[one.delivery].add(one.type)
+        tuples, size = tuples + 1, size + len(one.text)
     return ControlHead(
         number=number,
         begin=frozenset(kinds[Delivery.BEGIN]),
         end=frozenset(kinds[Delivery.END_WINDOW]),
+        tuples=tuples,
+        bytes=size,
     )
 
 
@@ -54,6 +62,21 @@ def epochs_of_window(heads: Sequence[ControlHead], mergeable: frozenset[str] = f
             return taken
         if head.end - mergeable:
             return taken + 1
+    return len(heads)
+
+
+def epochs_within(heads: Sequence[ControlHead], tuples: int, size: int) -> int:
+    """Return how many of a stream's next epochs fit a window by number and bytes of their tuples.
+
+    Args:
+        heads: of the next epochs, in order.
+        tuples: how many control tuples the window has room for.
+        size: bytes of payload that it has room for.
+    """
+    for taken, head in enumerate(heads):
+        tuples, size = tuples - head.tuples, size - head.bytes
+        if head.tuples and (tuples < 0 or size < 0):
+            return taken
     return len(heads)
 
 

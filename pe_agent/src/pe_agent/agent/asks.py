@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.ledger import Ask
 from streambroker_core.wire.fields import Fields
@@ -53,6 +54,9 @@ def read_ask(body: Mapping[str, Any], what: str) -> Ask:
             lease=min(MAX_LEASE, _seconds(fields, "lease")),
             lossy=fields.boolean("lossy", False),
             call=_call(fields),
+            control=_types(fields),
+            tuples=fields.integer("tuples", MAX_TUPLES, high=_MOST),
+            payload=fields.integer("payload", MAX_BYTES, high=_MOST),
         )
     except ManifestError as error:
         raise BodyInvalidError(
@@ -140,6 +144,12 @@ def _texts(fields: Fields, key: str) -> list[str] | None:
     if not all(isinstance(one, str) for one in found):
         raise fields.bad(key, "has to be a list of texts")
     return found
+
+
+def _types(fields: Fields) -> frozenset[str] | None:
+    """Return the control types that do not cut, None from one who reads no control."""
+    found = _texts(fields, "control")
+    return None if found is None else frozenset(found)
 
 
 def _seconds(fields: Fields, key: str) -> float:

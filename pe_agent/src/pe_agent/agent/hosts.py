@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from pe_agent.agent import metrics
 from pe_agent.agent.broker.routes import RouteTable
+from pe_agent.agent.control_log import ControlLog
 from pe_agent.agent.exporting.blocks import Readable
 from pe_agent.agent.exporting.exports import HostedExport, Limits
 from pe_agent.agent.fellows.known import Fellows
@@ -25,6 +26,7 @@ from pe_agent.agent.news import News
 from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.log import Committer, Scrub
+from streambroker_core.control.placing import read_placed
 from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.ledger import Holder, NotRoutedError
 from streambroker_core.model import Buffer, Export, PeKey, PortKey, pe_of, port_of
@@ -95,6 +97,7 @@ class Hosts:
             str(pe), home / "kept", self.store, self.committer, progress=progress
         )
         self._declarations: dict[str, dict[str, Any]] = self.store.states("declarations", "port")
+        self.control_log = ControlLog(self.store, self.news.tell)
         self.imports = ImportHost(
             str(pe),
             self.routes,
@@ -102,6 +105,7 @@ class Hosts:
             self.news,
             lambda port: f"import/{port}" in self._declarations,
             self._holders,
+            self.control_log,
         )
         self.scrub = Scrub()
         for (key,) in self.store.query(_EXPORTS):
@@ -304,6 +308,10 @@ class Hosts:
             "publisher.renew": self._renew_publisher,
             "publisher.renounce": self._renounce,
             "publisher.finish": self._finish,
+            "export.emit": lambda b: self.export(b["export"]).emit(b["request"], b["what"]),
+            "export.emitted": lambda b: self.export(b["export"]).emitted(int(b["seq"])),
+            "control.append": lambda b: self.control_log.append(b["request"], b["what"]),
+            "control.entry": lambda b: self.control_log.entry(int(b["seq"])),
             "reader.next": self.imports.next,
             "reader.slices": self.imports.slices,
             "reader.renew": lambda b: {
@@ -348,6 +356,8 @@ class Hosts:
             batch=body["batch"],
             stages=body["stages"],
             ddl=body["ddl"],
+            control=read_placed(body.get("control") or []),
+            schema=_arrow(body.get("arrow")),
         )
 
     def _abort(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.importing.peers import plan_body
 from pe_agent.agent.listener import Shown
 from pe_agent.flight_errors import to_flight
+from streambroker_core.control.rows import schema as control_schema
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import names_of
 
@@ -148,23 +149,27 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 filter=request["filter"],
                 columns=names_of(request["columns"]),
                 query=None if request.get("query") is None else str(request["query"]),
+                numbered=bool(request.get("numbered")),
             )
             export = self._hosts.readable(request)
             stream = export.streams.get(read.stream)
             if stream is None:
                 raise NotPlannedError(f"stream {read.stream} is not in the log of this agent")
+            later = replace(read, pieces=_after(read.pieces, int(request.get("skip", 0))))
+            if request.get("control"):
+                return flight.GeneratorStream(
+                    control_schema(), self._send(self._reader.control(export, later))
+                )
             schema = self._reader.schema(stream, read)
         except Exception as error:
             raise self._told(error, "get") from None
-        return flight.GeneratorStream(schema, self._send(export, read, int(request.get("skip", 0))))
+        return flight.GeneratorStream(schema, self._send(self._reader.batches(export, later)))
 
     def _send(
-        self, export: Any, read: Read, skip: int
+        self, found: Iterable[tuple[pa.RecordBatch, int]]
     ) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
         try:
-            pieces = _after(read.pieces, skip)
-            later = replace(read, pieces=pieces)
-            for batch, epoch in self._reader.batches(export, later):
+            for batch, epoch in found:
                 yield batch, pa.py_buffer(json.dumps({"epoch": epoch}).encode())
         except Exception as error:
             raise self._told(error, "get") from None
@@ -208,6 +213,8 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return {
             "blocks": again.blocks,
             "gone": again.gone,
+            "order": again.order,
+            "control": again.control,
             "agents": self._hosts.fellows.tickets(again.agents, grant),
         }
 

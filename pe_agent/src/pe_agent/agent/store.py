@@ -38,6 +38,13 @@ CREATE TABLE IF NOT EXISTS kept_streams (
 -- directories of logs that no stream has yet, or any more
 CREATE TABLE IF NOT EXISTS unnamed (owner TEXT, id TEXT, PRIMARY KEY (owner, id));
 CREATE TABLE IF NOT EXISTS own_readers (id TEXT PRIMARY KEY, state TEXT NOT NULL);
+-- control tuples from outside to the importers of an export; epoch is null while they are in none
+CREATE TABLE IF NOT EXISTS emitted (
+    export TEXT, seq INTEGER, request TEXT NOT NULL, what TEXT NOT NULL, stream TEXT, epoch INTEGER,
+    PRIMARY KEY (export, seq), UNIQUE (export, request));
+CREATE TABLE IF NOT EXISTS control_log (
+    seq INTEGER PRIMARY KEY, request TEXT NOT NULL UNIQUE, what TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS control_readers (reader TEXT PRIMARY KEY, next INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS schemas (import TEXT PRIMARY KEY, ddl TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS declarations (port TEXT PRIMARY KEY, state TEXT NOT NULL);
 """

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from pe_agent import agent_tls
 from pe_agent.agent_tls import AgentTrust
 from pe_agent.client import AgentClient
+from pe_agent.datasource.packed import Packing
+from streambroker_core.control.buckets import MAX_BUCKETS
+from streambroker_core.control.packing import RANK_BITS
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.schema import Column, to_ddl
 
@@ -36,6 +39,17 @@ KNOWN = frozenset(
         "failondataloss",
         "frame",
         "stopatend",
+        "control",
+        "columns",
+        "input",
+        "buckets",
+        "key",
+        "broadcast",
+        "nulls",
+        "eventtime",
+        "rank",
+        "mergeable",
+        "controllog",
         "path",
         "checkpointlocation",
         "queryname",
@@ -82,6 +96,7 @@ class Options:
         stop_at_end: with `availableNow` the run goes on until all exports have ended.
         frame: name of the frame, by which the agent knows the queries that read it.
         lossy: loss that nobody agreed to is counted, and does not stop the query.
+        packing: how rows and control tuples are packed; None for plain rows.
     """
 
     port: str
@@ -98,6 +113,7 @@ class Options:
     agent_plain: str | None = None
     agent_certificate: str | None = None
     agent_key: str | None = None
+    packing: Packing | None = None
 
     def trust(self) -> AgentTrust:
         """Return whose agents are called, and what they are shown."""
@@ -146,6 +162,7 @@ class Options:
             agent_plain=given.get("agentplain"),
             agent_certificate=given.get("agentcertificate"),
             agent_key=given.get("agentkey"),
+            packing=_packing(given),
         )
 
 
@@ -175,6 +192,61 @@ def schema_of(agent: AgentClient, port: str) -> str:
 def ddl_of(schema: StructType) -> str:
     """Return a Spark schema as the DDL that manifests store."""
     return to_ddl(tuple(Column(f.name, f.dataType.simpleString()) for f in schema.fields))
+
+
+PACKED_ONLY = frozenset(
+    {
+        "columns",
+        "input",
+        "buckets",
+        "key",
+        "broadcast",
+        "nulls",
+        "eventtime",
+        "rank",
+        "mergeable",
+        "controllog",
+    }
+)
+
+
+def _packing(given: Mapping[str, str]) -> Packing | None:
+    """Return how an import with ``control`` is packed.
+
+    Raises:
+        OptionError: an option is wrong, or means nothing without ``control``.
+    """
+    if not _truth(given, "control", False):
+        alone = sorted(PACKED_ONLY & set(given))
+        if alone:
+            raise OptionError(
+                f"option `{alone[0]}` is for rows that are packed for an operator: it needs"
+                " `control` true."
+            )
+        return None
+    mergeable = [one.strip() for one in given.get("mergeable", "").split(",")]
+    return Packing(
+        columns=given.get("columns", ""),
+        input=given.get("input", "in"),
+        buckets=_whole(given, "buckets", 64, 1, MAX_BUCKETS),
+        key=given.get("key", ""),
+        broadcast=_truth(given, "broadcast", False),
+        nulls=_truth(given, "nulls", False),
+        event_time=given.get("eventtime"),
+        rank=_whole(given, "rank", 0, 0, (1 << RANK_BITS) - 1),
+        mergeable=tuple(one for one in mergeable if one),
+        log=_truth(given, "controllog", False),
+    )
+
+
+def _whole(given: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = given.get(name, str(default))
+    value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+    if not least <= value <= most:
+        raise OptionError(
+            f"option `{name}` is {text!r}; it has to be a whole number from {least} to {most}."
+        )
+    return value
 
 
 def _truth(given: Mapping[str, str], name: str, default: bool) -> bool:

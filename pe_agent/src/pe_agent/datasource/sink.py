@@ -10,7 +10,7 @@ import base64
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -19,9 +19,14 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from pe_agent.client import AgentClient
+from pe_agent.datasource.columns import struct_of
 from pe_agent.datasource.options import OptionError, Options, ddl_of
+from pe_agent.datasource.packed import PACKED_DDL, Packing
 from pe_agent.datasource.places import Place, Places
+from pe_agent.datasource.unpacked import Found, Unpacker, in_epoch
 from pe_agent.flight_errors import AgentUnreachableError
+from streambroker_core.control.envelope import encode
+from streambroker_core.control.placing import placed_once
 from streambroker_core.errors import StreambrokerError
 
 log = logging.getLogger("pe_agent")
@@ -44,6 +49,12 @@ class Staged(WriterCommitMessage):
     batch: int
     partition: int
     stage: dict[str, Any] | None
+    control: list[Found] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has staged."""
+        return 0 if self.stage is None else int(self.stage["rows"])
 
 
 class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
@@ -52,6 +63,8 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, schema: StructType, options: Options, overwrite: bool) -> None:
         if overwrite:
             raise OptionError("output mode `complete` cannot be exported; use `append`.")
+        if options.packing is not None:
+            schema = _unpacked(schema, options.packing)
         taken = [n for n in schema.names if n.startswith(RESERVED)]
         if taken:
             raise OptionError(
@@ -59,6 +72,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                 " publishing."
             )
         self._ddl = ddl_of(schema)
+        self._rows = schema
         self._options = options
         self._trust = options.trust().now()  # executors need not have the file
 
@@ -87,17 +101,32 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             partition=context.partitionId(),
             stage=None,
         )
+        if self._options.packing is not None:
+            self._write_packed(staged, iterator)
+            return staged
         first = next((b for b in iterator if b.num_rows), None)
         if first is not None:
             staged.stage = self._stage(staged, first, iterator)
         return staged
+
+    def _write_packed(self, staged: Staged, packed: Iterator[pa.RecordBatch]) -> None:
+        """Stage what packed rows hold; their control tuples go with the commit."""
+        schema = self._arrow()
+        unpacker = Unpacker(schema, f"batch {staged.batch} of export {staged.export}")
+        rows = unpacker.rows(packed)
+        first = next(rows, None)
+        if first is not None:
+            staged.stage = self._stage(staged, first, rows)
+        staged.control = unpacker.control()
+        if staged.stage is None and staged.control:
+            self._admit(staged, schema)
 
     def _client(self) -> AgentClient:
         return AgentClient(self._options.agent, self._options.token, self._trust)
 
     def _admit(self, staged: Staged, schema: pa.Schema) -> dict[str, Any]:
         """Wait until the export takes this batch: its log has room and no other query has it."""
-        arrow = base64.b64encode(schema.remove_metadata().serialize()).decode()
+        arrow = _written(schema)
         renewed: int | None = None
         told = False
         deadline = time.monotonic() + self._options.reconnect
@@ -188,6 +217,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             return
         stages = [s.stage for s in staged if s.stage is not None]
         one = staged[0]
+        more = self._control(staged)
         deadline = time.monotonic() + min(COMMIT_SECONDS, self._options.reconnect)
         while True:
             try:
@@ -199,7 +229,8 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                     run=one.run,
                     batch=batchId,
                     stages=stages,
-                    ddl=self._ddl if stages else None,
+                    ddl=self._ddl if stages or more else None,
+                    **more,
                 )
                 return
             except StreambrokerError as error:
@@ -208,6 +239,29 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                 if time.monotonic() > deadline:
                     raise AgentUnreachableError(str(error)) from None
                 time.sleep(0.2)
+
+    def _control(self, staged: list[Staged]) -> dict[str, Any]:
+        """Return what a commit says of control tuples; nothing if there are none.
+
+        Raises:
+            ControlLimitError: there are more than one epoch takes.
+        """
+        tasks = [(s.rows, s.control) for s in staged]
+        rows = sum(s.rows for s in staged)
+        where = f"batch {staged[0].batch} of export {staged[0].export}"
+        placed = placed_once(in_epoch(tasks), rows, where)
+        if not placed:
+            return {}
+        return {
+            "control": [[at, encode(one)] for at, one in placed],
+            **({} if rows else {"arrow": _written(self._arrow())}),
+        }
+
+    def _arrow(self) -> pa.Schema:
+        """Return the Arrow schema of the rows."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        return to_arrow_schema(self._rows, timezone="UTC")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Discard what was staged and not published."""
@@ -227,6 +281,24 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             )
         except StreambrokerError as error:
             log.warning("stages of batch %s not discarded yet: %s", batchId, error)
+
+
+def _unpacked(schema: StructType, packing: Packing) -> StructType:
+    """Return the columns of the rows that a packed frame holds.
+
+    Raises:
+        OptionError: the frame is not packed, or its columns are not named.
+    """
+    if schema.names != struct_of(PACKED_DDL).names or not packing.columns:
+        raise OptionError(
+            "with `control` the frame has to have the packed rows of an operator"
+            f" ({PACKED_DDL}), and the option `columns` the columns that they hold."
+        )
+    return packing.struct
+
+
+def _written(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
 
 def _staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:

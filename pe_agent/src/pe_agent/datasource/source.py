@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from pyspark.sql.types import StructType
 from pe_agent.agent_tls import AgentTrust
 from pe_agent.client import AgentClient
 from pe_agent.datasource.asking import Ahead, Lease
+from pe_agent.datasource.columns import struct_of
 from pe_agent.datasource.options import (
     SOURCE_FIELD,
     OptionError,
@@ -37,14 +39,18 @@ from pe_agent.datasource.options import (
     ddl_of,
     schema_of,
 )
+from pe_agent.datasource.packed import PACKED_DDL, Packer, places_of
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.tickets import epochs, holder, planned, query, source_column
 from pe_agent.flight_errors import AgentUnreachableError
+from streambroker_core.control.placing import read_placed
+from streambroker_core.control.rows import to_batch
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import Offset
 
 log = logging.getLogger("pe_agent")
 
+SOURCE_COLUMN = struct_of(SOURCE_FIELD).fields[0]
 AWAY_SECONDS = 0.1
 AHEAD_SECONDS = 1.0
 HEADS_WAIT = 10.0
@@ -62,6 +68,12 @@ class StreambrokerDataSource(DataSource):
     Options: ``import`` or ``export`` (the port), ``agent``, ``agentToken``, ``maxBytesPerBatch``
     (bytes, default 256 MiB or one epoch), ``reconnect`` (seconds, default 60), ``source``,
     ``failOnDataLoss`` (default true), ``stopAtEnd``, ``agentCa`` (a file) and ``agentPlain``.
+
+    With ``control`` an import gives packed rows for an operator: ``columns`` (DDL; default those of
+    the first match), ``input`` (its name there, default ``in``), ``buckets`` (default 64), ``key``
+    (columns, with types if they are to be cast), ``broadcast``, ``nulls``, ``eventTime`` (a
+    column), ``rank`` (of this frame among those of the input), ``mergeable`` (types of tuples),
+    ``controlLog`` (this source of the query carries the agent's control log).
     """
 
     @classmethod
@@ -72,13 +84,25 @@ class StreambrokerDataSource(DataSource):
     def schema(self) -> str:
         """Return the schema of the import's first match; waits up to 60 s for one."""
         options = Options.read(self.options, "import")
-        agent = AgentClient(options.agent, options.token, options.trust())
-        ddl = schema_of(agent, options.port)
+        if options.packing:
+            return PACKED_DDL
+        ddl = _columns_of(options)
         return f"{ddl}, {SOURCE_FIELD}" if options.source else ddl
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader of one query."""
-        return StreambrokerStreamReader(schema, Options.read(self.options, "import"))
+        options = Options.read(self.options, "import")
+        if options.packing is None:
+            return StreambrokerStreamReader(schema, options)
+        if schema.names != struct_of(PACKED_DDL).names:
+            raise OptionError(
+                "with `control` rows come packed; give their columns with the option `columns`,"
+                " not as a schema."
+            )
+        columns = options.packing.columns or _columns_of(options)
+        packing = replace(options.packing, columns=columns)
+        packing.check()
+        return StreambrokerStreamReader(schema, replace(options, packing=packing))
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
@@ -91,6 +115,11 @@ class StreambrokerDataSource(DataSource):
         raise OptionError(
             "format streambroker writes streams only: use df.writeStream, or pe.publish(df, port)."
         )
+
+
+def _columns_of(options: Options) -> str:
+    """Return the columns of an import's first match as DDL."""
+    return schema_of(AgentClient(options.agent, options.token, options.trust()), options.port)
 
 
 class Slice(InputPartition):
@@ -106,12 +135,17 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def __init__(self, schema: StructType, options: Options) -> None:
         self._schema = schema
-        self._columns = StructType([f for f in schema.fields if f.name != "_source"])
+        packing = options.packing
+        rows = schema if packing is None else packing.struct
+        with_source = packing is not None and options.source
+        self._rows = StructType([*rows.fields, SOURCE_COLUMN]) if with_source else rows
+        self._columns = StructType([f for f in rows.fields if f.name != "_source"])
         self._options = options
         self._trust = options.trust()
         self._session = secrets.token_hex(8)
         self._mint = secrets.token_hex(16)
         self._limit: dict[str, int] | None = None
+        self._log_limit: int | None = None
         self._to_end = False
         self._lease: Lease | None = None
         self._together = False
@@ -169,7 +203,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             time.sleep(AWAY_SECONDS)
         if missing:
             log.warning("import %s: left for the next run: %s", self._options.port, missing)
-        self._limit = answer["heads"]
+        self._limit, self._log_limit = answer["heads"], answer.get("control")
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any], limit: ReadLimit
@@ -219,8 +253,16 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             "limit": self._limit,
             "lossy": self._options.lossy,
             "frame": self._options.frame,
+            **self._control(),
             "wait": self._options.poll_wait if self._limit is None else 0.0,
         }
+
+    def _control(self) -> dict[str, Any]:
+        packing = self._options.packing
+        if packing is None:
+            return {}
+        told: dict[str, Any] = {"control": list(packing.mergeable)}
+        return {**told, "log": True, "log_limit": self._log_limit} if packing.log else told
 
     def _ask_ahead(self, start: dict[str, Any]) -> dict[str, Any]:
         more = {"aside": True, "wait": AHEAD_SECONDS}
@@ -292,6 +334,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             "start": start,
             "end": end,
             "lossy": self._options.lossy,
+            "control": self._options.packing is not None,
         }
         while True:
             late = time.monotonic() > deadline
@@ -353,9 +396,40 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
         mine = cast(Slice, partition)
         self._trust = mine.trust
-        ticket: dict[str, Any] = mine.value
-        wanted = to_arrow_schema(self._schema, timezone="UTC")
-        ticket = {**ticket, "query": query()}
+        ticket: dict[str, Any] = {**mine.value, "query": query()}
+        wanted = to_arrow_schema(self._rows, timezone="UTC")
+        packing = self._options.packing
+        if packing is None:
+            for batch, meta in self._blocks(ticket):
+                if batch.num_rows:
+                    yield self._shaped(batch, wanted, ticket, meta)
+            return
+        packed = to_arrow_schema(self._schema, timezone="UTC")
+        for batch in self._packed(ticket, wanted, Packer(packing, ticket)):
+            if batch.num_rows:
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=packed)
+
+    def _packed(
+        self, ticket: dict[str, Any], wanted: pa.Schema, packer: Packer
+    ) -> Iterator[pa.RecordBatch]:
+        if "tuples" in ticket:
+            yield from packer.control([to_batch(read_placed(ticket["tuples"]))])
+            return
+        if ticket.get("control"):
+            yield from packer.control([batch for batch, _ in self._blocks(ticket)])
+            return
+        for number, (batch, meta) in enumerate(self._blocks(ticket)):
+            if batch.num_rows:
+                places = places_of(batch, filtered=ticket["filter"] is not None)
+                yield from packer.rows(self._shaped(batch, wanted, ticket, meta), number, places)
+        yield from packer.end()
+
+    def _blocks(self, ticket: dict[str, Any]) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+        """Yield each block of a slice with what is said of it, also one without rows.
+
+        Raises:
+            AgentUnreachableError: see :meth:`read`.
+        """
         location, done = ticket["location"], 0
         until: float | None = None
         while True:
@@ -365,8 +439,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 )
                 for batch, meta in rows:
                     done, until = done + 1, None
-                    if batch.num_rows:
-                        yield self._shaped(batch, wanted, ticket, meta)
+                    yield batch, meta
                 return
             except StreambrokerError as error:
                 if error.code != "AgentUnreachable":

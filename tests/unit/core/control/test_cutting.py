@@ -70,7 +70,13 @@ def test_a_head_tells_what_cuts_and_nothing_else() -> None:
         4,
         [control(d.value, 4, delivery=d) for d in Delivery],
     )
-    assert head == ControlHead(number=4, begin=frozenset({"BEGIN"}), end=frozenset({"END_WINDOW"}))
+    assert head == ControlHead(
+        number=4,
+        begin=frozenset({"BEGIN"}),
+        end=frozenset({"END_WINDOW"}),
+        tuples=4,
+        bytes=4 * len("null"),
+    )
 
 
 @given(epochs=st.lists(st.text("bewv", max_size=2), max_size=8))

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pe_agent.agent.exporting.manifests import Manifest
 from pe_agent.agent.exporting.masks import compiled
 from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.log import AddressGone, LogCorrupt, LogError
+from streambroker_core.control.packing import SEQ
+from streambroker_core.control.rows import to_batch
 from streambroker_core.errors import StreambrokerError
 
 CACHE_BYTES = 64 << 20
@@ -25,6 +28,7 @@ ENTRY_BYTES = 1024
 """What an entry of a cache takes beside its columns or masks, also without a row."""
 COLUMN_BYTES = 512
 """What a column or a mask takes beside its values."""
+_NUMBER = pa.field(SEQ, pa.int64(), nullable=False)
 
 
 class NotPlannedError(StreambrokerError):
@@ -67,7 +71,8 @@ class BytesCache:
 class Read:
     """What one slice asks for: blocks ``[first, last)`` of each epoch, in order.
 
-    ``query`` is the streaming query whose task asks, None if it does not say.
+    ``query`` is the streaming query whose task asks, None if it does not say. With ``numbered``
+    rows that pass a filter come with their number in their block, as column ``_seq``.
     """
 
     reader: str
@@ -76,6 +81,7 @@ class Read:
     filter: str | None
     columns: tuple[str, ...] | None
     query: str | None = None
+    numbered: bool = False
 
 
 class Readable(Protocol):
@@ -116,9 +122,27 @@ class BlockReader:
 
     def schema(self, stream: HostedStream, read: Read) -> pa.Schema:
         """Return the Arrow schema a read yields."""
-        if read.columns is None:
-            return stream.schema
-        return pa.schema([stream.schema.field(c) for c in read.columns])
+        schema = stream.schema
+        if read.columns is not None:
+            schema = pa.schema([schema.field(c) for c in read.columns])
+        return schema.append(_NUMBER) if read.numbered and read.filter is not None else schema
+
+    def control(self, export: Readable, read: Read) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yield the control tuples of each epoch, whatever the filter, with their places in it.
+
+        Raises:
+            NotPlannedError: an epoch is not in the reader's plan.
+        """
+        for epoch, _, _ in read.pieces:
+            manifest = _planned(export, read, epoch)
+            stream = export.streams.get(read.stream)
+            try:
+                placed = stream.control_of(epoch) if stream else []
+            except LogError as error:
+                raise export.unreadable(read.stream, epoch, error) from None
+            if manifest.control and len(placed) != manifest.control.head.tuples:
+                raise NotPlannedError(f"epoch {epoch} of stream {read.stream} was removed.")
+            yield to_batch(placed), epoch
 
     def batches(self, export: Readable, read: Read) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield ``(rows that pass, epoch)`` for each block, also when none pass.
@@ -163,7 +187,7 @@ class BlockReader:
         block, epoch = manifest.own[index], manifest.epoch
         if read.filter is None:
             return _project(stream.read(block), read.columns)
-        key = (stream.id, epoch, index, read.filter, read.columns)
+        key = (stream.id, epoch, index, read.filter, read.columns, read.numbered)
         found = self._filtered.get(key)
         if found is not None:
             return found
@@ -176,6 +200,10 @@ class BlockReader:
             atoms_key, atoms, _size(len(masks), sum(len(text) + m.nbytes for text, m in masks))
         )
         result = _project(batch, read.columns).filter(mask)
+        if read.numbered:
+            numbers = pc.indices_nonzero(mask).cast(pa.int64())
+            columns = [*result.columns, numbers]
+            result = pa.RecordBatch.from_arrays(columns, schema=result.schema.append(_NUMBER))
         size = _size(result.num_columns, len(read.filter) + result.nbytes)
         self._filtered.put(key, result, size)
         return result

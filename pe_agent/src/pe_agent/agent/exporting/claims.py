@@ -37,6 +37,7 @@ def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
         "query": reader.query,
         "turned": reader.turned,
         "turns": reader.turns,
+        "control": reader.control,
         "delivery": asdict(delivery),
     }
 
@@ -62,6 +63,7 @@ def decode_reader(
         moved=now,
         turned=state.get("turned", False),
         turns=state.get("turns", 0),
+        control=state.get("control", False),
         cursors={
             s: Cursor(next=next_, planned=None if planned is None else tuple(planned), first=first)
             for s, (next_, planned, first) in _of(streams, state["cursors"]).items()
@@ -97,8 +99,8 @@ def save_publisher(
         "query": publisher.query,
         "schema": publisher.schema,
         "runs": publisher.runs,
-        "last": None if publisher.last is None else asdict(publisher.last),
-        "earlier": {q: asdict(last) for q, last in publisher.earlier.items()},
+        "last": None if publisher.last is None else _encode_published(publisher.last),
+        "earlier": {q: _encode_published(last) for q, last in publisher.earlier.items()},
         "free": free,
         "aborted": publisher.aborted,
         "gaps": publisher.gaps,
@@ -111,6 +113,11 @@ def save_publisher(
             db.execute(_PUBLISHER, row)
     else:
         store.write(_PUBLISHER, *row)
+
+
+def _encode_published(last: Published) -> dict[str, Any]:
+    """Return a batch as JSON; one without control as an older release reads it, too."""
+    return {k: v for k, v in asdict(last).items() if k != "control" or v}
 
 
 def restore_publisher(
@@ -140,9 +147,11 @@ def restore_publisher(
         for manifest in sorted(stream.manifests.values(), key=lambda m: m.epoch):
             if manifest.query != publisher.query:
                 continue
-            if publisher.last is None or manifest.batch >= publisher.last.batch:
-                publisher.restore(batch=manifest.batch, rows=manifest.rows, schema=manifest.ddl)
+            batch, count, ddl = manifest.batch, manifest.rows, manifest.ddl
+            own = manifest.control.own if manifest.control else 0
+            if publisher.last is None or batch >= publisher.last.batch:
+                publisher.restore(batch=batch, rows=count, schema=ddl, control=own)
             else:
-                publisher.history[manifest.batch] = Published(
-                    batch=manifest.batch, rows=manifest.rows, schema=manifest.ddl
+                publisher.history[batch] = Published(
+                    batch=batch, rows=count, schema=ddl, control=own
                 )

@@ -13,13 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.agent.exporting.claims import decode_reader, restore_publisher
+from pe_agent.agent.exporting.emitting import EmittingSide
 from pe_agent.agent.exporting.figures import export_figures
-from pe_agent.agent.exporting.publishing import (
-    NotAdmittedError,
-    PublishingSide,
-    StageMissingError,
-    epoch_of,
-)
+from pe_agent.agent.exporting.publishing import NotAdmittedError, StageMissingError, epoch_of
 from pe_agent.agent.exporting.reading import ReadingSide
 from pe_agent.agent.exporting.state import SEGMENT_BYTES, steady_clock
 from pe_agent.agent.exporting.streams import HostedStream
@@ -27,7 +23,7 @@ from pe_agent.agent.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger import Limits, Stream
 
 
-class HostedExport(PublishingSide, ReadingSide):
+class HostedExport(EmittingSide, ReadingSide):
     """One export of this agent's PE. All public calls are safe from any thread."""
 
     _withdrawn: float | None = None
@@ -78,6 +74,7 @@ class HostedExport(PublishingSide, ReadingSide):
                 if name in self.ledger.streams:
                     for number, rows_before in sums:
                         self.ledger.streams[name].recall(number, rows_before)
+        self._recover_emitted()
         self._sweep_stages()
 
     def _restore_stream(self, hosted: HostedStream, sealed: bool, next_: int, total: int) -> None:

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 from pe_agent.log import Address
+from streambroker_core.control.cutting import ControlHead
 from streambroker_core.errors import StreambrokerError
 
-VERSION = 2
-"""Of manifests that name fellows; all others are written as version 1, and read by any release."""
+VERSION = 3
+"""Of manifests with control tuples; those that name fellows are written as version 2, all others as
+version 1, which any release reads."""
 
 Meta: TypeAlias = bytes
 """The meta part of a frame: JSON in UTF-8."""
@@ -128,14 +131,58 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What a manifest says of its control tuples; they themselves are its frame's payload.
+
+    Attributes:
+        head: what a reader's batches are cut by.
+        own: how many of them the publishing query gave with the batch.
+        emitted: id of a control log, and the sequence below which its tuples are in epochs up to
+            this one; None if it has none of them.
+    """
+
+    head: ControlHead
+    own: int = 0
+    emitted: tuple[str, int] | None = None
+
+    def encode(self) -> dict[str, Any]:
+        """Return its form in the log."""
+        return {
+            "tuples": self.head.tuples,
+            "bytes": self.head.bytes,
+            "begin": sorted(self.head.begin),
+            "end": sorted(self.head.end),
+            "own": self.own,
+            "emitted": self.emitted,
+        }
+
+    @staticmethod
+    def decode(epoch: int, data: Mapping[str, Any]) -> Control:
+        """Read its form in the log."""
+        emitted = data["emitted"]
+        return Control(
+            head=ControlHead(
+                number=epoch,
+                begin=frozenset(data["begin"]),
+                end=frozenset(data["end"]),
+                tuples=data["tuples"],
+                bytes=data["bytes"],
+            ),
+            own=data["own"],
+            emitted=None if emitted is None else (emitted[0], emitted[1]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One epoch: whole, once.
+    """One epoch: whole, once. One that a tuple from outside opened has no query and no rows.
 
     Attributes:
         rows_before: the rows of the stream's earlier epochs.
         blocks: in the order of the partitions that wrote them.
         agents: the PEs of the fellows that hold some of the blocks.
         gap: how many batches are missing before it; see the ledger's epoch.
+        control: what it says of its control tuples, None if it has none.
     """
 
     epoch: int
@@ -150,6 +197,7 @@ class Manifest:
     blocks: tuple[Block | Away, ...]
     agents: tuple[str, ...] = ()
     gap: int = 0
+    control: Control | None = None
 
     def __post_init__(self) -> None:
         """Keep once in memory what all epochs of a run have in common."""
@@ -162,7 +210,7 @@ class Manifest:
         gap = {"gap": self.gap} if self.gap else {}
         return json.dumps(
             {
-                "v": VERSION if self.agents else 1,
+                "v": self._version(),
                 "epoch": self.epoch,
                 "query": self.query,
                 "run": self.run,
@@ -172,12 +220,18 @@ class Manifest:
                 "at": self.published,
                 "ddl": self.ddl,
                 "before": self.rows_before,
-                "control": [],
+                "control": [] if self.control is None else self.control.encode(),
                 "blocks": [b.encode() for b in self.blocks],
                 **fellows,
                 **gap,
             }
         ).encode()
+
+    def _version(self) -> int:
+        """Return the first version that can say all of it."""
+        if self.control is not None:
+            return 3
+        return 2 if self.agents else 1
 
     @staticmethod
     def decode(meta: Meta) -> Manifest:
@@ -207,6 +261,7 @@ class Manifest:
             ),
             agents=tuple(data.get("agents", ())),
             gap=data.get("gap", 0),
+            control=Control.decode(data["epoch"], data["control"]) if data["control"] else None,
         )
 
     @property

@@ -10,19 +10,22 @@ import contextlib
 import logging
 import secrets
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from pe_agent.agent.exporting.claims import save_publisher
-from pe_agent.agent.exporting.manifests import Manifest, Stage
+from pe_agent.agent.exporting.manifests import Control, Manifest, Stage
 from pe_agent.agent.exporting.spreading import Sealed, SpreadSide, joined
 from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.agent.exporting.waiting import WaitingSide
 from pe_agent.agent.store import GROWS, SEALED
 from pe_agent.log import LogError
+from streambroker_core.control.cutting import head_of
+from streambroker_core.control.placing import Placed, encode, placed_once
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Epoch
 from streambroker_core.publishing import Occupied
@@ -60,6 +63,20 @@ class StageTooLargeError(StreambrokerError):
             f" have {limit:,} there. Nothing of it is published: let the query take less at once"
             " (maxBytesPerBatch, maxOffsetsPerTrigger), or raise the export's buffer.maxBytes."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What a driver commits; see :meth:`PublishingSide.publish`."""
+
+    query: str
+    run: str
+    batch: int
+    stages: list[dict[str, Any]]
+    ddl: str | None
+    rows: int
+    control: list[Placed]
+    schema: pa.Schema | None
 
 
 class PublishingSide(WaitingSide, SpreadSide):
@@ -241,7 +258,15 @@ class PublishingSide(WaitingSide, SpreadSide):
         return stream
 
     def publish(
-        self, *, query: str, run: str, batch: int, stages: list[dict[str, Any]], ddl: str | None
+        self,
+        *,
+        query: str,
+        run: str,
+        batch: int,
+        stages: list[dict[str, Any]],
+        ddl: str | None,
+        control: Iterable[Placed] = (),
+        schema: pa.Schema | None = None,
     ) -> dict[str, Any]:
         """Make the stages of a batch an epoch, whole and once.
 
@@ -250,93 +275,108 @@ class PublishingSide(WaitingSide, SpreadSide):
             run: its run id.
             batch: its batch id.
             stages: summaries as :meth:`stage` returned them, in partition order.
-            ddl: Spark schema of the rows, None if there are none.
+            ddl: Spark schema of the rows, None if there is neither a row nor control.
+            control: control tuples, each behind so many rows of the batch; copies count once.
+            schema: Arrow schema of the rows; needed where there is control and no row.
 
         Returns:
             ``{"published": bool, "epoch": int | null, "stream": id | null}``; not published again
-            if it was already, no epoch if the batch has no rows.
+            if it was already, no epoch if the batch has neither rows nor control.
 
         Raises:
             StageMissingError: a stage is not here, or not as it was told.
+            ControlError, ControlLimitError: the control tuples cannot be in one epoch.
             FencedError, PublisherInUseError, BatchDiffersError: see core.publishing.
         """
         ddl = None if ddl is None else sys.intern(ddl)  # once in memory for all epochs
-        with self._publishing:
-            sealed = self._seal(query=query, run=run, batch=batch, stages=stages, ddl=ddl)
-            return self._publish(query, run, batch, stages, ddl, sealed)
-
-    def _publish(
-        self,
-        query: str,
-        run: str,
-        batch: int,
-        stages: list[dict[str, Any]],
-        ddl: str | None,
-        sealed: Mapping[str, Sealed],
-    ) -> dict[str, Any]:
         rows = sum(s["rows"] for s in stages)
+        placed = placed_once(control, rows, f"batch {batch} of {self.key}")
+        one = _Batch(query, run, batch, stages, ddl, rows, placed, schema)
+        with self._publishing:
+            sealed = self._seal(
+                query=query, run=run, batch=batch, stages=stages, ddl=ddl, control=len(placed)
+            )
+            return self._publish(one, sealed)
+
+    def _publish(self, one: _Batch, sealed: Mapping[str, Sealed]) -> dict[str, Any]:
         with self._lock:
             fresh = self.publisher.publish(
-                query=query, run=run, batch=batch, rows=rows, schema=ddl, now=self._clock()
+                query=one.query,
+                run=one.run,
+                batch=one.batch,
+                rows=one.rows,
+                schema=one.ddl,
+                now=self._clock(),
+                control=len(one.control),
             )
             if not fresh:
-                for summary in stages:
-                    self._discard(summary["stage"])
-                self._sweep_stages()
-                if self._admitted == (run, batch):
-                    self._admitted = None
-                if query != self.publisher.query:
-                    save_publisher(self.publisher, self._store, durable=True)
+                self._pass_over(one)
                 return {"published": False, "epoch": None, "stream": None}
             answer: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
-            if rows:
-                manifest, stream = self._manifest(query, run, batch, stages, str(ddl), sealed)
-                stream.publish(manifest)
-                epoch = epoch_of(manifest, stream.size_of(manifest.epoch))
-                self.ledger.publish(stream.id, epoch)
-                self.published_rows += rows
+            if one.rows or one.control:
+                manifest, stream = self._manifest(one, sealed)
+                self._append(stream, manifest, one.control)
                 answer.update(epoch=manifest.epoch, stream=stream.id)
-            gap = self.publisher.published(batch=batch, rows=rows, schema=ddl)
+            # Before the store is told: if that fails, the batch is published all the same.
+            gap = self.publisher.published(
+                batch=one.batch, rows=one.rows, schema=one.ddl, control=len(one.control)
+            )
             if gap:
                 log.warning(
                     "batch %s of export %s follows batch %s: was the checkpoint restored?",
-                    batch,
+                    one.batch,
                     self.key,
-                    batch - gap - 1,
+                    one.batch - gap - 1,
                 )
-            if rows:
-                self._store.write(
-                    "UPDATE streams SET next = ?, rows = ? WHERE id = ?",
-                    manifest.epoch + 1,
-                    manifest.rows_before + rows,
-                    stream.id,
-                )
-            # An epoch is in the log; of a batch without rows this is the only trace.
-            save_publisher(self.publisher, self._store, durable=not rows)
+            if answer["epoch"] is not None:
+                self._note_next(stream, manifest)
+            # An epoch is in the log; of a batch without one this is the only trace.
+            save_publisher(self.publisher, self._store, durable=answer["epoch"] is None)
             self._admitted, self._again = None, frozenset()
+            self._emit_kept()
             self._sweep_stages()
             self._sweep()
         self._notify()
         return answer
 
-    def _manifest(
-        self,
-        query: str,
-        run: str,
-        batch: int,
-        summaries: list[dict[str, Any]],
-        ddl: str,
-        sealed: Mapping[str, Sealed],
-    ) -> tuple[Manifest, HostedStream]:
-        stream = self.newest
-        named = [s for s in summaries if s["rows"]]
+    def _emit_kept(self) -> None:
+        """Open an epoch for control tuples from outside that are in none."""
+
+    def _pass_over(self, one: _Batch) -> None:
+        """Discard what a batch has staged that was published before."""
+        for summary in one.stages:
+            self._discard(summary["stage"])
+        self._sweep_stages()
+        if self._admitted == (one.run, one.batch):
+            self._admitted = None
+        if one.query != self.publisher.query:
+            save_publisher(self.publisher, self._store, durable=True)
+
+    def _append(
+        self, stream: HostedStream, manifest: Manifest, placed: Sequence[Placed] = ()
+    ) -> None:
+        """Put an epoch into the log, and tell the ledger of it."""
+        stream.publish(manifest, encode(placed) if placed else b"")
+        self.ledger.publish(stream.id, epoch_of(manifest, stream.size_of(manifest.epoch)))
+        self.published_rows += manifest.rows
+
+    def _note_next(self, stream: HostedStream, manifest: Manifest) -> None:
+        """Keep how far a stream is, also for the time when its epochs are removed."""
+        self._store.write(
+            "UPDATE streams SET next = ?, rows = ? WHERE id = ?",
+            manifest.epoch + 1,
+            manifest.rows_after,
+            stream.id,
+        )
+
+    def _manifest(self, one: _Batch, sealed: Mapping[str, Sealed]) -> tuple[Manifest, HostedStream]:
+        named = [s for s in one.stages if s["rows"]]
+        stream = self._stream_of(one, staged=bool(named))
         stages = {
             s["stage"]: verified(stream, s, f"export {self.key}")
             for s in named
             if s["stage"] not in sealed
         }
-        if stream is None or not named:
-            raise StageMissingError(f"batch {batch} of {self.key} names no stage of this agent.")
         known = self.ledger.streams[stream.id]
         blocks, agents = joined(
             [
@@ -348,19 +388,35 @@ class PublishingSide(WaitingSide, SpreadSide):
         )
         manifest = Manifest(
             epoch=known.next,
-            query=query,
-            run=run,
-            batch=batch,
-            rows=sum(s["rows"] for s in named),
+            query=one.query,
+            run=one.run,
+            batch=one.batch,
+            rows=one.rows,
             bytes=sum(s.bytes for s in stages.values()) + sum(s.bytes for s in sealed.values()),
             published=self._clock(),
-            ddl=ddl,
+            ddl=str(one.ddl),
             rows_before=known.rows,
             blocks=blocks,
             agents=agents,
-            gap=self.publisher.gap_before(batch),
+            gap=self.publisher.gap_before(one.batch),
+            control=_control(known.next, one.control),
         )
         return manifest, stream
+
+    def _stream_of(self, one: _Batch, *, staged: bool) -> HostedStream:
+        """Return the stream that a batch is published in; one without rows may open it.
+
+        Raises:
+            StageMissingError: there is none.
+        """
+        stream = self.newest
+        if not staged and one.schema is not None and one.ddl is not None:
+            return self._current(one.query, one.batch, one.ddl, one.schema)
+        if stream is None or not staged:
+            raise StageMissingError(
+                f"batch {one.batch} of {self.key} names no stage of this agent."
+            )
+        return stream
 
     def abort(self, *, query: str, run: str, batch: int, stages: list[str]) -> None:
         """Discard what a batch has staged; after a publish nothing changes.
@@ -449,6 +505,13 @@ def _passed_over(batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
     return {"stage": secrets.token_hex(8), "stream": None, "rows": rows, "bytes": 0, "crc": 0}
 
 
+def _control(epoch: int, placed: Sequence[Placed]) -> Control | None:
+    """Return what a manifest says of the tuples that came with a batch."""
+    if not placed:
+        return None
+    return Control(head=head_of(epoch, (one for _, one in placed)), own=len(placed))
+
+
 def epoch_of(manifest: Manifest, size: int) -> Epoch:
     """Return an epoch of ``size`` bytes as the ledger sees it."""
     return Epoch(
@@ -460,4 +523,5 @@ def epoch_of(manifest: Manifest, size: int) -> Epoch:
         batch=manifest.batch,
         gap=manifest.gap,
         memory=EPOCH_MEMORY + BLOCK_MEMORY * len(manifest.blocks),
+        control=manifest.control.head if manifest.control else None,
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pe_agent.agent.exporting.manifests import Away, Manifest
 from pe_agent.agent.exporting.masks import misfit
@@ -30,11 +30,15 @@ class Replanned:
             ``{stream: [(first, next, rows), …]}``, rows None where they are not known. Only a
             lossy reader has any.
         agents: PEs of the fellows that hold some of it, counted from 1.
+        order: the streams, as the export went from one to the next.
+        control: the epochs that have control tuples, by stream.
     """
 
     blocks: dict[str, dict[int, list[list[int]]]]
     gone: dict[str, list[Gone]]
     agents: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    control: dict[str, list[int]] = field(default_factory=dict)
 
 
 class ReadingSide(SpreadSide):
@@ -127,9 +131,17 @@ class ReadingSide(SpreadSide):
             gone = self._left_out(ask, ranges, broken)
             agents: list[str] = []
             blocks = {s: self._blocks(s, *ranges[s], gone.get(s, ()), agents) for s in ranges}
+            order = tuple(s for s in self.ledger.streams if s in ranges)
+            control = {s: self._with_control(s, blocks[s]) for s in ranges}
         for name, parts in gone.items():
             log.warning("reader %s goes on without epochs %s of %s", ask.reader, parts, name)
-        return Replanned(blocks=blocks, gone=gone, agents=tuple(agents))
+        return Replanned(
+            blocks=blocks, gone=gone, agents=tuple(agents), order=order, control=control
+        )
+
+    def _with_control(self, stream: str, epochs: Iterable[int]) -> list[int]:
+        hosted = self.streams.get(stream)
+        return [n for n in epochs if hosted is not None and hosted.manifests[n].control]
 
     def _left_out(
         self,

@@ -81,6 +81,7 @@ class SpreadSide(ExportState):
         batch: int,
         stages: Sequence[Mapping[str, Any]],
         ddl: str | None,
+        control: int = 0,
     ) -> dict[str, Sealed]:
         """Seal the stages that lie at fellows, if the batch is new; by stage."""
         home = pe_of(self.key)
@@ -94,7 +95,13 @@ class SpreadSide(ExportState):
         with self._lock:
             now = self._clock()
             fresh = self.publisher.publish(
-                query=query, run=run, batch=batch, rows=rows, schema=ddl, now=now
+                query=query,
+                run=run,
+                batch=batch,
+                rows=rows,
+                schema=ddl,
+                now=now,
+                control=control,
             )
             stream = self.newest
             if not fresh or stream is None:

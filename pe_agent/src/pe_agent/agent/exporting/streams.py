@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from pe_agent.agent.exporting.manifests import Block, Manifest, Stage
 from pe_agent.agent.exporting.space import Space
-from pe_agent.log import Address, Committer, Kind, LogError, StreamLog
+from pe_agent.log import Address, AddressGone, Committer, Kind, LogError, StreamLog
+from streambroker_core.control.placing import Placed, decode
 from streambroker_core.errors import StreambrokerError
 
 log = logging.getLogger("pe_agent")
@@ -239,9 +240,9 @@ class HostedStream:
                 self._space.release(known.frames())
                 self.staged_bytes -= known.bytes
 
-    def publish(self, manifest: Manifest) -> None:
-        """Make an epoch durable and visible in the index."""
-        address = self.log.append(Kind.MANIFEST, manifest.encode(), b"")
+    def publish(self, manifest: Manifest, control: bytes = b"") -> None:
+        """Make an epoch durable and visible in the index, with its control tuples if it has any."""
+        address = self.log.append(Kind.MANIFEST, manifest.encode(), control)
         self._space.keep([address, *(b.address for b in manifest.own)])
         self.log.sync(address)
         self.manifests[manifest.epoch] = manifest
@@ -253,6 +254,22 @@ class HostedStream:
         """Read one block from the log; its checksum is verified."""
         payload = self.log.read(block.address)
         return pa.ipc.read_record_batch(pa.py_buffer(payload), self.schema)
+
+    def control_of(self, epoch: int) -> list[Placed]:
+        """Read the control tuples of an epoch from the log; none if it has none.
+
+        Raises:
+            LogCorrupt: they are damaged.
+            AddressGone: the epoch was removed.
+        """
+        while (manifest := self.manifests.get(epoch)) is not None and manifest.control:
+            address = self._addresses.get(epoch)
+            try:
+                return decode(bytes(self.log.read(address))) if address else []
+            except AddressGone:
+                if self._addresses.get(epoch) == address:
+                    raise
+        return []
 
     def size_of(self, epoch: int) -> int:
         """Return the bytes an epoch takes in the log: its stages and its manifest."""
@@ -329,16 +346,21 @@ class HostedStream:
     def _readable(self, segment: int) -> bool:
         """Whether all that epochs need of a segment can be read; one that has damage is noted."""
         for epoch, manifest in self.manifests.items():
-            for block in manifest.own:
-                if block.address.segment != segment:
+            for address in self._payloads_of(epoch, manifest):
+                if address.segment != segment:
                     continue
                 try:
-                    self.log.read(block.address)
+                    self.log.read(address)
                 except LogError as error:
                     log.warning("segment %s of stream %s stays: %s", segment, self.id, error)
                     self._stuck[segment] = epoch
                     return False
         return True
+
+    def _payloads_of(self, epoch: int, manifest: Manifest) -> list[Address]:
+        """Return the frames of an epoch that have something to read."""
+        control = [self._addresses[epoch]] if manifest.control else []
+        return [*control, *(b.address for b in manifest.own)]
 
     def _move_out_of(self, segment: int) -> None:
         """Write again what epochs need of a segment; readers find it by the new manifests."""
@@ -350,7 +372,8 @@ class HostedStream:
                     for b in manifest.blocks
                 )
                 fresh = replace(manifest, blocks=blocks)
-                moved[epoch] = fresh, self.log.append(Kind.MANIFEST, fresh.encode(), b"")
+                control = self.log.read(self._addresses[epoch]) if manifest.control else b""
+                moved[epoch] = fresh, self.log.append(Kind.MANIFEST, fresh.encode(), control)
         self.log.sync()
         for epoch, (fresh, address) in moved.items():
             self._space.release(self._frames_of(epoch))

@@ -43,7 +43,8 @@ class Heads(ImportState):
         Returns:
             ``{"heads": {stream: next}, "missing": [export], "ended": [export]}``: of those that
             still do not answer nothing is read in this run; what they have stays there. Those that
-            have ended get nothing more for now.
+            have ended get nothing more for now. With them ``control``, the number that the next
+            entry of the control log gets.
 
         Raises:
             UnknownPortError: nobody declared it.
@@ -65,7 +66,7 @@ class Heads(ImportState):
                 " broker? `away` of pe.status()['broker'] says why not."
             )
         self.missing[port] = missing
-        return found._asdict()
+        return {**found._asdict(), "control": self.control_log.next}
 
     def _heads_of(self, import_: ImportPort, key: str) -> _Found:
         found = _Found({}, [], [])

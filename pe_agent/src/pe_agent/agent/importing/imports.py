@@ -7,10 +7,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pe_agent.agent.broker.routes import RouteTable
+from pe_agent.agent.control_log import ControlLog, ControlLogTwiceError
 from pe_agent.agent.importing.gates import Queries, Query
 from pe_agent.agent.importing.heads import Heads
 from pe_agent.agent.importing.peers import PLAN_SECONDS, READER_LEASE
@@ -21,6 +22,7 @@ from pe_agent.agent.news import News
 from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.errors import CapabilityError
 from streambroker_core.ledger import Holder
 from streambroker_core.offset import (
@@ -51,8 +53,9 @@ class ImportHost(Slices, Heads):
         news: News,
         declared: Callable[[str], bool],
         holders: Callable[[str], Sequence[Holder]] = lambda _: (),
+        control_log: ControlLog | None = None,
     ) -> None:
-        super().__init__(pe, routes, store, news, declared)
+        super().__init__(pe, routes, store, news, declared, control_log)
         self.queries = Queries(pe, news, holders)
 
     def leave(self, reader: str, session: str) -> None:
@@ -74,7 +77,9 @@ class ImportHost(Slices, Heads):
                 ``limit`` (``{stream: next}`` of availableNow, or null), ``wait`` seconds,
                 ``lossy`` (loss that nobody agreed to is counted, and does not stop the query),
                 ``frame`` (as the query was told of, see :meth:`Queries.begin`), ``aside`` (the
-                call holds nobody up).
+                call holds nobody up), ``control`` (of a reader of control tuples the types that
+                do not cut its batches, or null), ``log`` (it carries the agent's control log),
+                ``log_limit`` (entry before which a run with ``limit`` ends).
 
         Returns:
             ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``;
@@ -88,6 +93,7 @@ class ImportHost(Slices, Heads):
 
         Raises:
             NotRoutedError, ReaderInUseError, UnknownPortError, DataLossError.
+            ControlLogTwiceError: another source of the query carries the control log.
         """
         start = Offset.decode(request["start"])
         reader_id = start.reader or request.get("mint") or secrets.token_hex(16)
@@ -104,11 +110,12 @@ class ImportHost(Slices, Heads):
         began = time.monotonic()
         turn = self.queries.turn(request.get("frame"), reader.import_, reader.id)
         limited = request.get("limit") is not None
+        self._carry(reader, turn.query, request)
         while True:
             seen = self._news.seen(turn.keys)
             gate = turn.gate()
             going_on = self._going_on(request["import"]) if gate is None and not limited else None
-            asked = request if gate is None else {**request, "limit": {}}
+            asked = request if gate is None else {**request, "limit": {}, "log": False}
             end = self._advance(reader, start, asked, call) if reader.calls == call else None
             if end is None and reader.calls != call:
                 return {"offset": None}
@@ -182,7 +189,8 @@ class ImportHost(Slices, Heads):
         import_ = self._import_of(port)
         filter_ = start.filter if import_ is None else import_.filter
         end = replace(start, reader=reader.id, filter=filter_, columns=tuple(request["columns"]))
-        end = _with_missed(reader, start, end)
+        room = _Room()
+        end = self._pin_log(reader, import_, _with_missed(reader, start, end), request, room)
         changed = end != start
         left = most = int(request["max_bytes"])
         routes = _located(reader, import_)
@@ -195,7 +203,9 @@ class ImportHost(Slices, Heads):
             if not self._worth_asking(reader, route, start):
                 continue
             share = max(1, left // (len(routes) - index))
-            answer = self._ask(reader, route, import_, start, end, request, share, left == most)
+            answer = self._ask(
+                reader, route, import_, start, end, request, share, left == most, room
+            )
             if answer is None:
                 continue
             planned = [_planned(p) for p in answer["planned"]]
@@ -208,6 +218,7 @@ class ImportHost(Slices, Heads):
                 )
                 changed = True
             left -= answer["bytes"]
+            room.take(answer)
         self._finish_cut(reader, {str(r.export) for r in routes}, request, start, end)
         if changed and import_ is not None:
             end = self._without_left_over(reader, import_, start, end)
@@ -221,6 +232,58 @@ class ImportHost(Slices, Heads):
             }
         reader.dropped, reader.lost = together(end.dropped.values()), together(end.lost.values())
         return end if changed else None
+
+    def _carry(self, reader: OwnReader, query: Query | None, request: Mapping[str, Any]) -> None:
+        """Note whether a reader carries the control log; one of a query does.
+
+        Raises:
+            ControlLogTwiceError: another one that lives does.
+        """
+        reader.carries = bool(request.get("log"))
+        if not reader.carries or query is None:
+            return
+        alive = {r for of in self.readers.alive().values() for r in of}
+        for other in sorted((query.readers & alive) - {reader.id}):
+            if self.readers[other].carries:
+                reader.carries = False
+                raise ControlLogTwiceError(
+                    f"query {query.id} would get each control tuple twice: its imports"
+                    f" {self.readers[other].import_} and {reader.import_} both carry the control"
+                    " log. Let one source of the query do it (option `controlLog`)."
+                )
+
+    def _pin_log(
+        self,
+        reader: OwnReader,
+        import_: ImportPort | None,
+        end: Offset,
+        request: Mapping[str, Any],
+        room: _Room,
+    ) -> Offset:
+        """Return an offset with the entries of the control log that its batch reads.
+
+        A reader that comes for the first time begins at the log's end, or with ``start: earliest``
+        at its first entry; one whose log is gone at the beginning of the one there is.
+        """
+        if not request.get("log"):
+            return end
+        mine, at = self.control_log, end.control.get(self.control_log.id)
+        if at is None:
+            earliest = import_ is not None and import_.start == "earliest"
+            at = mine.first() if end.control or earliest else mine.next
+            if end.control:
+                log.warning(
+                    "import %s goes on with control log %s; the one before is gone",
+                    reader.import_,
+                    mine.id,
+                )
+            mine.acknowledge(reader.id, at)
+            return replace(end, control={mine.id: at})
+        mine.acknowledge(reader.id, at)
+        limit = request.get("log_limit")
+        next_ = mine.reach(at, room.tuples, room.payload, limit)
+        room.take({"tuples": next_ - at, "payload": mine.size(at, next_)})
+        return replace(end, control={mine.id: next_})
 
     def _without_left_over(
         self, reader: OwnReader, import_: ImportPort, start: Offset, end: Offset
@@ -292,13 +355,15 @@ class ImportHost(Slices, Heads):
     def _worth_asking(self, reader: OwnReader, route: ImportRoute, start: Offset) -> bool:
         export = str(route.export)
         heads = self.peers.heads(export)
-        reader.received.look(export, heads, start)
+        reader.received.look(export, heads, start, reader.quiet)
         if heads is None or export not in start.last:
             return True
         told = reader.acknowledged.get(export, {})
         for stream, head in heads.items():
             position = start.streams.get(stream)
-            if position is None or head > position.next or told.get(stream) != position.next:
+            if position is None or told.get(stream) != position.next:
+                return True
+            if head > max(position.next, reader.quiet.get(stream, 0)):
                 return True
         return False
 
@@ -312,6 +377,7 @@ class ImportHost(Slices, Heads):
         request: Mapping[str, Any],
         budget: int,
         one: bool,
+        room: _Room,
     ) -> dict[str, Any] | None:
         """Let the exporter's agent plan; None if it is away or will not, its streams then stay."""
         export = str(route.export)
@@ -327,6 +393,7 @@ class ImportHost(Slices, Heads):
                 policy=import_.start if import_ else "latest",
                 budget=budget,
                 one=one,
+                room=room,
             )
         except AgentUnreachableError as error:
             self.peers.note_away(str(route.location), str(error))
@@ -339,6 +406,9 @@ class ImportHost(Slices, Heads):
             return None
         self._refuse(reader, export, "; ".join(answer.get("misfits", ())))
         streams = [p["stream"] for p in answer["planned"]]
+        for stream in streams:
+            reader.quiet.pop(stream, None)
+        reader.quiet.update(answer.get("quiet", {}))
         heads = self.peers.heads(export) or {}
         reader.acknowledged[export] = {
             s: start.streams[s].next for s in {*heads, *streams} if s in start.streams
@@ -359,6 +429,7 @@ class ImportHost(Slices, Heads):
         policy: str = "latest",
         budget: int = 0,
         one: bool = False,
+        room: _Room | None = None,
     ) -> dict[str, Any]:
         return AgentClient(location).call(
             "peer.plan",
@@ -379,6 +450,7 @@ class ImportHost(Slices, Heads):
             filter=end.filter,
             columns=request["columns"],
             lossy=bool(request.get("lossy")),
+            **_asked_control(request, room),
             **{"import": reader.import_},
         )
 
@@ -407,6 +479,31 @@ class ImportHost(Slices, Heads):
             "queries": self.queries.status(),
             "missing": {port: exports for port, exports in self.missing.items() if exports},
         }
+
+
+@dataclass(slots=True)
+class _Room:
+    """How many control tuples a window of one import has still room for, and of what bytes."""
+
+    tuples: int = MAX_TUPLES
+    payload: int = MAX_BYTES
+
+    def take(self, answer: Mapping[str, Any]) -> None:
+        """Take what a plan has; an older exporter has none, and says nothing."""
+        self.tuples -= int(answer.get("tuples", 0))
+        self.payload -= int(answer.get("payload", 0))
+
+
+def _asked_control(request: Mapping[str, Any], room: _Room | None) -> dict[str, Any]:
+    """Return what a reader of control says in a plan; readers of rows say nothing."""
+    if request.get("control") is None:
+        return {}
+    left = room or _Room()
+    return {
+        "control": list(request["control"]),
+        "tuples": max(0, left.tuples),
+        "payload": max(0, left.payload),
+    }
 
 
 def _located(reader: OwnReader, import_: ImportPort | None) -> list[ImportRoute]:

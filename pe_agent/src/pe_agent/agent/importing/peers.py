@@ -263,4 +263,7 @@ def plan_body(answer: Any) -> dict[str, Any]:
         "last": None if answer.last is None else list(answer.last),
         "routed": answer.routed,
         "gone": list(answer.gone),
+        "quiet": dict(answer.quiet),
+        "tuples": answer.tuples,
+        "payload": answer.payload,
     }

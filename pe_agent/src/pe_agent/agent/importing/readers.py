@@ -75,6 +75,8 @@ class OwnReader:
         missed: what the last batch was cut without, by stream, until an offset has it.
         dropped: epochs and rows its offset has as dropped by agreement, over all streams.
         lost: epochs and rows its offset has as lost, over all streams.
+        quiet: up to where streams are known to have no row beyond its plan, by stream.
+        carries: it carried the agent's control log with its last call.
     """
 
     id: str
@@ -98,6 +100,8 @@ class OwnReader:
     missed: dict[str, Missed] = field(default_factory=dict)
     dropped: Lost = (0, 0)
     lost: Lost = (0, 0)
+    quiet: dict[str, int] = field(default_factory=dict)
+    carries: bool = False
     one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
     received: Received = field(default_factory=Received)
 

@@ -51,12 +51,22 @@ class Received:
                 self.duplicate_rows += plan.duplicates[1]
             self._counted[plan.stream] = max(known or 0, plan.from_)
 
-    def look(self, export: str, heads: Mapping[str, int] | None, start: Offset) -> None:
-        """Take note of how far an export is, and how far the reader; None if nobody knows."""
+    def look(
+        self,
+        export: str,
+        heads: Mapping[str, int] | None,
+        start: Offset,
+        quiet: Mapping[str, int] | None = None,
+    ) -> None:
+        """Take note of how far an export is, and how far the reader; None if nobody knows.
+
+        Up to where a stream is ``quiet`` there is no row beyond what the reader has.
+        """
         if heads is None:
             self.behind.pop(export, None)
             return
-        at = {s: start.streams[s].next for s in heads if s in start.streams}
+        still = quiet or {}
+        at = {s: max(start.streams[s].next, still.get(s, 0)) for s in heads if s in start.streams}
         self.behind[export] = sum(max(0, heads[s] - next_) for s, next_ in at.items())
 
     def status(self) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from pe_agent.agent.importing.readers import Missed, OwnReader
 from pe_agent.agent.importing.state import ImportState
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.control.envelope import encode
 from streambroker_core.ledger import Gone
 from streambroker_core.model import port_of
 from streambroker_core.offset import Offset, Piece, cut, ranges, together
@@ -22,12 +24,17 @@ class FellowSilentError(AgentUnreachableError):
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What one exporter has to give: the epochs ``wanted`` between two offsets."""
+    """What one exporter has to give: the epochs ``wanted`` between two offsets.
+
+    With ``control`` their control tuples, too; then ``parts`` numbers the streams of all exporters.
+    """
 
     start: Offset
     end: Offset
     wanted: Mapping[str, tuple[int, int]]
     lossy: bool
+    control: bool
+    parts: Iterator[int]
 
 
 class Slices(ImportState):
@@ -38,7 +45,8 @@ class Slices(ImportState):
 
         Args:
             request: ``import``, ``session``, ``start``, ``end`` (offsets), ``lossy`` (epochs that
-                are gone are left out), ``give_up`` (so are those that nobody can have any more).
+                are gone are left out), ``give_up`` (so are those that nobody can have any more),
+                ``control`` (control tuples are read, and rows are numbered).
 
         Returns:
             ``{"slices": […], "lost": {stream: [[first, next], …]}}``, each slice a ticket with
@@ -58,6 +66,8 @@ class Slices(ImportState):
         slices: list[dict[str, Any]] = []
         gone: dict[str, list[Gone]] = {}
         by_export = self._by_export(claimed, wanted)
+        parts = itertools.count()
+        control = bool(request.get("control"))
         for stream in by_export.pop(None, ()):
             if not (give_up and self._all_answer(claimed)):
                 raise AgentUnreachableError(
@@ -67,7 +77,8 @@ class Slices(ImportState):
             gone[stream] = [(*wanted[stream], None)]
         claimed.finished -= {e for e in by_export if e is not None}
         for export, streams in sorted((e, s) for e, s in by_export.items() if e is not None):
-            batch = _Batch(start, end, {s: wanted[s] for s in streams}, lossy)
+            of_export = {s: wanted[s] for s in streams}
+            batch = _Batch(start, end, of_export, lossy, control, parts)
             try:
                 cut_, missing = self._slices_of(claimed, export, batch)
             except FellowSilentError:
@@ -78,8 +89,25 @@ class Slices(ImportState):
                 cut_, missing = [], {s: [(*wanted[s], None)] for s in streams}
             slices += cut_
             gone |= missing
+        slices += self._log_slices(start, end, lossy=lossy)
         self._miss(claimed, end, gone)
         return {"slices": slices, "lost": {s: [g[:2] for g in of] for s, of in gone.items()}}
+
+    def _log_slices(self, start: Offset, end: Offset, *, lossy: bool) -> list[dict[str, Any]]:
+        """Return the slice with what a batch reads of the control log; it has the tuples itself.
+
+        Raises:
+            DataLossError: some of it is gone, and the reader is not lossy.
+        """
+        tuples: list[list[Any]] = []
+        for id_, next_ in end.control.items():
+            first = start.control.get(id_, next_)
+            if first < next_:
+                found = self.control_log.between(id_, first, next_, lossy=lossy)
+                tuples += [[0, encode(one)] for one in found]
+        if not tuples:
+            return []
+        return [{"control": True, "tuples": tuples, "part": 0, "before": [0], "filter": None}]
 
     def _miss(self, reader: OwnReader, end: Offset, gone: Mapping[str, list[Gone]]) -> None:
         """Note what a batch is cut without; the offset behind it will have it."""
@@ -152,6 +180,7 @@ class Slices(ImportState):
             lossy=batch.lossy,
             filter=end.filter,
             columns=columns,
+            **({"control": []} if batch.control else {}),
             **{"import": reader.import_},
         )
         self.readers.remember(reader, export, location, batch.wanted)
@@ -167,12 +196,23 @@ class Slices(ImportState):
             {"location": one["location"], "agent": one["pe"], "grant": one["grant"]}
             for one in answer.get("agents", ())
         ]
-        slices = [
-            {**common, **at[agent], "stream": stream, "pieces": [_piece(p) for p in pieces]}
-            for stream, epochs in answer["blocks"].items()
-            for agent, sizes in _by_agent(epochs).items()
-            for pieces in cut(sizes)
-        ]
+        slices = []
+        for stream in answer.get("order") or answer["blocks"]:
+            epochs = answer["blocks"][stream]
+            numbers = _Numbers.of(next(batch.parts), epochs) if batch.control else None
+            slices += [
+                {
+                    **common,
+                    **at[agent],
+                    "stream": stream,
+                    "pieces": [_piece(p) for p in pieces],
+                    **(numbers.of_pieces(agent, pieces) if numbers else {}),
+                }
+                for agent, sizes in _by_agent(epochs).items()
+                for pieces in cut(sizes)
+            ]
+            if numbers and answer.get("control", {}).get(stream):
+                slices.append({**common, **numbers.of_control(stream, answer["control"][stream])})
         gone = answer.get("gone", {})
         return slices, {s: [(g[0], g[1], g[2]) for g in of] for s, of in gone.items()}
 
@@ -197,6 +237,53 @@ class Slices(ImportState):
             "peer.where", timeout=PLAN_SECONDS, capability=capability, **body
         )
         return str(told["location"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """The places of rows among all rows of a stream that one batch reads, before any filter.
+
+    Attributes:
+        part: number of the stream in the batch.
+        epochs: rows before each epoch.
+        blocks: rows before each block, by agent and epoch.
+    """
+
+    part: int
+    epochs: Mapping[int, int]
+    blocks: Mapping[int, Mapping[int, list[int]]]
+
+    @staticmethod
+    def of(part: int, epochs: Mapping[str, list[list[int]]]) -> _Numbers:
+        """Count the rows of a stream's epochs, as the exporter tells its blocks."""
+        before, rows = dict[int, int](), 0
+        blocks: dict[int, dict[int, list[int]]] = {}
+        for number, of in sorted((int(n), of) for n, of in epochs.items()):
+            before[number] = rows
+            for count, _, *agent in of:
+                by_epoch = blocks.setdefault(agent[0] if agent else 0, {})
+                by_epoch.setdefault(number, []).append(rows)
+                rows += count
+        return _Numbers(part, before, blocks)
+
+    def of_pieces(self, agent: int, pieces: list[Piece]) -> dict[str, Any]:
+        """Return what the ticket of a slice says of its rows, block by block."""
+        of = self.blocks[agent]
+        return {
+            "part": self.part,
+            "before": [n for p in pieces for n in of[p.epoch][p.first : p.last]],
+            "numbered": True,
+        }
+
+    def of_control(self, stream: str, epochs: list[int]) -> dict[str, Any]:
+        """Return what the ticket of a stream's control tuples says, epoch by epoch."""
+        return {
+            "control": True,
+            "stream": stream,
+            "pieces": [[n, 0, 1] for n in epochs],
+            "part": self.part,
+            "before": [self.epochs[n] for n in epochs],
+        }
 
 
 def _replan(location: str, **body: Any) -> dict[str, Any]:

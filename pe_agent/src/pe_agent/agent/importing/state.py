@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pe_agent.agent.broker.routes import RouteTable
+from pe_agent.agent.control_log import ControlLog
 from pe_agent.agent.importing.peers import Peers
 from pe_agent.agent.importing.readers import OwnReader, OwnReaders
 from pe_agent.agent.news import News
@@ -32,11 +33,13 @@ class ImportState:
         store: Store,
         news: News,
         declared: Callable[[str], bool],
+        control_log: ControlLog | None = None,
     ) -> None:
         self._pe = pe
         self._routes = routes
         self._news = news
         self._declared = declared
+        self.control_log = control_log or ControlLog(store, news.tell)
         self.readers = OwnReaders(store)
         self.missing: dict[str, list[str]] = {}
         self.peers = Peers(news, self.readers.alive, self.readers.unfinished)

@@ -1,0 +1,60 @@
+"""Columns as Spark has them, from the DDL that agents tell; where there is no JVM to ask."""
+
+from __future__ import annotations
+
+from pyspark.sql import types as spark
+
+from streambroker_core.errors import SchemaError
+from streambroker_core.schema import parse_ddl
+
+_SIMPLE: dict[str, type[spark.DataType]] = {
+    "tinyint": spark.ByteType,
+    "smallint": spark.ShortType,
+    "int": spark.IntegerType,
+    "bigint": spark.LongType,
+    "float": spark.FloatType,
+    "double": spark.DoubleType,
+    "string": spark.StringType,
+    "boolean": spark.BooleanType,
+    "binary": spark.BinaryType,
+    "date": spark.DateType,
+    "timestamp": spark.TimestampType,
+    "timestamp_ntz": spark.TimestampNTZType,
+}
+
+
+def struct_of(ddl: str) -> spark.StructType:
+    """Return the columns of a DDL text as Spark types.
+
+    Raises:
+        SchemaError: it is no list of columns, or has a type that Arrow rows are not packed with.
+    """
+    return spark.StructType([spark.StructField(c.name, _type(c.type)) for c in parse_ddl(ddl)])
+
+
+def _type(text: str) -> spark.DataType:
+    if text in _SIMPLE:
+        return _SIMPLE[text]()
+    word, _, inner = text.partition("<")
+    inner = inner.removesuffix(">")
+    if word == "struct":
+        return struct_of(inner)
+    if word == "array":
+        return spark.ArrayType(_type(inner))
+    if word == "map":
+        key, value = _halves(inner)
+        return spark.MapType(_type(key), _type(value))
+    if text.startswith("decimal("):
+        digits, scale = text.removeprefix("decimal(").removesuffix(")").split(",")
+        return spark.DecimalType(int(digits), int(scale))
+    raise SchemaError(f"rows with a column of type {text} cannot be packed for an operator")
+
+
+def _halves(inner: str) -> tuple[str, str]:
+    """Return key and value type of a map."""
+    depth = 0
+    for at, sign in enumerate(inner):
+        depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(sign, 0)
+        if sign == "," and not depth:
+            return inner[:at], inner[at + 1 :]
+    raise SchemaError(f"map<{inner}> has no two types")

@@ -1,0 +1,200 @@
+"""Rows and control tuples of an import, packed for the buckets of an operator.
+
+What ``read()`` gives with ``control`` is the packed row schema of core: rows with their place among
+all rows of the batch, control tuples for every bucket, and the largest event time of each task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker_core.control.buckets import Layout, layout_of
+from streambroker_core.control.cutting import merged
+from streambroker_core.control.operator import Input, OperatorError
+from streambroker_core.control.packing import (
+    SEQ,
+    pack,
+    pack_control,
+    pack_watermark,
+    sequence,
+)
+from streambroker_core.control.rows import Placed, from_batch
+from streambroker_core.errors import StreambrokerError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+PACKED_DDL = "bucket int, seq bigint, n int, event_time timestamp, payload binary"
+
+
+class NotNumberedError(StreambrokerError):
+    """An exporter of an older release sends rows without their places."""
+
+    code = "NotNumbered"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How an import is packed; see the options of the data source.
+
+    Attributes:
+        columns: of its rows, as DDL; empty until they are known.
+        input: name of the operator's input.
+        buckets: how many there are.
+        key: columns whose values decide the bucket, with their types if they are to be cast.
+        broadcast: every bucket gets every row.
+        nulls: rows with a null in their key go to bucket 0.
+        event_time: the column with the event time, None if rows have none.
+        rank: which of the frames that the input's rows come from.
+        mergeable: types of control tuples of which the last one holds, and that do not cut.
+        log: the frame carries the agent's control log.
+    """
+
+    columns: str = ""
+    input: str = "in"
+    buckets: int = 64
+    key: str = ""
+    broadcast: bool = False
+    nulls: bool = False
+    event_time: str | None = None
+    rank: int = 0
+    mergeable: tuple[str, ...] = ()
+    log: bool = False
+
+    @cached_property
+    def struct(self) -> StructType:
+        """The columns as Spark types."""
+        from pe_agent.datasource.columns import struct_of
+
+        return struct_of(self.columns)
+
+    def layout(self, schema: pa.Schema) -> Layout:
+        """Return how rows are spread.
+
+        Args:
+            schema: of the rows, as they come.
+
+        Raises:
+            OperatorError: a column of the key is not there, or there cannot be such a layout.
+            SchemaError: the key cannot be read.
+        """
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        typed = self.key_types()
+        names = tuple(typed.names) if typed else _names(self.key)
+        given = Input(name=self.input, key=names, broadcast=self.broadcast)
+        wanted = to_arrow_schema(typed, timezone="UTC") if typed else schema
+        for name in names if typed else ():
+            layout_of(Input(name=self.input, key=(name,)), schema, self.buckets)
+        return layout_of(given, wanted, self.buckets, nulls=self.nulls)
+
+    def check(self) -> None:
+        """Refuse a key or an event time that the columns do not have.
+
+        Raises:
+            OperatorError: they do not have it, or it is no time.
+            SchemaError: the columns or the key cannot be read.
+        """
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        schema = to_arrow_schema(self.struct, timezone="UTC")
+        self.layout(schema)
+        name = self.event_time
+        if name is not None and (
+            name not in schema.names or not pa.types.is_timestamp(schema.field(name).type)
+        ):
+            raise OperatorError(
+                f"input {self.input} has the event time {name}, and its rows have no timestamp"
+                f" column of that name; they have {self.columns}."
+            )
+
+    def key_types(self) -> StructType | None:
+        """Return the key's columns with their types; None if the rows' own types hold."""
+        from pe_agent.datasource.columns import struct_of
+
+        entries = [one.strip() for one in self.key.split(",")]
+        return struct_of(self.key) if any(" " in one for one in entries) else None
+
+
+def _names(key: str) -> tuple[str, ...]:
+    return tuple(one.strip() for one in key.split(",") if one.strip())
+
+
+class Packer:
+    """Packs what one task reads of one slice."""
+
+    def __init__(self, packing: Packing, ticket: Mapping[str, Any]) -> None:
+        self._packing = packing
+        self._part = int(ticket["part"])
+        self._before: Sequence[int] = ticket["before"]
+        self._layout: Layout | None = None
+        self._latest: int | None = None
+
+    def _place(self, number: int) -> int:
+        return sequence(rank=self._packing.rank, part=self._part, number=number)
+
+    def rows(
+        self, batch: pa.RecordBatch, block: int, places: pa.Array | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Pack the rows of one block.
+
+        Args:
+            batch: those that passed the filter, in the importer's columns.
+            block: which of the slice's blocks they are of.
+            places: their numbers in the block; None if all of it passed.
+        """
+        if self._layout is None:
+            self._layout = self._packing.layout(batch.schema)
+        first = self._place(self._before[block])
+        self._note_time(batch)
+        yield pack(batch, self._layout, first if places is None else pc.add(places, first))
+
+    def _note_time(self, batch: pa.RecordBatch) -> None:
+        name = self._packing.event_time
+        if name is None:
+            return
+        latest = pc.max(batch.column(name)).cast(pa.timestamp("us", "UTC")).value
+        if latest is not None:
+            self._latest = max(latest, self._latest) if self._latest is not None else latest
+
+    def control(self, epochs: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pack the control tuples of a stream's epochs for every bucket."""
+        placed: list[Placed] = [
+            (self._place(before + at), one)
+            for before, batch in zip(self._before, epochs, strict=True)
+            for at, one in from_batch(batch)
+        ]
+        mergeable = frozenset(self._packing.mergeable)
+        kept = {one.id for one in merged([one for _, one in placed], mergeable)}
+        yield pack_control(
+            [(at, one) for at, one in placed if one.id in kept],
+            self._packing.input,
+            self._packing.buckets,
+        )
+
+    def end(self) -> Iterator[pa.RecordBatch]:
+        """Give the row with the largest event time that was met, if any was."""
+        if self._latest is not None:
+            yield pack_watermark(self._latest)
+
+
+def places_of(batch: pa.RecordBatch, *, filtered: bool) -> pa.Array | None:
+    """Return the numbers of rows in their block, as an exporter sends them under a filter.
+
+    Raises:
+        NotNumberedError: it does not send them.
+    """
+    if not filtered:
+        return None
+    if SEQ not in batch.schema.names:
+        raise NotNumberedError(
+            "the exporter's agent does not number the rows that pass a filter, so control tuples"
+            " would not find their places: update it, or read without a filter."
+        )
+    return batch.column(SEQ)

@@ -1,0 +1,127 @@
+"""Packed rows of an operator's output on their way into an export: rows, and control beside them.
+
+Rows are staged in the order in which they come. A control tuple gets the place in front of the
+first row of its bucket whose sequence is not lower; a bucket without rows says nothing of places.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker_core.control.packing import SEQ, by_bucket, unpack
+from streambroker_core.control.placing import Placed, check_epoch
+from streambroker_core.control.tuples import ControlTuple, IdentityError
+
+Found = tuple[int | None, ControlTuple]
+"""A control tuple and the rows of its task in front of it; None if there is nothing to say."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Rows of one bucket, packed row by packed row: sequences, and where they stand in the task."""
+
+    lasts: list[int] = field(default_factory=list)
+    spans: list[tuple[pa.Array, int]] = field(default_factory=list)
+
+    def place(self, position: int) -> int | None:
+        """Return how many rows of the task are in front of a position."""
+        if not self.spans:
+            return None
+        at = bisect_left(self.lasts, position)
+        if at == len(self.spans):
+            seq, first = self.spans[-1]
+            return first + len(seq)
+        seq, first = self.spans[at]
+        return first + int(pc.sum(pc.less(seq, position).cast(pa.int64())).as_py())
+
+
+class Unpacker:
+    """What one task writes of an operator's output."""
+
+    def __init__(self, schema: pa.Schema, where: str) -> None:
+        """Begin with nothing.
+
+        Args:
+            schema: of the rows that are staged.
+            where: what is written, for messages.
+        """
+        self._schema = schema
+        self._where = where
+        self._rows = 0
+        self._buckets: dict[int, _Bucket] = {}
+        self._control: dict[str, dict[int, tuple[int, ControlTuple]]] = {}
+
+    def rows(self, packed: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Give the rows of packed batches and take the control tuples; once.
+
+        Raises:
+            ControlError, FormatTooNewError: a payload is no packed row of this release.
+        """
+        for batch in packed:
+            for bucket, one in by_bucket(batch):
+                arrival = unpack(one)
+                if arrival.rows is None:
+                    for position, control in arrival.control:
+                        self._take(bucket, position, control)
+                    continue
+                yield self._shaped(bucket, arrival.rows)
+
+    def _shaped(self, bucket: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+        seq = rows.column(SEQ)
+        of = self._buckets.setdefault(bucket, _Bucket())
+        of.lasts.append(seq[-1].as_py())
+        of.spans.append((seq, self._rows))
+        self._rows += rows.num_rows
+        arrays = [rows.column(f.name).cast(f.type) for f in self._schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _take(self, bucket: int, position: int, control: ControlTuple) -> None:
+        of = self._control.setdefault(control.id, {})
+        for _, other in of.values():
+            if other.differs(control):
+                raise IdentityError(other, control)
+            break
+        if bucket not in of or position < of[bucket][0]:
+            of[bucket] = (position, control)
+
+    def control(self) -> list[Found]:
+        """Return the control tuples, once all rows were given; each once.
+
+        Raises:
+            ControlLimitError: there are more than one epoch takes.
+        """
+        found: list[Found] = []
+        for of in self._control.values():
+            places = [
+                self._buckets[bucket].place(position) if bucket in self._buckets else None
+                for bucket, (position, _) in of.items()
+            ]
+            known = [place for place in places if place is not None]
+            found.append((min(known) if known else None, next(iter(of.values()))[1]))
+        check_epoch([one for _, one in found], self._where)
+        return found
+
+
+def in_epoch(tasks: Iterable[tuple[int, Iterable[Found]]]) -> list[Placed]:
+    """Return where the tuples of tasks stand in their epoch; those without a place at its end.
+
+    Args:
+        tasks: rows and tuples of each, in order of partitions.
+    """
+    before = 0
+    placed: list[Placed] = []
+    unplaced: dict[str, ControlTuple] = {}
+    for rows, found in tasks:
+        for place, one in found:
+            if place is None:
+                unplaced[one.id] = one
+            else:
+                placed.append((before + place, one))
+        before += rows
+    known = {one.id for _, one in placed}
+    return [*placed, *((before, one) for id_, one in unplaced.items() if id_ not in known)]

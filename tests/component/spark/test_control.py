@@ -1,0 +1,144 @@
+"""Control tuples between two Spark jobs: packed rows out of one, packed rows into the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+
+from pe_agent import PE
+from streambroker_core.control.packing import Packed, unpack
+from streambroker_core.schema import parse_ddl, to_items
+from support.feeds import DDL as COLUMNS
+from support.feeds import Feed
+from support.session import SECONDS, Session
+from support.waiting import until
+
+BUCKETS = 3
+
+
+@dataclass
+class Note:
+    text: str
+
+
+class Windows:
+    """Collects what batches give each bucket, by batch id."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, dict[int, tuple[list[int], list[Any]]]] = {}
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        found: dict[int, tuple[list[int], list[Any]]] = {}
+        for row in frame.collect():
+            arrival = unpack(Packed(seq=row["seq"], n=row["n"], payload=bytes(row["payload"])))
+            lines, tuples = found.setdefault(row["bucket"], ([], []))
+            if arrival.rows is not None:
+                lines += arrival.rows.column("line").to_pylist()
+            tuples += [one.payload for _, one in arrival.control]
+        self.of[batch] = found
+
+    @property
+    def told(self) -> list[tuple[set[int], list[Any]]]:
+        """Lines and tuples of each batch that had any; tuples are the same in all buckets."""
+        out = []
+        for _, found in sorted(self.of.items()):
+            tuples = [t for _, t in found.values()]
+            if any(tuples):
+                assert sorted(found) == list(range(BUCKETS))
+                assert all(t == tuples[0] for t in tuples)
+            lines = {n for of, _ in found.values() for n in of}
+            out.append((lines, tuples[0] if tuples else []))
+        return [one for one in out if one != (set(), [])]
+
+
+def with_end(frame: DataFrame) -> DataFrame:
+    """Pack a frame, and end each window with a tuple that every task emits."""
+
+    def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from streambroker_core.control.buckets import Layout
+        from streambroker_core.control.packing import pack, pack_control
+        from streambroker_core.control.tuples import Delivery, logged
+
+        number, last = 0, None
+        for batch in batches:
+            yield pack(batch, Layout(port="out", buckets=2), number)
+            number, last = number + batch.num_rows, batch.column("line")[-1].as_py()
+        if last is not None:
+            end = logged("q.op.*", last, type_="end", text=str(last), delivery=Delivery.END_WINDOW)
+            yield pack_control([(number, end)], "out", 2)
+
+    schema = "bucket int, seq bigint, n int, event_time timestamp, payload binary"
+    return frame.mapInArrow(packed, schema)
+
+
+def publish_packed(jobs: Session, pe: PE, feed: Feed, port: str) -> None:
+    schema = to_items(parse_ddl(COLUMNS))
+    pe._declare("export", port, {"properties": {"kind": "a"}}, redeclare=False, schema=schema)
+    query = (
+        with_end(jobs.files(feed))
+        .writeStream.format("streambroker")
+        .options(export=port, control="true", columns=COLUMNS, **pe._to_agent())
+        .option("checkpointLocation", str(jobs.folder / "ck-out"))
+        .start()
+    )
+    jobs.queries.append(query)
+
+
+def read_packed(jobs: Session, pe: PE, windows: Windows, **more: str) -> Any:
+    pe.subscribe("in", 'kind == "a"', start="earliest", schema=COLUMNS)
+    query = (
+        jobs.spark.readStream.format("streambroker")
+        .options(control="true", columns=COLUMNS, buckets=str(BUCKETS), key="name", **more)
+        .options(**{"import": "in"}, **pe._to_agent())
+        .load()
+        .writeStream.foreachBatch(windows)
+        .option("checkpointLocation", str(jobs.folder / "ck-in"))
+        .start()
+    )
+    jobs.queries.append(query)
+    return query
+
+
+def await_told(windows: Windows, what: Any) -> None:
+    until(lambda: any(what in t for _, t in windows.told), SECONDS, f"tuple {what!r}")
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    return Feed(tmp_path / "feed", rows_per_file=50)
+
+
+def test_tuples_go_from_job_to_job_and_come_from_outside(jobs: Session, feed: Feed) -> None:
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    publish_packed(jobs, exporter, feed, "out")
+    feed.release(3)
+    windows = Windows()
+    query = read_packed(jobs, importer, windows, controlLog="true")
+    lines = [{row[0] for row in feed.rows(file)} for file in range(3)]
+    await_told(windows, max(lines[2]))
+    assert windows.told == [(of, [max(of)]) for of in lines]
+
+    sent = exporter.emit_control("out", Note("to all"))
+    await_told(windows, {"text": "to all"})
+    own = importer.send_control(Note("to us"), operator="any")
+    await_told(windows, {"text": "to us"})
+    assert sent.wait_applied(SECONDS)
+    assert own.wait_applied(SECONDS)
+
+    query.stop()
+    before = windows.told
+    again = importer.send_control(Note("later"))
+    feed.release(1)
+    read_packed(jobs, importer, windows, controlLog="true")
+    await_told(windows, max(row[0] for row in feed.rows(3)))
+    await_told(windows, {"text": "later"})
+    assert windows.told[: len(before)] == before
+    assert again.wait_applied(SECONDS)
+    every = [what for _, tuples in windows.told for what in tuples]
+    assert len(every) == 7

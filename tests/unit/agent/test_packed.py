@@ -1,0 +1,284 @@
+"""Packed rows into an export and out of an import: places, buckets, types, and what is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from pe_agent.datasource.columns import struct_of
+from pe_agent.datasource.options import OptionError, Options
+from pe_agent.datasource.packed import (
+    PACKED_DDL,
+    NotNumberedError,
+    Packer,
+    Packing,
+    places_of,
+)
+from pe_agent.datasource.sink import StreambrokerStreamWriter
+from pe_agent.datasource.source import StreambrokerDataSource, StreambrokerStreamReader
+from pe_agent.datasource.unpacked import Unpacker, in_epoch
+from streambroker_core.control.buckets import Layout
+from streambroker_core.control.operator import OperatorError
+from streambroker_core.control.packing import (
+    PACKED,
+    by_bucket,
+    pack,
+    pack_control,
+    pack_watermark,
+    sequence,
+    unpack,
+)
+from streambroker_core.control.placing import Placed
+from streambroker_core.control.rows import to_batch
+from streambroker_core.control.tuples import (
+    ControlLimitError,
+    ControlTuple,
+    Delivery,
+    IdentityError,
+    logged,
+)
+from streambroker_core.errors import SchemaError
+
+SCHEMA = pa.schema([("k", pa.int32()), ("t", pa.timestamp("us", "UTC"))])
+GIVEN = {"agent": "grpc+tcp://h:1", "import": "in", "control": "true"}
+
+
+def rows(*keys: int) -> pa.RecordBatch:
+    times = [dt.datetime(2020, 1, 1, 0, 0, k % 60, tzinfo=dt.timezone.utc) for k in keys]
+    return pa.RecordBatch.from_pydict({"k": list(keys), "t": times}, schema=SCHEMA)
+
+
+def mark(seq: int, text: str = "1", delivery: Delivery = Delivery.IMMEDIATE) -> ControlTuple:
+    return logged("q", seq, type_="mark", text=text, delivery=delivery)
+
+
+def packer(part: int = 0, before: tuple[int, ...] = (0,), **more: Any) -> Packer:
+    packing = Packing(columns="k int, t timestamp", **more)
+    return Packer(packing, {"part": part, "before": list(before)})
+
+
+def test_rows_are_numbered_by_stream_and_block_also_under_a_filter() -> None:
+    one = packer(part=3, before=(7, 20), buckets=1, rank=2)
+    (whole,) = one.rows(rows(1, 2, 3), 0, None)
+    (some,) = one.rows(rows(5, 6), 1, pa.array([0, 4]))
+    found = [
+        unpack(p).rows.column("_seq").to_pylist()  # type: ignore[union-attr]
+        for batch in (whole, some)
+        for _, p in by_bucket(batch)
+    ]
+    base = sequence(rank=2, part=3)
+    assert found == [[base + 7, base + 8, base + 9], [base + 20, base + 24]]
+
+
+def test_a_row_that_passes_alone_has_its_number() -> None:
+    (packed,) = packer(buckets=1).rows(rows(5), 0, pa.array([3]))
+    ((_, one),) = by_bucket(packed)
+    assert one.seq == 3
+
+
+def test_control_goes_to_every_bucket_between_the_rows_of_its_epoch() -> None:
+    one = packer(part=1, before=(0, 10), buckets=3, input="left")
+    epochs = [to_batch([(4, mark(0))]), to_batch([(0, mark(1)), (2, mark(2))])]
+    (packed,) = one.control(epochs)
+    got = {bucket: unpack(p) for bucket, p in by_bucket(packed)}
+    assert sorted(got) == [0, 1, 2]
+    base = sequence(part=1)
+    for arrival in got.values():
+        assert arrival.port == "left"
+        assert [at - base for at, _ in arrival.control] == [4, 10, 12]
+
+
+def test_of_mergeable_tuples_the_last_of_the_batch_is_given() -> None:
+    ends = [to_batch([(0, mark(n, str(n), Delivery.END_WINDOW))]) for n in range(3)]
+    (packed,) = packer(before=(0, 1, 2), mergeable=("mark",), buckets=1).control(ends)
+    ((_, one),) = by_bucket(packed)
+    assert [c.text for _, c in unpack(one).control] == ["2"]
+
+
+def test_each_task_says_its_largest_event_time_once() -> None:
+    one = packer(before=(0, 3), event_time="t")
+    assert list(one.end()) == []
+    list(one.rows(rows(5, 30), 0, None))
+    list(one.rows(rows(9), 1, None))
+    (row,) = one.end()
+    assert row.schema == PACKED
+    (time,) = row.column("event_time").to_pylist()
+    assert (row.num_rows, time.second) == (1, 30)
+    assert list(packer().end()) == []
+
+
+def test_a_key_is_cast_to_its_declared_type() -> None:
+    wide = rows(1, 2, 3, 4).set_column(0, "k", pa.array([1, 2, 3, 4], pa.int64()))
+    found = []
+    for batch, key in ((rows(1, 2, 3, 4), "k bigint"), (wide, "k bigint"), (wide, "k")):
+        (packed,) = packer(key=key).rows(batch, 0, None)
+        found.append([bucket for bucket, _ in by_bucket(packed)])
+    assert found[0] == found[1] == found[2]
+    assert Packing(key="k int, t").key_types is not None
+    with pytest.raises(OperatorError, match="no column x"):
+        list(packer(key="x").rows(rows(1), 0, None))
+    with pytest.raises(OperatorError, match="no column x"):
+        list(packer(key="x bigint").rows(rows(1), 0, None))
+
+
+def test_rows_of_an_older_exporter_cannot_be_placed_under_a_filter() -> None:
+    assert places_of(rows(1), filtered=False) is None
+    with pytest.raises(NotNumberedError, match="update it"):
+        places_of(rows(1), filtered=True)
+
+
+LAYOUT = Layout(port="out", buckets=4, key=(("k", pa.int32()),))
+
+
+def unpacked(
+    *packed: pa.RecordBatch,
+) -> tuple[list[int], list[tuple[int | None, ControlTuple]]]:
+    one = Unpacker(SCHEMA, "batch 0")
+    found = [k for batch in one.rows(packed) for k in batch.column("k").to_pylist()]
+    return found, one.control()
+
+
+def test_a_tuple_finds_its_place_between_the_rows_of_its_bucket() -> None:
+    one = Layout(port="out", buckets=1)
+    control = pack_control([(0, mark(0)), (2, mark(1)), (4, mark(2)), (9, mark(3))], "out", 1)
+    found, given_ = unpacked(control, pack(rows(0, 1, 2), one, 0), pack(rows(3, 4), one, 3))
+    assert found == [0, 1, 2, 3, 4]
+    assert [at for at, _ in given_] == [0, 2, 4, 5]
+
+
+def test_buckets_without_rows_say_nothing_of_places() -> None:
+    keys = [1, 2, 3, 4, 5, 6]
+    control = pack_control([(3, mark(0))], "out", 64)
+    layout = Layout(port="out", buckets=64, key=(("k", pa.int32()),))
+    found, ((at, _),) = unpacked(pack(rows(*keys), layout, 0), control)
+    firsts = [place for place, k in enumerate(found) if k >= 4]
+    assert at is not None
+    assert at <= min(firsts)
+    assert unpacked(control)[1] == [(None, mark(0))]
+    assert in_epoch([(4, []), (3, [(None, mark(0))])]) == [(7, mark(0))]
+    assert in_epoch([(4, [(None, mark(0))]), (3, [(1, mark(0))])]) == [(5, mark(0))]
+
+
+def test_watermarks_are_no_rows_and_copies_that_differ_are_refused() -> None:
+    assert unpacked(pack_watermark(5)) == ([], [])
+    with pytest.raises(IdentityError):
+        unpacked(pack_control([(0, mark(0))], "a", 1), pack_control([(0, mark(0, "2"))], "a", 1))
+
+
+def test_a_task_stops_at_more_tuples_than_an_epoch_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("streambroker_core.control.placing.MAX_TUPLES", 2)
+    with pytest.raises(ControlLimitError, match="batch 0 has 3"):
+        unpacked(pack_control([(0, mark(n)) for n in range(3)], "out", 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 9), max_size=12),
+    st.lists(st.integers(0, 12), max_size=4),
+    st.integers(0, 11),
+)
+def test_in_one_bucket_what_is_packed_and_unpacked_keeps_its_order(
+    keys: list[int], places: list[int], cut: int
+) -> None:
+    one = Layout(port="out", buckets=1)
+    placed: list[Placed] = [(at, mark(n)) for n, at in enumerate(places)]
+    parts = [pack(rows(*keys[:cut]), one, 0), pack(rows(*keys[cut:]), one, min(cut, len(keys)))]
+    found, given_ = unpacked(parts[0], pack_control(placed, "out", 1), parts[1])
+    assert found == keys
+    expected = {f"q/{n}": min(at, len(keys)) if keys else None for n, at in enumerate(places)}
+    assert {c.id: at for at, c in given_} == expected
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "a tinyint, b smallint, c int, d bigint, e float, f double, g string, h boolean",
+        "a binary, b date, c timestamp, d timestamp_ntz, e decimal(12,3)",
+        "a array<struct<x:int,`odd name`:array<string>>>, b map<string,decimal(5,2)>",
+        "m map<map<int,string>,array<map<string,int>>>",
+    ],
+)
+def test_columns_from_ddl_are_those_that_spark_makes_of_it(ddl: str) -> None:
+    made = struct_of(ddl)
+    again = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in made.fields)
+    assert again.replace("odd name", "`odd name`") == ddl
+    to_arrow_schema(made, timezone="UTC")
+
+
+def test_columns_that_cannot_be_packed_are_named() -> None:
+    with pytest.raises(SchemaError, match="interval"):
+        struct_of("a interval")
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"buckets": "0"}, "from 1 to 65536"),
+        ({"rank": "128"}, "from 0 to 127"),
+        ({"buckets": "many"}, "whole number"),
+        ({"broadcast": "perhaps"}, "true or false"),
+        ({"control": "false", "key": "k"}, "`key` is for rows that are packed"),
+        ({"control": "false", "controllog": "true"}, "`controllog` is for"),
+    ],
+)
+def test_wrong_options_are_refused(more: dict[str, str], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        Options.read({**GIVEN, **more}, "import")
+
+
+def test_options_say_how_rows_are_packed() -> None:
+    asked = {"columns": "k int", "key": "k", "mergeable": "wm, tick", "eventTime": "t",
+             "controlLog": "true", "rank": "3", "input": "left"}  # fmt: skip
+    packing = Options.read({**GIVEN, **asked}, "import").packing
+    assert packing == Packing(
+        columns="k int",
+        key="k",
+        mergeable=("wm", "tick"),
+        event_time="t",
+        log=True,
+        rank=3,
+        input="left",
+    )
+    assert Options.read({**GIVEN, "control": "false"}, "import").packing is None
+
+
+def test_an_import_with_control_has_the_packed_schema_and_no_other() -> None:
+    source = StreambrokerDataSource({**GIVEN, "columns": "k int"})
+    assert source.schema() == PACKED_DDL
+    reader = source.streamReader(struct_of(PACKED_DDL))
+    assert isinstance(reader, StreambrokerStreamReader)
+    again = pickle.loads(pickle.dumps(reader))
+    assert again._columns == StructType(struct_of("k int").fields)
+    for wrong, why in (
+        ({"key": "x"}, "no column x"),
+        ({"eventtime": "k"}, "no timestamp column"),
+        ({"eventtime": "x"}, "no timestamp column"),
+    ):
+        asked = StreambrokerDataSource({**GIVEN, "columns": "k int", **wrong})
+        with pytest.raises(OperatorError, match=why):
+            asked.streamReader(struct_of(PACKED_DDL))
+    with pytest.raises(OptionError, match="option `columns`"):
+        source.streamReader(struct_of("k int"))
+
+
+def test_a_packed_frame_is_published_with_the_columns_of_its_rows() -> None:
+    given_ = {"agent": "grpc+tcp://h:1", "export": "out", "control": "true"}
+    options = Options.read({**given_, "columns": "k int"}, "export")
+    StreambrokerStreamWriter(struct_of(PACKED_DDL), options, False)
+    for schema, more in ((PACKED_DDL, {}), ("k int", {"columns": "k int"})):
+        asked = Options.read({**given_, **more}, "export")
+        with pytest.raises(OptionError, match="packed rows of an operator"):
+            StreambrokerStreamWriter(struct_of(schema), asked, False)
+    taken = Options.read({**given_, "columns": "_seq int"}, "export")
+    with pytest.raises(OptionError, match="reserved name"):
+        StreambrokerStreamWriter(struct_of(PACKED_DDL), taken, False)

@@ -1,0 +1,130 @@
+"""The control tuples of an epoch: each once, in order, within limits, read as they were written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streambroker_core.control import placing
+from streambroker_core.control.emission import Emission, read_emission
+from streambroker_core.control.placing import Placed, decode, encode, placed_once, read_placed
+from streambroker_core.control.tuples import (
+    MAX_PAYLOAD,
+    MAX_TUPLES,
+    ControlError,
+    ControlLimitError,
+    ControlTuple,
+    Delivery,
+    IdentityError,
+    Target,
+    logged,
+)
+from streambroker_core.errors import FormatTooNewError, ManifestError
+
+EMITTED = st.builds(
+    logged,
+    st.sampled_from(["a", "b"]),
+    st.integers(0, 5),
+    type_=st.sampled_from(["set", "end"]),
+    text=st.sampled_from(["null", '{"x":1}', '"\\u00e9"']),
+    delivery=st.sampled_from([Delivery.BEGIN, Delivery.IMMEDIATE, Delivery.END_WINDOW]),
+    target=st.builds(Target, operator=st.sampled_from([None, "op"])),
+)
+
+
+def one(seq: int = 0, text: str = "null", log: str = "log") -> ControlTuple:
+    return logged(log, seq, type_="set", text=text)
+
+
+def test_of_copies_the_first_place_counts_and_places_come_in_order() -> None:
+    placed = placed_once([(4, one(1)), (2, one(1)), (3, one(0)), (2, one(0, log="a"))], 5, "it")
+    assert [(at, c.id) for at, c in placed] == [(2, "a/0"), (2, "log/1"), (3, "log/0")]
+
+
+def test_at_one_place_tuples_come_by_emitter_buckets_as_numbers() -> None:
+    placed = placed_once([(0, one(0, log="q.op.10")), (0, one(0, log="q.op.2"))], 0, "it")
+    assert [c.emitter for _, c in placed] == ["q.op.2", "q.op.10"]
+
+
+def test_a_place_is_within_its_epoch_and_its_end_is() -> None:
+    assert placed_once([(5, one())], 5, "it") == [(5, one())]
+    with pytest.raises(ControlError, match="behind 6 rows of batch 3, which has 5"):
+        placed_once([(6, one())], 5, "batch 3")
+
+
+def test_two_tuples_with_one_identity_are_refused() -> None:
+    with pytest.raises(IdentityError, match="log/0"):
+        placed_once([(0, one()), (0, one(text="1"))], 0, "it")
+
+
+def test_an_epoch_has_so_many_tuples_and_so_many_bytes() -> None:
+    full = [(0, one(n)) for n in range(MAX_TUPLES)]
+    assert len(placed_once(full, 0, "it")) == MAX_TUPLES
+    with pytest.raises(ControlLimitError, match=r"it has 10001 .* 10000 are from log"):
+        placed_once([*full, (0, one(0, log="a"))], 0, "it")
+    large = '"' + "x" * (MAX_PAYLOAD - 2) + '"'
+    fits = placing.MAX_EPOCH_BYTES // MAX_PAYLOAD
+    assert placed_once([(0, one(n, large)) for n in range(fits)], 0, "it")
+    with pytest.raises(ControlLimitError, match="the limit is 10000 tuples"):
+        placed_once([(0, one(n, large)) for n in range(fits + 1)], 0, "it")
+    with pytest.raises(ControlLimitError, match="log/0 of it has a payload of 1048577 bytes"):
+        placed_once([(0, one(0, large + " "))], 0, "it")
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 9), EMITTED), max_size=5))
+def test_what_is_written_is_read(placed: list[Placed]) -> None:
+    assert decode(encode(placed)) == placed
+    assert read_placed(json.loads(encode(placed))["tuples"]) == placed
+
+
+def test_a_newer_form_is_refused_by_name() -> None:
+    with pytest.raises(FormatTooNewError, match="control tuples of an epoch"):
+        decode(b'{"v": 2, "tuples": []}')
+
+
+@pytest.mark.parametrize(
+    "data", [b"[]", b"x", b'{"v":1}', b'{"v":1,"tuples":3}', b'{"v":1,"tuples":[[true,{}]]}',
+             b'{"v":1,"tuples":[[0]]}', b'{"v":1,"tuples":[[0,7]]}']
+)  # fmt: skip
+def test_what_is_damaged_is_refused(data: bytes) -> None:
+    with pytest.raises(ControlError):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    ("given_", "why"),
+    [
+        ({}, "type is required"),
+        ({"type": "set", "delivery": "SOON"}, "delivery"),
+        ({"type": "set", "at": 3}, "at needs AT_TIME"),
+        ({"type": "set", "delivery": "AT_TIME"}, "at is required with AT_TIME"),
+        ({"type": "set", "id": "mine"}, "id"),
+        ({"type": "set", "target": {"who": "x"}}, "who"),
+        ({"type": "set", "payload": float("nan")}, "payload"),
+    ],
+)
+def test_what_cannot_be_emitted_is_refused_with_the_field(given_: dict[str, Any], why: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        read_emission(given_)
+    assert why in str(caught.value)
+
+
+def test_a_payload_that_is_too_large_is_refused() -> None:
+    with pytest.raises(ControlLimitError, match="the payload of a control tuple set"):
+        read_emission({"type": "set", "payload": "x" * MAX_PAYLOAD})
+
+
+def test_an_emission_gets_its_identity_from_the_log_that_takes_it() -> None:
+    asked = {"type": "set", "payload": {"x": 1}, "delivery": "AT_TIME", "at": -5,
+             "target": {"operator": "op", "key": ["k", 1]}}  # fmt: skip
+    emission = read_emission(asked)
+    assert emission.encode() == asked
+    named = emission.named("log", 7)
+    assert (named.id, named.emitter, named.seq, named.epoch) == ("log/7", "log", 7, 0)
+    assert (named.payload, named.at, named.target.key) == ({"x": 1}, -5, ("k", 1))
+    assert read_emission({"type": "set"}) == Emission(type="set")
