@@ -24,8 +24,12 @@ CHAIN = turns(
 )
 
 
+LONG = pytest.mark.long
+
+
 @pytest.mark.parametrize(
-    ("tasks", "partitions"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.long), (4, 4)]
+    ("tasks", "partitions"),
+    [pytest.param(1, 1, marks=LONG), pytest.param(2, 2, marks=LONG), (4, 4)],
 )
 def test_a_chain_sees_what_the_model_says(
     spark: SparkSession, tmp_path: Path, tasks: int, partitions: int

@@ -48,6 +48,7 @@ def test_control_keeps_place_and_window_through_every_operation(
     assert words == {0: "D11 a D13 c D7 b", 1: "D14 d"}
 
 
+@pytest.mark.long
 def test_a_function_on_batches_may_make_any_number_of_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
