@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import peer_jars
+import timed_source
 from kafka_node import Kafka
 from measure import Figures, Settings, quantile, turns
 from processes import App, Broker
@@ -16,20 +17,21 @@ from sources import STEADY_DDL
 from pe_agent.agent.exporting.manifests import Manifest
 from pe_agent.log import Committer, Kind, StreamLog
 
-PURPOSE = "latency: row available -> epoch published -> importer's sink, at 1,000 rows/s"
-RATE = 1000
-WARM_SECONDS = 10.0
-VARIANTS = ("tuned", "untuned", "kafka")
+PURPOSE = (
+    "latency: row available -> published -> importer's sink, 1,000 and 10,000 rows/s; our part"
+)
+RATES = {1000: ("tuned", "untuned", "empty", "kafka"), 10_000: ("tuned", "empty", "kafka")}
+WARM_SECONDS = 8.0
 TOTAL = "available -> sink"
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 class Pair:
-    """Two applications, tuned or not; ports and checkpoints are new each round."""
+    """Two applications; ports and checkpoints are new each round."""
 
     def __init__(self, settings: Settings, name: str, **plan: Any) -> None:
         self.place, self.name = settings.place, name
-        self.seconds = 10.0 if settings.quick else 30.0
+        self.seconds = 10.0 if settings.quick else 20.0
         self.feed, self.taker = (
             App(settings.place, f"{job}-{name}", cores=2, tuned=name != "untuned", **plan)
             for job in ("feed", "taker")
@@ -42,7 +44,7 @@ class Pair:
         self.taker.end()
         self.feed.end()
 
-    def ways(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def ways(self, name: str, steady: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return sink and source of a round."""
         return (
             {"kind": "export", "port": f"out-{name}", "properties": {"kind": name}},
@@ -54,14 +56,15 @@ class Pair:
             },
         )
 
-    def run(self, round_: int) -> tuple[Path, float]:
+    def run(self, rate: int, round_: int) -> tuple[Path, float]:
         """Run both queries; return what the sink noted, and since when rows are counted."""
-        notes = self.place / f"notes-{self.name}-{round_}"
-        name = f"{self.name}-{round_}"
-        sink, source = self.ways(name)
+        name = f"{self.name}-{rate}-{round_}"
+        notes = self.place / f"notes-{name}"
         since = time.time()
+        steady = {"since": since, "rate": rate}
+        sink, source = self.ways(name, steady)
         self.feed.send(
-            source={"kind": "bench_steady", "since": since, "rate": RATE},
+            source={"kind": "bench_steady", **steady},
             sink=sink,
             checkpoint=str(self.place / f"checkpoint-out-{name}"),
             seconds=self.seconds + WARM_SECONDS,
@@ -76,6 +79,15 @@ class Pair:
         return notes, since + WARM_SECONDS
 
 
+class EmptyPair(Pair):
+    """The same two queries, and between them a file with a number."""
+
+    def ways(self, name: str, steady: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return sink and source of a round."""
+        way = {"kind": "bench_hand_over", "path": str(self.place / f"line-{name}")}
+        return dict(way), {**way, **steady}
+
+
 class KafkaPair(Pair):
     """The same through Kafka, with the settings of ``tuned`` and Avro values."""
 
@@ -83,7 +95,7 @@ class KafkaPair(Pair):
         super().__init__(settings, "kafka", jars=peer_jars.jars("connector"))
         self.servers = kafka.servers
 
-    def ways(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def ways(self, name: str, steady: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Make a topic; return sink and source of a round."""
         self.feed.run(servers=self.servers, make=name, drop=None)
         topic = {
@@ -130,74 +142,144 @@ def add(figures: Figures, name: str, way: str, seconds: list[float]) -> None:
 
 
 def total(figures: Figures, name: str, rows: list[dict[str, Any]]) -> None:
-    """Add the figures of a round of which nothing is known of the middle."""
+    """Add how long the rows of a round took in all."""
     add(figures, name, TOTAL, [row["committed"] - row["available"] for row in rows])
 
 
-def evaluate(
+def halves(
     figures: Figures, name: str, rows: list[dict[str, Any]], epochs: list[tuple[int, float]]
 ) -> None:
-    """Add the figures of one round."""
-    at = iter(sorted(epochs))
+    """Add how long the rows took until they were published, and from then on."""
+    at = iter(epochs)
     end, when = next(at)
-    ways: dict[str, list[float]] = {
-        TOTAL: [],
-        "available -> published": [],
-        "published -> sink": [],
-    }
+    ways: dict[str, list[float]] = {"available -> published": [], "published -> sink": []}
     for row in sorted(rows, key=lambda r: int(r["line"])):
         while row["line"] >= end:
             end, when = next(at)
-        ways[TOTAL].append(row["committed"] - row["available"])
         ways["available -> published"].append(when - row["available"])
         ways["published -> sink"].append(row["committed"] - when)
     for way, seconds in ways.items():
         add(figures, name, way, seconds)
 
 
+def own(
+    figures: Figures,
+    name: str,
+    noted: list[dict[str, Any]],
+    epochs: list[tuple[int, float]],
+    counted_from: float,
+) -> None:
+    """Add what we take of the importing query's micro-batches.
+
+    From the publishing of an epoch to the answer of ``latestOffset``, or from the call if that
+    came later: until then Spark was busy. And what ``partitions`` and ``read`` take.
+    """
+    parts: dict[str, list[float]] = {"answer": [], "partitions": [], "read": [], "our part": []}
+    done = 0
+    for offset in (n for n in noted if n["kind"] == "offset"):
+        if not offset["next"]:
+            continue  # the export is open, and has no epoch yet
+        ((stream, next_),) = offset["next"].items()
+        first, done = done, next_
+        if offset["asked"] < counted_from or first == next_:
+            continue
+        took = {
+            "answer": offset["answered"] - max(offset["asked"], epochs[first][1]),
+            "partitions": sum(
+                n["took"] for n in noted if n["kind"] == "cut" and n["next"] == offset["next"]
+            ),
+            "read": sum(
+                n["took"]
+                for n in noted
+                if n["kind"] == "read" and n["stream"] == stream and first <= n["epoch"] < next_
+            ),
+        }
+        for way, seconds in took.items():
+            parts[way].append(seconds)
+        parts["our part"].append(took["answer"] + took["read"])
+    for way, all_ in parts.items():
+        add(figures, name, way, all_)
+
+
+def pairs_of(settings: Settings, figures: Figures, started: list[Any]) -> dict[str, Pair]:
+    """Start what is measured; all that was started is in ``started``."""
+    broker = Broker(settings.place)
+    started.append(broker)
+    folder = settings.place / "timed"
+    folder.mkdir()
+    pairs: dict[str, Pair] = {}
+
+    def take(name: str, pair: Pair) -> None:
+        pairs[name] = pair
+        started.insert(0, pair)
+
+    take("tuned", Pair(settings, "tuned", broker=broker.url, notes=str(folder)))
+    take("untuned", Pair(settings, "untuned", broker=broker.url))
+    take("empty", EmptyPair(settings, "empty"))
+    try:
+        kafka = Kafka(settings.place)
+        started.append(kafka)
+        take("kafka", KafkaPair(settings, kafka))
+    except peer_jars.PeerMissingError as missing:
+        figures.note(f"kafka: NOT MEASURED: {missing}")
+    return pairs
+
+
 def run(settings: Settings) -> Figures:
     """Measure; the pairs take turns, the others idle."""
     figures = Figures()
-    broker = Broker(settings.place)
-    started: list[Any] = [broker]
-    pairs: dict[str, Pair] = {}
-    found: list[tuple[str, int, list[dict[str, Any]]]] = []
+    started: list[Any] = []
+    found: list[tuple[str, int, int, list[dict[str, Any]], float]] = []
     try:
-        for name in VARIANTS[:2]:
-            pairs[name] = Pair(settings, name, broker=broker.url)
-        try:
-            kafka = Kafka(settings.place)
-            started.append(kafka)
-            pairs["kafka"] = KafkaPair(settings, kafka)
-        except peer_jars.PeerMissingError as missing:
-            figures.note(f"kafka: NOT MEASURED: {missing}")
+        pairs = pairs_of(settings, figures, started)
         for round_ in range(settings.rounds + 1):
             figures.yardstick() if round_ else None
-            for name in turns(tuple(pairs), round_):
-                notes, since = pairs[name].run(round_)
-                if round_:
-                    found.append((name, round_, rows_of(notes, since)))
+            for rate, variants in RATES.items():
+                for name in turns(tuple(v for v in variants if v in pairs), round_):
+                    notes, since = pairs[name].run(rate, round_)
+                    if round_:
+                        found.append((name, rate, round_, rows_of(notes, since), since))
             settings.say(f"round {round_} of {settings.rounds} done")
     finally:
-        for child in (*pairs.values(), *started):
+        for child in started:
             child.end()
-    for name, round_, rows in found:
-        if name == "kafka":
-            total(figures, name, rows)
-        else:
-            log = pairs[name].feed.home / "log" / f"out-{name}-{round_}"
-            evaluate(figures, name, rows, published(log))
-    for other in [name for name in pairs if name != "tuned"]:
-        figures.ratio(
-            f"tuned / {other}, {TOTAL} p50", f"tuned: {TOTAL} p50", f"{other}: {TOTAL} p50"
-        )
+    for name, rate, round_, rows, since in found:
+        label = f"{name}, {rate:,}/s"
+        total(figures, label, rows)
+        if name not in ("tuned", "untuned"):
+            continue
+        port = f"{name}-{rate}-{round_}"
+        epochs = published(pairs[name].feed.home / "log" / f"out-{port}")
+        halves(figures, label, rows, epochs)
+        if name == "tuned":
+            noted = timed_source.notes(settings.place / "timed", f"in-{port}")
+            own(figures, label, noted, epochs, since)
+    compare(figures, set(pairs))
+    return figures
+
+
+def compare(figures: Figures, there: set[str]) -> None:
+    """Add the ratios, and what to know."""
+    for rate, variants in RATES.items():
+        for other in (v for v in variants if v != "tuned" and v in there):
+            for share in ("p50", "p99"):
+                figures.ratio(
+                    f"tuned / {other}, {rate:,}/s, {TOTAL} {share}",
+                    f"tuned, {rate:,}/s: {TOTAL} {share}",
+                    f"{other}, {rate:,}/s: {TOTAL} {share}",
+                )
     figures.note(
-        f"{RATE:,} rows/s; two applications of local[2] each, with two agents and a broker or with"
-        " a Kafka on the same cores; trigger 0; the first 10 s of a round are left out; a row is"
+        "two applications of local[2] each, with two agents and a broker or with a Kafka on the"
+        f" same cores; trigger 0; the first {WARM_SECONDS:.0f} s of a round are left out; a row is"
         " available when the source's latestOffset may name it, and in the sink when the"
         " sink's commit is called."
     )
     figures.note(
-        "tuned: the settings of pe_agent.local; untuned: Spark's own; kafka: those of tuned, Avro."
+        "tuned: the settings of pe_agent.local; untuned: Spark's own; kafka: those of tuned, Avro;"
+        " empty: those of tuned, with a Python sink that writes a number into a file and a Python"
+        " source that reads it and makes the rows anew."
     )
-    return figures
+    figures.note(
+        "our part: from the publishing of an epoch, or from the call if that came later, to the"
+        " answer of latestOffset, and what read() takes; partitions() is given apart."
+    )

@@ -155,6 +155,67 @@ class _FileWriter(DataSourceStreamArrowWriter):
                 Path(message.file).unlink()
 
 
+class HandOver(DataSource):
+    """``bench_hand_over``: as little as a way from query to query can be, a file with a number.
+
+    The sink notes in ``path`` up to which line it has committed; the source gives the lines up to
+    there, made anew as ``bench_steady`` makes them.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the word for ``format``."""
+        return "bench_hand_over"
+
+    def schema(self) -> str:
+        """Return the columns."""
+        return STEADY_DDL
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        """Return the source's reader."""
+        return _HandOverReader(self.options["path"], self.options["since"], self.options["rate"])
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        """Return the sink's writer."""
+        return _HandOverWriter(Path(self.options["path"]))
+
+
+class _HandOverReader(_SteadyReader):
+    def __init__(self, path: str, since: str, rate: str) -> None:
+        super().__init__(float(since), float(rate))
+        self._path = Path(path)
+
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802
+        return {"line": int(self._path.read_text()) if self._path.exists() else 0}
+
+
+@dataclass
+class _UpTo(WriterCommitMessage):
+    line: int
+
+
+class _HandOverWriter(DataSourceStreamArrowWriter):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        lines = [batch.column("line")[-1].as_py() + 1 for batch in iterator if batch.num_rows]
+        return _UpTo(max(lines, default=0))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Say up to which line there are rows now."""
+        line = max(m.line for m in messages if isinstance(m, _UpTo))
+        if line:
+            new = self._path.with_suffix(".new")
+            new.write_text(str(line))
+            new.replace(self._path)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing was handed over."""
+
+
 class RecordSink(DataSource):
     """``bench_record``: notes in ``path`` when which rows came, and when they were committed."""
 
@@ -206,4 +267,4 @@ class _RecordWriter(DataSourceStreamArrowWriter):
         """Nothing was noted."""
 
 
-ALL = (MemorySource, SteadySource, FileSink, RecordSink)
+ALL = (MemorySource, SteadySource, FileSink, HandOver, RecordSink)

@@ -10,6 +10,7 @@ with ``@@``, since the JVM writes to the same place; ``@started`` comes before t
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from datetime import datetime
@@ -19,6 +20,7 @@ import kafka_queries
 import rows
 import sources
 from processes import ANSWER, STARTED
+from timed_source import NOTES, TimedSource
 
 import pe_agent
 from pe_agent.local import CONF, ensure_java
@@ -59,6 +61,8 @@ class Application:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
+        if plan.get("notes"):
+            os.environ[NOTES] = plan["notes"]  # for the workers of the session
         self.spark = session(plan)
         self.pe: PE | None = None
         if plan.get("broker"):
@@ -70,6 +74,8 @@ class Application:
                 linger=20.0,
                 application="bench",
             )
+        if plan.get("notes"):
+            self.spark.dataSource.register(TimedSource)
 
     def frame(self, kind: str, **more: Any) -> DataFrame:
         """Return a streaming DataFrame of one of the kinds of sources."""
