@@ -29,6 +29,8 @@ PORTS = 20
 """Imports of each agent that is there for the burst: so many times `AGENTS` change in it."""
 STATUS_S = 30.0
 SETTLED_S = 3.0
+TOLD_S = 15.0
+"""How long nothing is written once a broker has told of all agents that have just come."""
 ALONE = "API server alone"
 SHARES = (("p50", 0.5), ("p99", 0.99))
 
@@ -121,7 +123,7 @@ def measure(settings: Settings, figures: Figures, api: Any, bench: Cluster, feed
     """Change at several rates, then all at once."""
     seconds = 2.0 if settings.quick else SECONDS
     with broker_and_agents(settings, api, "--feeder", feeder) as (broker, links):
-        settled(bench)
+        settled(bench, 1.0 if settings.quick else TOLD_S)
         bench.changed(takers(), 10, 2.0)
         for rate in RATES:
             before, began = spent(api, broker, links), time.perf_counter()
@@ -131,11 +133,12 @@ def measure(settings: Settings, figures: Figures, api: Any, bench: Cluster, feed
             changes = [(job, began, generation) for (job, _), began, generation, _ in sent]
             took = took_of(changes, lambda: links.ask("seen"))
             name = f"{feeder}, {rate} changes/s"
-            for label, share in SHARES:
-                figures.add(f"{name}: PATCH -> agent, {label}", quantile(took, share) * 1e3, "ms")
-            for label, share in SHARES:
-                answered = quantile([one[3] for one in sent], share) * 1e3
-                figures.add(f"{name}: the API server's answer, {label}", answered, "ms")
+            answers = [one[3] for one in sent]
+            behind = [max(0.0, a - b) for a, b in zip(took, answers, strict=True)]
+            ways = {"PATCH -> agent": took, "the API server's answer": answers}
+            for way, times in {**ways, "its answer -> agent": behind}.items():
+                for label, share in SHARES:
+                    figures.add(f"{name}: {way}, {label}", quantile(times, share) * 1e3, "ms")
             for who, used in after.items():
                 figures.add(f"{name}: processor, {who}", (used - before[who]) / took_s, "cores")
             figures.add(f"{name}: changes made", len(sent) / took_s, "per s")
@@ -158,10 +161,10 @@ def spent(api: Any, broker: Any, links: Links) -> dict[str, float]:
     }
 
 
-def settled(bench: Cluster) -> None:
-    """Wait until no statuses are written any more."""
+def settled(bench: Cluster, seconds: float = SETTLED_S) -> None:
+    """Wait until no statuses were written for so long."""
     count, since = -1, time.perf_counter()
-    while time.perf_counter() - since < SETTLED_S:
+    while time.perf_counter() - since < seconds:
         time.sleep(0.5)
         now = bench.status_writes().total()
         if now != count:
