@@ -338,8 +338,11 @@ def test_who_reads_at_a_fellow_for_long_and_asks_nobody_is_alive_and_reads_on(fe
     feed.pair.importer.restart()
 
     def alive() -> bool:
-        at_home = feed.home.reader_status(end["reader"], "long")
-        own = feed.pair.importer.status()["imports"]["readers"].get(end["reader"], {})
+        try:
+            at_home = feed.home.reader_status(end["reader"], "long")
+            own = feed.pair.importer.status()["imports"]["readers"].get(end["reader"], {})
+        except AgentUnreachableError:
+            return False  # its channel of before does not know yet that it is back
         return bool(at_home["alive"] and at_home["planned"] and own.get("alive"))
 
     until(alive, FAR, "the reader counts as alive anew, and its epochs as planned")
