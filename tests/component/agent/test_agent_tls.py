@@ -262,7 +262,8 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before(
     error = until(lambda: alone.status()["certificate"]["error"], 10.0, "the error is told")
 
     assert "no certificate of an agent with its key" in error
-    assert "the certificate before stays" in alone.log.read_text()
+    stays = "the certificate before stays"
+    until(lambda: stays in alone.log.read_text(), 10.0, "the log has it, too")
     assert shown_at(alone) == before
     renew(own, alone)
     until(lambda: answers(alone), 5.0, "the agent answers")

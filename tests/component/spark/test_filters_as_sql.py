@@ -56,6 +56,8 @@ def spark() -> Iterator[SparkSession]:
     yield session
     if running is None:
         session.stop()
+    else:
+        running.createDataFrame([], "a int")  # makes it the active one again
 
 
 def _started() -> SparkSession:
