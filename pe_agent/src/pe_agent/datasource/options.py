@@ -22,7 +22,22 @@ if TYPE_CHECKING:
 
 SCHEMA_WAIT_SECONDS = 60.0
 SOURCE_FIELD = "_source struct<job:string,port:string,stream:string,epoch:bigint>"
-KNOWN = frozenset(
+PACKED_ONLY = frozenset(
+    {
+        "columns",
+        "input",
+        "buckets",
+        "key",
+        "broadcast",
+        "nulls",
+        "eventtime",
+        "rank",
+        "mergeable",
+        "controllog",
+    }
+)
+"""Options that mean nothing without ``control``."""
+KNOWN = PACKED_ONLY | frozenset(
     {
         "export",
         "import",
@@ -40,16 +55,6 @@ KNOWN = frozenset(
         "frame",
         "stopatend",
         "control",
-        "columns",
-        "input",
-        "buckets",
-        "key",
-        "broadcast",
-        "nulls",
-        "eventtime",
-        "rank",
-        "mergeable",
-        "controllog",
         "path",
         "checkpointlocation",
         "queryname",
@@ -192,22 +197,6 @@ def schema_of(agent: AgentClient, port: str) -> str:
 def ddl_of(schema: StructType) -> str:
     """Return a Spark schema as the DDL that manifests store."""
     return to_ddl(tuple(Column(f.name, f.dataType.simpleString()) for f in schema.fields))
-
-
-PACKED_ONLY = frozenset(
-    {
-        "columns",
-        "input",
-        "buckets",
-        "key",
-        "broadcast",
-        "nulls",
-        "eventtime",
-        "rank",
-        "mergeable",
-        "controllog",
-    }
-)
 
 
 def _packing(given: Mapping[str, str]) -> Packing | None:
