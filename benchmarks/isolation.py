@@ -34,7 +34,7 @@ class Bench(Family):
         self.settings = settings
         self.seconds = 1.5 if settings.quick else 5.0
         self.batches = rows.batches(EPOCH_ROWS)
-        self.batch = 0
+        self.batch = dict.fromkeys(POLICIES, 0)
         self.pace = 1.0
         super().__init__()
         try:
@@ -62,8 +62,8 @@ class Bench(Family):
 
     def _publish(self, port: str, until: float) -> None:
         while time.monotonic() < until:
-            self.feed.publish(port, self.batch, [self.batches])
-            self.batch += 1
+            self.feed.publish(port, self.batch[port], [self.batches])
+            self.batch[port] += 1
 
     def _child(self, kind: str, ports: list[str]) -> Child:
         client = self.taker.client

@@ -230,6 +230,24 @@ def test_what_is_gone_is_left_out_with_its_tuples_alike_in_each_replay(made: Ben
         made.reopen()
 
 
+def test_under_drop_tuples_go_with_their_epochs_and_those_that_stay_keep_their_places(
+    tmp_path: Path,
+) -> None:
+    with bench(tmp_path, segment_bytes=64) as made:
+        made.limit(max_bytes=1)
+        made.route("drop")
+        publish(made, 0, [(1, tuple_(0))])
+        made.plan(control=CONTROL)
+        publish(made, 1, [(0, tuple_(1)), (4, tuple_(2, END))])
+        publish(made, 2, [], count=3)
+        publish(made, 3, [(2, tuple_(3)), (4, tuple_(4, END))])
+        (planned,) = made.plan({made.stream: 1}, control=CONTROL).planned
+        assert (planned.from_, planned.next, planned.dropped) == (3, 4, (2, 4 + 3))
+        assert given(made, 3) == [[(2, "q.op.0/3"), (4, "q.op.0/4")]]
+        with pytest.raises(NotPlannedError, match="epoch 1"):
+            given(made, 1)
+
+
 def test_rows_that_pass_a_filter_can_be_sent_with_their_numbers(made: Bench) -> None:
     publish(made, 0, [])
     publish(made, 1, [])
