@@ -88,7 +88,8 @@ class Application:
             return reader.load().selectExpr(*rows.FROM_VALUE)
         if kind == "import":
             assert self.pe is not None
-            return self.pe.subscribe(start="earliest", **more)
+            frame: DataFrame = self.pe.subscribe(start="earliest", **more)
+            return frame
         if kind == "kafka":
             return kafka_queries.read(self.spark, more)
         reader = self.spark.readStream.format(kind)

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_agent import agent_tls, emitted, functions, tls, tokens
+from pe_agent import agent_tls, emitted, functions, subscribing, tls, tokens
 from pe_agent import owner as owners
 from pe_agent.arrow_batches import counted_in_rows
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
-from pe_agent.datasource.options import SOURCE_FIELD, ddl_of, schema_of
+from pe_agent.datasource.options import ddl_of
 from pe_agent.fellow_agents import FellowAgents, counted
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.memory import LastKnown
 from pe_agent.ports import ExportPort, ImportPort
 from pe_agent.queries import Queries
+from pe_agent.subscribing import ArgumentError
 from pe_agent.tls import Trust, TrustError
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.expression import parse
 from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, Kind, PeKey, PortKey
 from streambroker_core.properties import normalise
-from streambroker_core.schema import Schema, parse_ddl, to_ddl, to_items
+from streambroker_core.schema import parse_ddl, to_items
 from streambroker_core.wire.manifest import read_spec, write_spec
 
 if TYPE_CHECKING:
@@ -39,12 +38,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pe_agent")
 
 KINDS: Mapping[str, Kind] = {"export": "Export", "import": "Import"}
-
-
-class ArgumentError(StreambrokerError):
-    """Arguments that exclude each other, or one that is wrong; nothing was declared."""
-
-    code = "ArgumentInvalid"
 
 
 def start(
@@ -215,113 +208,7 @@ class PE:
             options |= {"agentCertificate": str(trust.own.chain), "agentKey": str(trust.own.key)}
         return options
 
-    # -- importing ---------------------------------------------------------------------------
-
-    def subscribe(
-        self,
-        port: str,
-        subscription: str | None = None,
-        *,
-        streams: Sequence[Mapping[str, str]] | None = None,
-        application_name: str | None = None,
-        stream_id: str | None = None,
-        application_scope: str | None = None,
-        filter: str | None = None,  # noqa: A002 - the word of the API
-        start: str | None = None,
-        on_congestion: str | None = None,
-        schema: str | None = None,
-        columns: Sequence[str] | None = None,
-        source: bool = False,
-        redeclare: bool = False,
-        max_bytes_per_batch: int | None = None,
-        fail_on_data_loss: bool = True,
-        stop_at_end: bool = False,
-    ) -> DataFrame:
-        """Import streams as a streaming DataFrame.
-
-        Without a subscription, names or other settings the port attaches to the Import that
-        exists. Settings declare it only where none exists; ``redeclare`` overwrites.
-
-        Args:
-            port: name of the import port.
-            subscription: expression over the properties of exports.
-            streams: imports by name, ``[{"applicationName": …, "streamId": …}]``.
-            application_name: with ``stream_id``, narrows an import by name.
-            stream_id: import by this name; excludes ``subscription`` and ``streams``.
-            application_scope: scope of the exporters looked for.
-            filter: expression over the columns of a row, evaluated at the exporter.
-            start: ``latest`` or ``earliest``, for exports never read before.
-            on_congestion: ``inherit``, or ``drop`` to volunteer.
-            schema: columns as DDL; without it those of the first match, for which it waits 60 s.
-            columns: only these columns.
-            source: add the column ``_source`` (job, port, stream, epoch).
-            redeclare: overwrite the Import that exists.
-            max_bytes_per_batch: bytes of a micro-batch at most, or one epoch.
-            fail_on_data_loss: stop at a loss that nobody agreed to; else it is counted.
-            stop_at_end: end the query when all exports have ended and all they have is read.
-
-        Raises:
-            ArgumentError, SubscriptionError, FilterError, SchemaError: nothing was declared.
-            SchemaUnknownError: no ``schema`` and no match in time.
-        """
-        spec = self._import_spec(port, subscription, streams, application_name, stream_id, filter)
-        given = {
-            "applicationScope": application_scope,
-            "start": start,
-            "onCongestion": on_congestion,
-        }
-        spec.update({k: v for k, v in given.items() if v is not None})
-        if schema is not None:
-            spec["schema"] = to_items(_cut(parse_ddl(schema), columns))
-        self._declare("import", port, spec, redeclare=redeclare)
-        self.imports[port] = ImportPort(self, port)
-        ddl = to_ddl(_cut(parse_ddl(schema or schema_of(self.agent, port)), columns))
-        reader = (
-            self._spark.readStream.format("streambroker")
-            .schema(f"{ddl}, {SOURCE_FIELD}" if source else ddl)
-            .option("import", port)
-            .options(**self._to_agent())
-            .option("frame", secrets.token_hex(8))
-            .option("source", str(source).lower())
-            .option("failOnDataLoss", str(fail_on_data_loss).lower())
-            .option("stopAtEnd", str(stop_at_end).lower())
-        )
-        if max_bytes_per_batch is not None:
-            reader = reader.option("maxBytesPerBatch", str(max_bytes_per_batch))
-        return reader.load()
-
-    def _import_spec(
-        self,
-        port: str,
-        subscription: str | None,
-        streams: Sequence[Mapping[str, str]] | None,
-        application_name: str | None,
-        stream_id: str | None,
-        filter_: str | None,
-    ) -> dict[str, Any]:
-        ways = {"subscription": subscription, "streams": streams, "stream_id": stream_id}
-        chosen = [name for name, value in ways.items() if value is not None]
-        if len(chosen) > 1:
-            raise ArgumentError(
-                f"import {port}: {chosen[0]} and {chosen[1]} exclude each other; give one of them."
-            )
-        if application_name is not None and stream_id is None:
-            raise ArgumentError(
-                f"import {port}: application_name narrows an import by name; give stream_id too."
-            )
-        spec: dict[str, Any] = {}
-        if subscription is not None:
-            parse(subscription, "subscription")
-            spec["subscription"] = subscription
-        if streams is not None:
-            spec["streams"] = [dict(s) for s in streams]
-        if stream_id is not None:
-            name = {"applicationName": application_name} if application_name else {}
-            spec["streams"] = [{**name, "streamId": stream_id}]
-        if filter_ is not None:
-            parse(filter_, "filter")
-            spec["filter"] = filter_
-        return spec
+    subscribe = subscribing.subscribe
 
     # -- exporting ---------------------------------------------------------------------------
 
@@ -516,15 +403,3 @@ class PE:
         self._process.stop(end_agent=end_agent)
         if self._fellows is not None:
             self._fellows.stop(end_agent=end_agent)
-
-
-def _cut(schema: Schema, columns: Sequence[str] | None) -> Schema:
-    if columns is None:
-        return schema
-    known = {c.name: c for c in schema}
-    missing = [name for name in columns if name not in known]
-    if missing:
-        raise ArgumentError(
-            f"column {missing[0]!r} is not in the schema; it has {', '.join(known)}."
-        )
-    return tuple(known[name] for name in columns)

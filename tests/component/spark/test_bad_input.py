@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pe_agent.broker_client import BrokerRefusedError, BrokerUnavailableError
 from pe_agent.launcher import AgentFailedError
-from pe_agent.pe import ArgumentError
+from pe_agent.subscribing import ArgumentError
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
 from support.feeds import Feed
 from support.jobs import Broker

@@ -35,7 +35,7 @@ class Windows:
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         found: dict[int, tuple[list[int], list[Any]]] = {}
-        for row in frame.collect():
+        for row in frame.where("n > 0").collect():
             arrival = unpack(Packed(seq=row["seq"], n=row["n"], payload=bytes(row["payload"])))
             lines, tuples = found.setdefault(row["bucket"], ([], []))
             if arrival.rows is not None:

@@ -14,13 +14,13 @@ from pe_agent.aligned import AlignedError, ControlFile
 from pe_agent.aligned.control_file import ControlFileReader
 from pe_agent.aligned.forms import LAST, control_text, fitting, read_control, write_ipc
 from pe_agent.aligned.hosting import check_settings
-from pe_agent.aligned.notes import CLOCK, NOTE, Hold, Spread, Tick, decode, encode
+from pe_agent.aligned.notes import CLOCK, NOTE, Hold, Tick, decode, encode
 from pe_agent.aligned.notes import Note as Notice
 from pe_agent.aligned.packer import AT_END, REFUSED, Packer, Repacker
 from pe_agent.aligned.unpacker import OnBatches
 from streambroker_core.control.buckets import Layout
 from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.packing import Packed, sequence, unpack
+from streambroker_core.control.packing import NO_BUCKET, Packed, sequence, unpack
 from streambroker_core.control.tuples import ControlError, ControlLimitError, Delivery
 from streambroker_core.errors import FormatTooNewError
 from support.aligned import Note, note
@@ -46,7 +46,7 @@ def arrivals(batches: Iterable[pa.RecordBatch]) -> list[tuple[int, Any]]:
         for row in batch.to_pylist():
             if row["n"] == NOTE:
                 found.append((row["bucket"], decode(row["payload"])))
-            elif row["n"]:
+            elif row["n"] or row["bucket"] != NO_BUCKET:
                 one = unpack(Packed(seq=row["seq"], n=row["n"], payload=row["payload"]))
                 rows = None if one.rows is None else one.rows.to_pylist()
                 found.append((row["bucket"], rows if rows is not None else one.control))
@@ -59,12 +59,15 @@ TUPLE = note("a", Delivery.IMMEDIATE, 0, 1, 0)
 def test_rows_are_packed_in_order_and_control_and_notes_go_to_every_bucket() -> None:
     tick = Tick(operator="op", watermark=7)
     given = mixed((5, 50), (3, 30), (4, control_text(TUPLE)), (0, encode([tick])))
-    found = arrivals(Packer(layout=LAYOUT)([given, mixed()]))
+    packed = list(Packer(layout=LAYOUT)([given, mixed()]))
+    found = arrivals(packed)
     rows = [row for _, what in found if isinstance(what, list) for row in what if "v" in str(row)]
     assert sorted(row["v"] for row in rows if isinstance(row, dict)) == [30, 50]
     assert [at for at, what in found if what == ((4, TUPLE),)] == [0, 1, 2]
     assert [at for at, what in found if what == [tick]] == [CLOCK, 0, 1, 2]
-    assert (CLOCK, [Spread(port="in", layout=LAYOUT.text())]) in found
+    for_nobody = [row for batch in packed for row in batch.to_pylist() if not row["n"]]
+    assert [(row["bucket"], row["event_time"]) for row in for_nobody] == [(CLOCK, None)]
+    assert arrivals(Packer(layout=LAYOUT)([mixed()])) == []
 
 
 def test_rows_of_all_frames_of_a_port_get_the_same_columns_whatever_spark_makes_of_them() -> None:

@@ -150,8 +150,12 @@ def pack_control(placed: Iterable[Placed], port: str, buckets: int) -> pa.Record
     return packed_rows((bucket, one) for bucket in range(buckets))
 
 
-def pack_watermark(time: int) -> pa.RecordBatch:
-    """Return the row that carries the largest event time of a task, in microseconds."""
+def pack_watermark(time: int | None) -> pa.RecordBatch:
+    """Return the row that each task has for no bucket of rows.
+
+    Args:
+        time: the largest event time of the task's rows, in microseconds; None for none.
+    """
     return pa.RecordBatch.from_arrays(
         [
             pa.array([NO_BUCKET], pa.int32()),

@@ -129,6 +129,14 @@ def nullable(schema: StructType) -> StructType:
     return found
 
 
+def mixed_of(schema: StructType) -> StructType:
+    """Return the columns of a mixed frame with a user's columns."""
+    from pyspark.sql.types import BinaryType, LongType, StructField
+
+    more = [StructField(SEQ, LongType()), StructField(CONTROL, BinaryType())]
+    return StructType([*schema.fields, *more])
+
+
 def control_text(control: ControlTuple) -> bytes:
     """Return what stands in ``_control`` for a tuple."""
     return canonical(envelope.encode(control))

@@ -38,13 +38,13 @@ class Feed:
     """A frame that feeds a port.
 
     Attributes:
-        frame: rows, or what an operator emitted.
-        pack: packs it, inside a task.
+        frame: rows, what an operator emitted, or packed rows.
+        pack: packs it, inside a task; None if it is packed.
         delay: of its watermark, as Spark writes it; None for a frame without event time.
     """
 
     frame: DataFrame
-    pack: Packer | Repacker
+    pack: Packer | Repacker | None = None
     delay: str | None = None
 
 
@@ -121,7 +121,9 @@ def host(hosted: Hosted, feeds: Sequence[Feed]) -> DataFrame:
     frames = []
     # A union has the event time of its first frame.
     for feed in sorted(feeds, key=lambda one: one.delay is None):
-        frame = feed.frame.mapInArrow(feed.pack, PACKED_DDL)
+        frame = feed.frame
+        if feed.pack is not None:
+            frame = frame.mapInArrow(feed.pack, PACKED_DDL)
         if feed.delay is not None:
             frame = frame.withWatermark("event_time", feed.delay)
         frames.append(frame)

@@ -2,8 +2,7 @@
 
 Notes travel as control rows do, to every bucket of the operators that follow, and users never see
 them. A *tick* says which watermark an operator has reached. A *hold* says from which event time on
-a bucket of it holds something back; None that it holds nothing any more. A *spread* says how the
-rows of a port are spread over buckets, for the one bucket that watches over the checkpoint.
+a bucket of it holds something back; None that it holds nothing any more.
 """
 
 from __future__ import annotations
@@ -39,17 +38,9 @@ class Hold:
     at: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """How the rows of a port are spread, as the text of their layout."""
+Note = Tick | Hold
 
-    port: str
-    layout: str
-
-
-Note = Tick | Hold | Spread
-
-_KINDS: dict[str, type] = {"tick": Tick, "hold": Hold, "spread": Spread}
+_KINDS: dict[str, type] = {"tick": Tick, "hold": Hold}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 

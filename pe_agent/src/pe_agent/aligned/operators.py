@@ -15,6 +15,7 @@ from pe_agent.aligned import hosting
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import CONTROL, arrow_of
 from pe_agent.aligned.hosting import Columns, Feed
+from pe_agent.aligned.imported import Imported, one_carrier
 from pe_agent.aligned.packer import Packer, Repacker
 from pe_agent.aligned.processor import APPLIED, Hosted
 from pe_agent.aligned.stream import Emitted, Rows, Stream, data_of
@@ -70,6 +71,7 @@ class OperatorStream(Stream):
             data=Emitted(frame=node.frame, output=output, columns=node.schemas[output]),
             nodes=self.nodes,
             clocks=self.clocks,
+            carrier=self.carrier,
         )
 
     def publish_outputs(
@@ -188,6 +190,10 @@ def control_aware(
     name = _name(operator, name)
     runner = hosting.checked(operator, name, buckets)
     given = _by_port(inputs, runner.inputs, name)
+    streams, carrier = one_carrier(list(given.values()))
+    given = dict(zip(given, streams, strict=True))
+    if carrier is not None and any(one.carrier and _is_import(one) for one in streams):
+        carrier = replace(carrier)  # packed, it is a source of its own
     layouts = {
         one.name: _layout(one, given[one.name], buckets, null_keys=null_keys)
         for one in runner.inputs
@@ -226,6 +232,7 @@ def control_aware(
         data=Emitted(frame=frame, output=runner.outputs[0], columns=outputs[runner.outputs[0]]),
         nodes={**nodes, name: Node(name=name, frame=frame, schemas=outputs)},
         clocks=frozenset({name}) if timed or clocks else frozenset(),
+        carrier=carrier,
     )
 
 
@@ -339,11 +346,18 @@ def _spark_columns(schema: Columns | pa.Schema) -> Columns:
     return from_arrow_schema(schema)
 
 
+def _is_import(stream: Stream) -> bool:
+    return isinstance(stream.data, Imported)
+
+
 def _feeds(stream: Stream, layout: Layout) -> list[Feed]:
     """Return what feeds a port: rows, and control beside them."""
     found = []
-    if isinstance(stream.data, Rows):
-        column, delay = stream.event_time or (None, None)
+    column, delay = stream.event_time or (None, None)
+    if isinstance(stream.data, Imported):
+        frame = stream.data.packed(layout, column, stream.carrier)
+        found.append(Feed(frame=frame, delay=delay))
+    elif isinstance(stream.data, Rows):
         schema = arrow_of(stream.schema())
         pack = Packer(layout=layout, schema=schema, event_time=column)
         found.append(Feed(frame=stream.data.frame, pack=pack, delay=delay))

@@ -135,9 +135,6 @@ class Packer:
                 (bucket, _noted(task.notes)) for bucket in range(-1, self.layout.buckets)
             )
         if task.began:
-            spread = notes.Spread(port=self.layout.port, layout=self.layout.text())
-            yield packed_rows([(notes.CLOCK, _noted([spread]))])
-        if task.latest is not None:
             yield pack_watermark(task.latest)
 
 

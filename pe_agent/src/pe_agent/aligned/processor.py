@@ -128,7 +128,7 @@ class BucketProcessor(StatefulProcessor):
         passed = own.passed(self._spark_time(timers), hosted.clocks)
         out = _Emitted(hosted)
         if bucket == CLOCK:
-            self._pass_time_on(own, passed, arrived, out)
+            self._pass_time_on(own, passed, out)
         elif arrived.packed or _due(own.wake, passed):
             self._window(bucket, own, passed, arrived, out)
         self._set_timer(own, _wanted(bucket, own, passed), wake, fired)
@@ -184,7 +184,7 @@ class BucketProcessor(StatefulProcessor):
             limits=hosted.limits,
         )
 
-    def _pass_time_on(self, own: Own, passed: int | None, arrived: _Arrived, out: _Emitted) -> None:
+    def _pass_time_on(self, own: Own, passed: int | None, out: _Emitted) -> None:
         """Tell the operators after this one what time it is; refuse a checkpoint of another kind.
 
         Raises:
@@ -193,9 +193,8 @@ class BucketProcessor(StatefulProcessor):
         hosted, stage = self._hosted, self._stage()
         version = hosted.make().state_version
         kept = keeping.read(own.blobs, stage, version, tuple(hosted.layouts))
-        for note in arrived.notes:
-            if isinstance(note, notes.Spread):
-                keeping.take_layouts(kept, {note.port: note.layout}, stage)
+        layouts = {port: layout.text() for port, layout in hosted.layouts.items()}
+        keeping.take_layouts(kept, layouts, stage)
         changes = kept.changes(stage, {"clock": b""}, version)
         del changes["clock"]
         SparkBlobs(own, self._blobs).apply(changes)

@@ -13,8 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.forms import CONTROL, NOTES, ROWS, SEQ, arrow_of, numbered, shifted
+from pe_agent.aligned.forms import (
+    CONTROL,
+    NOTES,
+    ROWS,
+    SEQ,
+    arrow_of,
+    mixed_of,
+    numbered,
+    shifted,
+)
 from pe_agent.aligned.hosting import Columns, columns
+from pe_agent.aligned.imported import Import, Imported, one_carrier
 from pe_agent.aligned.packer import AT_END, REFUSED
 from pe_agent.aligned.plans import is_plain_projection
 from pe_agent.aligned.unpacker import BatchFunction, DataOf, OnBatches, RowsOf
@@ -73,7 +83,7 @@ class Emitted:
     def rows(self) -> Rows:
         """Return it as rows."""
         read = RowsOf(output=self.output, schema=arrow_of(self.columns))
-        frame = self.of_output().mapInArrow(read, _with_hidden(self.columns))
+        frame = self.of_output().mapInArrow(read, mixed_of(self.columns))
         return Rows(frame=frame, mixed=True)
 
 
@@ -94,18 +104,20 @@ class Beside:
 class Stream:
     """A stream of rows and control tuples.
 
-    Made by ``PE.aligned``, ``aligned.stream`` and ``aligned.control_stream``; each method returns a
-    new one. Control tuples go around or through every method, in their window.
+    Made by ``PE.subscribe`` with ``control``, ``PE.aligned``, ``aligned.stream`` and
+    ``aligned.control_stream``; each method returns a new one. Control tuples go around or through
+    every method, in their window.
     """
 
     spark: SparkSession
     pe: PE | None = None
-    data: Rows | Emitted | None = None
+    data: Rows | Emitted | Imported | None = None
     beside: tuple[Beside, ...] = ()
     key: tuple[str, ...] = ()
     event_time: tuple[str, str] | None = None
     nodes: Mapping[str, Node] = field(default_factory=dict)
     clocks: frozenset[str] = frozenset()
+    carrier: Import | None = None
 
     # -- operations on rows ------------------------------------------------------------------
 
@@ -160,8 +172,26 @@ class Stream:
         rows = self._rows("map_batches")
         made = columns(rows.schema() if schema is None else schema)
         on = OnBatches(function=function, schema=arrow_of(made))
-        frame = rows.frame.mapInArrow(on, _with_hidden(made))
+        frame = rows.frame.mapInArrow(on, mixed_of(made))
         return replace(self, data=Rows(frame=frame, mixed=True))
+
+    @property
+    def has_control_log(self) -> bool:
+        """Whether tuples of ``PE.send_control`` come by it."""
+        return self.carrier is not None
+
+    def without_control_log(self) -> Stream:
+        """Return the stream of an import without tuples of ``PE.send_control``.
+
+        Raises:
+            AlignedError: it is open with them already.
+        """
+        if self.carrier is not None and not isinstance(self.data, Imported):
+            raise AlignedError(
+                f"import {self.carrier.port} is open with the control log: subscribe with"
+                " control_log=False."
+            )
+        return replace(self, carrier=None)
 
     def union(self, *others: Stream) -> Stream:
         """Put streams together: rows of the first stand before those of the next in each window.
@@ -262,9 +292,9 @@ class Stream:
         """
         data = self._some("rows")
         self.use(again=again)
-        if isinstance(data, Rows):
-            return self._plain(data)
-        return data_of(data.frame, data.output, data.columns)
+        if isinstance(data, Emitted):
+            return data_of(data.frame, data.output, data.columns)
+        return self._plain(self._rows("rows"))
 
     def publish(
         self, port: str, *, checkpoint: str | Path, again: bool = False, **settings: Any
@@ -314,7 +344,7 @@ class Stream:
 
     # -- within ------------------------------------------------------------------------------
 
-    def _some(self, what: str) -> Rows | Emitted:
+    def _some(self, what: str) -> Rows | Emitted | Imported:
         if self.data is None:
             raise AlignedError(
                 f"a stream of control tuples alone has no rows, so it has not {what}: union it"
@@ -324,6 +354,8 @@ class Stream:
 
     def _rows(self, what: str) -> Rows:
         data = self._some(what)
+        if isinstance(data, Imported):
+            return data.rows(self.carrier)
         return data.rows() if isinstance(data, Emitted) else data
 
     def _plain(self, rows: Rows) -> DataFrame:
@@ -380,9 +412,10 @@ def _two(one: Stream, other: Stream) -> Stream:
     from pe_agent.aligned.operators import joint_nodes
 
     nodes = joint_nodes([one, other])
+    (one, other), carrier = one_carrier([one, other])
     data = one.data if other.data is None else other.data
     if one.data is not None and other.data is not None:
-        data = _united(one._rows("union"), other._rows("union"))
+        data = _united(one, other)
     if (one.event_time and other.clocks) or (other.event_time and one.clocks):
         raise AlignedError(
             "a union of a stream with an event time and of one that an operator emits: give each an"
@@ -404,21 +437,35 @@ def _two(one: Stream, other: Stream) -> Stream:
         event_time=one.event_time or other.event_time,
         nodes=nodes,
         clocks=one.clocks | other.clocks,
+        carrier=carrier,
     )
 
 
-def _united(one: Rows, other: Rows) -> Rows:
-    from pyspark.sql import functions
-
-    low, high = ({c.name: c.dataType for c in rows.schema()} for rows in (one, other))
+def _united(left: Stream, right: Stream) -> Rows | Imported:
+    low, high = ({c.name: c.dataType for c in of.schema()} for of in (left, right))
     if low != high:
         raise AlignedError(
             f"two streams of a union have the columns {_told(low)} and {_told(high)}: select the"
             " same, with the same types."
         )
-    ranks = one.ranks + other.ranks
+    found = (left.data, right.data)
+    if isinstance(found[0], Imported) and isinstance(found[1], Imported):
+        imports = (*found[0].imports, *found[1].imports)
+        _check_ranks(len(imports))
+        return Imported(imports=imports)
+    return _united_rows(left._rows("union"), right._rows("union"))
+
+
+def _check_ranks(ranks: int) -> None:
     if ranks > 1 << RANK_BITS:
         raise AlignedError(f"a union of {ranks} streams: there can be {1 << RANK_BITS}.")
+
+
+def _united_rows(one: Rows, other: Rows) -> Rows:
+    from pyspark.sql import functions
+
+    ranks = one.ranks + other.ranks
+    _check_ranks(ranks)
     frames = [one.frame, other.frame.withColumn(SEQ, shifted(one.ranks))]
     mixed = one.mixed or other.mixed
     if mixed:
@@ -433,10 +480,3 @@ def _united(one: Rows, other: Rows) -> Rows:
 
 def _told(given: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {kind.simpleString()}" for name, kind in given.items())
-
-
-def _with_hidden(made: StructType) -> StructType:
-    from pyspark.sql.types import BinaryType, LongType, StructField, StructType
-
-    more = [StructField(SEQ, LongType()), StructField(CONTROL, BinaryType())]
-    return StructType([*made.fields, *more])

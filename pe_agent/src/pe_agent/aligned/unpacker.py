@@ -23,7 +23,7 @@ from pe_agent.aligned.forms import (
 )
 from pe_agent.aligned.packer import emitted, tuples_of
 from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.packing import RUNNING_BITS, numbers
+from streambroker_core.control.packing import RUNNING_BITS, by_bucket, numbers, unpack
 
 BatchFunction = Callable[[pa.RecordBatch], "pa.RecordBatch | Iterable[pa.RecordBatch]"]
 
@@ -62,6 +62,24 @@ class RowsOf:
                     yield control_row(place, control_text(control), self.schema)
             else:
                 yield control_row(0, notes.encode(notes.decode(payload)), self.schema)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsOfPacked:
+    """Rows and control of packed rows, as a mixed frame."""
+
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read the packed rows of a task."""
+        for batch in batches:
+            for _, packed in by_bucket(batch):
+                arrival = unpack(packed)
+                for place, control in arrival.control:
+                    yield control_row(place, control_text(control), self.schema)
+                if arrival.rows is not None:
+                    rows, seq = arrival.rows.drop_columns([SEQ]), arrival.rows.column(SEQ)
+                    yield mixed(rows, seq, self.schema)
 
 
 def mixed(batch: pa.RecordBatch, seq: pa.Array, schema: pa.Schema) -> pa.RecordBatch:

@@ -1,7 +1,8 @@
 """Rows and control tuples of an import, packed for the buckets of an operator.
 
 What ``read()`` gives with ``control`` is the packed row schema of core: rows with their place among
-all rows of the batch, control tuples for every bucket, and the largest event time of each task.
+all rows of the batch, control tuples for every bucket, and of each task one for no bucket, with the
+largest event time.
 """
 
 from __future__ import annotations
@@ -179,9 +180,8 @@ class Packer:
         )
 
     def end(self) -> Iterator[pa.RecordBatch]:
-        """Give the row with the largest event time that was met, if any was."""
-        if self._latest is not None:
-            yield pack_watermark(self._latest)
+        """Give the task's row for no bucket, with the largest event time that was met."""
+        yield pack_watermark(self._latest)
 
 
 def places_of(batch: pa.RecordBatch, *, filtered: bool) -> pa.Array | None:

@@ -414,14 +414,14 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
     ) -> Iterator[pa.RecordBatch]:
         if "tuples" in ticket:
             yield from packer.control([to_batch(read_placed(ticket["tuples"]))])
-            return
-        if ticket.get("control"):
+        elif ticket.get("control"):
             yield from packer.control([batch for batch, _ in self._blocks(ticket)])
-            return
-        for number, (batch, meta) in enumerate(self._blocks(ticket)):
-            if batch.num_rows:
-                places = places_of(batch, filtered=ticket["filter"] is not None)
-                yield from packer.rows(self._shaped(batch, wanted, ticket, meta), number, places)
+        else:
+            for number, (batch, meta) in enumerate(self._blocks(ticket)):
+                if batch.num_rows:
+                    places = places_of(batch, filtered=ticket["filter"] is not None)
+                    shaped = self._shaped(batch, wanted, ticket, meta)
+                    yield from packer.rows(shaped, number, places)
         yield from packer.end()
 
     def _blocks(self, ticket: dict[str, Any]) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:

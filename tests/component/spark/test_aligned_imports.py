@@ -1,0 +1,175 @@
+"""Imports with control tuples as streams: what an operator is given, and by which import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
+
+from pe_agent import PE
+from pe_agent.aligned import AlignedError, OperatorStream, Stream
+from support.aligned_operators import Multiply, SetFactor
+from support.session import SECONDS, Session
+from support.waiting import until
+
+COLUMNS = "k bigint, v bigint"
+
+
+class Numbers:
+    """A folder of files, and a query that exports their rows."""
+
+    def __init__(self, jobs: Session, pe: PE, port: str, kind: str) -> None:
+        self._folder = jobs.folder / f"files-{port}"
+        self._folder.mkdir()
+        self._files = 0
+        frame = jobs.spark.readStream.schema(COLUMNS).parquet(str(self._folder))
+        query = pe.publish(
+            frame,
+            port,
+            properties={"kind": kind},
+            checkpoint=jobs.folder / f"ck-{port}",
+        )
+        jobs.queries.append(query)
+
+    def give(self, *values: int) -> None:
+        table = pa.table({"k": [value % 5 for value in values], "v": list(values)})
+        hidden = self._folder / f".{self._files}.tmp"
+        pq.write_table(table, hidden)
+        hidden.rename(self._folder / f"{self._files}.parquet")
+        self._files += 1
+
+
+class Windows:
+    """What an operator with a report handed out: values and types of tuples, window by window."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, list[int]] = {}
+        self.applied: dict[int, set[str]] = {}
+        self.buckets: dict[str, set[int]] = {}
+
+    def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
+        self.values[window] = sorted(row.v for row in frames["out"].collect())
+        told = frames["applied"].collect()
+        self.applied[window] = {row.id for row in told}
+        for row in told:
+            self.buckets.setdefault(row.id, set()).add(row.bucket)
+
+    @property
+    def all(self) -> list[int]:
+        return sorted(value for values in list(self.values.values()) for value in values)
+
+    def await_values(self, *values: int) -> None:
+        until(lambda: self.all == sorted(values), SECONDS, f"values {values}, not {self.all}")
+
+
+def multiplied(stream: Stream, **more: Any) -> OperatorStream:
+    settings = {"schema": Multiply.SCHEMA, "buckets": 3, "report": "applied", **more}
+    return stream.key_by("k").control_aware(Multiply, **settings)
+
+
+def run(jobs: Session, made: OperatorStream) -> Windows:
+    windows = Windows()
+    jobs.queries.append(made.for_each_window(windows, checkpoint=jobs.folder / "ck-in"))
+    return windows
+
+
+def subscribed(pe: PE, kind: str = "a", **more: Any) -> Stream:
+    settings = {"start": "earliest", "schema": COLUMNS, **more}
+    return pe.subscribe(f"in-{kind}", f'kind == "{kind}"', control=True, **settings)
+
+
+def test_an_operator_gets_the_packed_rows_of_its_import_with_control(jobs: Session) -> None:
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    numbers = Numbers(jobs, exporter, "out", "a")
+    stream = subscribed(importer, filter="v != 3", columns=["v", "k"])
+    made = multiplied(stream)
+    plan = made.to_df()._jdf.queryExecution().analyzed().toString()
+    assert plan.count("MapInArrow") == 1, "the one behind the operator"
+    made = multiplied(stream)
+    windows = run(jobs, made)
+    numbers.give(1, 2, 3)
+    windows.await_values(1, 2)
+    sent = exporter.emit_control("out", SetFactor(10))
+    assert sent.wait_applied(SECONDS)
+    numbers.give(3, 4)
+    windows.await_values(1, 2, 40)
+    own = importer.send_control(SetFactor(7), operator="Multiply")
+    assert own.wait_applied(SECONDS)
+    numbers.give(5)
+    windows.await_values(1, 2, 40, 35)
+    assert windows.buckets == {sent.id: {0, 1, 2}, own.id: {0, 1, 2}}
+    assert sum(len(ids) for ids in windows.applied.values()) == 2
+
+
+def steps(stream: Stream) -> Stream:
+    """Every operation in front of an operator."""
+    return (
+        stream.where("v != 3")
+        .select("k", (F.col("v") + 1).alias("v"))
+        .with_columns({"v": F.col("v") - 1})
+        .map_batches(lambda batch: batch)
+    )
+
+
+@pytest.mark.parametrize(
+    "through",
+    [
+        steps,
+        lambda s: s.through(lambda frame: frame.where("v != 3").dropDuplicates(["v"])),
+        lambda s: s.where("v < 3").union(s.where("v > 3")),
+        lambda s: multiplied(s, name="first", report=None).where("v != 3").select("k", "v"),
+    ],
+)
+def test_control_of_an_import_passes_whatever_comes_before_the_operator(
+    jobs: Session, through: Callable[[Stream], Stream]
+) -> None:
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    numbers = Numbers(jobs, exporter, "out", "a")
+    windows = run(jobs, multiplied(through(subscribed(importer))))
+    numbers.give(1, 2, 3)
+    windows.await_values(1, 2)
+    sent = exporter.emit_control("out", SetFactor(1))
+    own = importer.send_control(SetFactor(1))
+    assert sent.wait_applied(SECONDS)
+    assert own.wait_applied(SECONDS)
+    numbers.give(3, 5)
+    windows.await_values(1, 2, 5)
+    assert windows.buckets == {sent.id: {0, 1, 2}, own.id: {0, 1, 2}}
+    assert sum(len(ids) for ids in windows.applied.values()) == 2
+
+
+@pytest.mark.parametrize("idle", ["a", "b"])
+def test_of_two_imports_one_brings_the_control_log_also_when_it_or_the_other_is_idle(
+    jobs: Session, idle: str
+) -> None:
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    numbers = {kind: Numbers(jobs, exporter, f"out-{kind}", kind) for kind in "ab"}
+    both = subscribed(importer, "a").union(subscribed(importer, "b"))
+    assert both.has_control_log
+    windows = run(jobs, multiplied(both))
+    busy = numbers["b" if idle == "a" else "a"]
+    busy.give(1)
+    windows.await_values(1)
+    own = importer.send_control(SetFactor(10))
+    assert own.wait_applied(SECONDS)
+    busy.give(2)
+    windows.await_values(1, 20)
+    assert windows.buckets == {own.id: {0, 1, 2}}
+
+
+def test_two_imports_that_are_open_do_not_both_bring_the_control_log(jobs: Session) -> None:
+    importer = jobs.pe("alerts")
+    one, other = (subscribed(importer, kind) for kind in "ab")
+    assert one.union(other.where("v > 0")).carrier is other.carrier
+    with pytest.raises(AlignedError, match=r"in-a and in-b of one query both.*control_log=False"):
+        one.where("v > 0").union(other.where("v > 0"))
+    with pytest.raises(AlignedError, match="is open with the control log"):
+        one.where("v > 0").without_control_log()
+    silent = subscribed(importer, "b", control_log=False)
+    assert not silent.has_control_log
+    assert one.where("v > 0").union(silent.where("v > 0")).has_control_log
