@@ -1,4 +1,4 @@
-"""Where the rules of a job come from: directories, tables, and what a program adds to them.
+"""Where the rules of a job come from: directories, tables, HTTP, and what a program adds to them.
 
 Everything here runs beside a driver, never in tasks. What becomes of the rules is decided in
 `streambroker_core.cep`.
@@ -11,19 +11,26 @@ from pe_agent.cep.discovery import (
     PatternProcessorDiscoverer,
     PatternProcessorDiscovererFactory,
     PeriodicPatternProcessorDiscoverer,
+    ReportedDiscoverer,
     Wanted,
 )
+from pe_agent.cep.http import HttpDiscoverer
 from pe_agent.cep.manager import PatternProcessorManager
+from pe_agent.cep.progress import Progress, RuleReport
 from pe_agent.cep.table import TableDiscoverer, sqlite_table
 
 __all__ = [
     "DirectoryDiscoverer",
     "Discovery",
     "DiscoveryError",
+    "HttpDiscoverer",
     "PatternProcessorDiscoverer",
     "PatternProcessorDiscovererFactory",
     "PatternProcessorManager",
     "PeriodicPatternProcessorDiscoverer",
+    "Progress",
+    "ReportedDiscoverer",
+    "RuleReport",
     "TableDiscoverer",
     "Wanted",
     "sqlite_table",

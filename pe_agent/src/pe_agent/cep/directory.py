@@ -79,20 +79,31 @@ def rules_of(file: Path) -> list[Any]:
         DiscoveryError: it is no JSON or YAML, or has something else than rules.
         OSError: it cannot be read.
     """
-    text = file.read_text("utf-8")
-    try:
-        documents = [json.loads(text)] if file.suffix == ".json" else _yaml(text)
-    except (ValueError, RecursionError) as error:
-        raise DiscoveryError(f"file {file.name} cannot be read: {error}") from error
-    found: list[Any] = []
-    for document in documents:
-        found += document if isinstance(document, list) else [document]
+    found = read_documents(
+        file.read_text("utf-8"), f"file {file.name}", yaml=file.suffix != ".json"
+    )
     for rule in found:
         if not isinstance(rule, dict):
             raise DiscoveryError(
                 f"file {file.name} has {rule!r} where a rule is expected: write a mapping with"
                 " `id`, `version` and `pattern`, or a list of them."
             )
+    return found
+
+
+def read_documents(text: str, what: str, *, yaml: bool) -> list[Any]:
+    """Return what a text has: one thing, or the items of its lists.
+
+    Raises:
+        DiscoveryError: it is no JSON or YAML.
+    """
+    try:
+        documents = _yaml(text) if yaml else [json.loads(text)]
+    except (ValueError, RecursionError) as error:
+        raise DiscoveryError(f"{what} cannot be read: {error}") from error
+    found: list[Any] = []
+    for document in documents:
+        found += document if isinstance(document, list) else [document]
     return found
 
 

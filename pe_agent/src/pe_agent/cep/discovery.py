@@ -10,9 +10,10 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from pe_agent.cep.manager import PatternProcessorManager
+from pe_agent.cep.progress import RuleReport
 from streambroker_core.errors import StreambrokerError
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,14 @@ class PatternProcessorDiscoverer(Protocol):
 
     def close(self) -> None:
         """Stop; may be called from another thread, and more than once."""
+
+
+@runtime_checkable
+class ReportedDiscoverer(Protocol):
+    """A discoverer whose source wants to know what has become of its rules."""
+
+    def on_reports(self, reports: Sequence[RuleReport]) -> None:
+        """Take in what there is to tell of all rules; called at once, by any thread."""
 
 
 class PatternProcessorDiscovererFactory(Protocol):
@@ -87,8 +96,12 @@ class PeriodicPatternProcessorDiscoverer(ABC):
 
     def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
         """Look until `close` is called; what cannot be read changes nothing."""
-        while not self._closed.wait(self.interval):
+        while not self._closed.wait(self.pause()):
             self.look(manager)
+
+    def pause(self) -> float:
+        """Return the seconds until the next look."""
+        return self.interval
 
     def look(self, manager: PatternProcessorManager) -> None:
         """Look once, and tell the manager of a change."""
@@ -132,6 +145,8 @@ class Discovery:
         except Exception:
             discoverer.close()
             raise
+        if isinstance(discoverer, ReportedDiscoverer):
+            manager.listen(discoverer.on_reports)
         self._thread = threading.Thread(target=self._watch, name="pattern-rules", daemon=True)
         self._thread.start()
 

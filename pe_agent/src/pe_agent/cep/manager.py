@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from pe_agent.cep.progress import Listener, Progress, RuleReport, Standing
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.rules import Context, Outcome, RuleSet
 
@@ -39,6 +40,7 @@ class PatternProcessorManager:
         """
         self._apply, self._tell, self._context = apply, tell, context or Context()
         self._rules = rules or RuleSet()
+        self._standing, self._listeners = Standing(), list[Listener]()
         self._lock = threading.RLock()
 
     @property
@@ -62,14 +64,40 @@ class PatternProcessorManager:
         with self._lock:
             rules, outcomes = self._rules.updated(wanted, self._context)
             self._change(rules)
+            self._standing.updated(outcomes)
             if self._tell is not None:
                 self._tell(outcomes)
+            self._report()
         return outcomes
+
+    def on_applied(self, progress: Iterable[Progress]) -> None:
+        """Take in how far a query has come with rules; it says so whenever it knows more."""
+        with self._lock:
+            self._standing.progressed(progress)
+            self._report()
+
+    def listen(self, listener: Listener) -> None:
+        """Tell a listener what has become of all rules, now and whenever that is another thing."""
+        with self._lock:
+            self._listeners.append(listener)
+            listener(self.reports())
+
+    def reports(self) -> list[RuleReport]:
+        """Return what has become of each rule, in the order of their ids."""
+        with self._lock:
+            return self._standing.reports(self._rules)
+
+    def _report(self) -> None:
+        if self._listeners:
+            reports = self.reports()
+            for listener in self._listeners:
+                listener(reports)
 
     def stopped(self, rule: str, version: int) -> None:
         """Turn a rule off everywhere that failed somewhere."""
         with self._lock:
             self._change(self._rules.without(rule, version))
+            self._report()
 
     def enable(self, rule: str) -> None:
         """Turn a rule on again.
@@ -81,6 +109,7 @@ class PatternProcessorManager:
             if rule not in self._rules.rules:
                 raise KeyError(rule)
             self._change(self._rules.enabled(rule))
+            self._report()
 
     def _change(self, rules: RuleSet) -> None:
         if rules != self._rules:
