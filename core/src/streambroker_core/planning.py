@@ -200,6 +200,7 @@ class Planning(Claims):
         gone = tuple(sorted(s for s in ask.own if s not in {*self.streams, *self.forgotten}))
         if not reader.routed:
             return Answer(planned=(), finished=finished, routed=False, gone=gone)
+        reader.start = ask.start  # who registers a plan again, or has no route, does not say it
         lost = self._lost_between(reader, ask, gone)
         if lost is None:
             reader.opened = True
@@ -354,7 +355,6 @@ class Planning(Claims):
         if ask.call is not None and reader.routed and ask.granted:
             life, reader.calls = ask.call
             reader.lives = (*(one for one in reader.lives if one != life), life)[-LIVES:]
-        reader.start = ask.start
         reader.until = max(reader.until, now + ask.lease)
         return reader
 

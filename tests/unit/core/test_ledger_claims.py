@@ -124,6 +124,19 @@ def test_a_returned_earliest_route_goes_on_at_its_position() -> None:
     assert (plan.from_, plan.next, plan.moved) == (3, 4, False)
 
 
+def test_neither_a_plan_registered_again_nor_a_cut_reader_says_where_it_begins_again() -> None:
+    made = ledger()
+    put(made, "A", 2)
+    made.plan(ask(), 0)
+    made.replan(ask(start="latest", known=True), {"A": (0, 2)}, 0)
+    made.set_routes({})
+    made.plan(ask({"A": 2}, start="latest", known=True), 0)
+    put(made, "A", 2)
+    made.set_routes({IMPORT: "wait"})
+    (plan,) = made.plan(ask({"A": 2}, known=True), 0).planned
+    assert (plan.from_, plan.next, plan.moved) == (2, 4, False)
+
+
 def test_a_returned_earliest_route_whose_position_is_gone_begins_at_what_is_left() -> None:
     made = ledger(max_bytes=200)
     put(made, "A", 1)
