@@ -24,10 +24,11 @@ class Run:
         port: str = "trades",
         *,
         at: dict[str, Any] | None = None,
+        schema: StructType = SCHEMA,
         **options: Any,
     ) -> None:
         self.source = StreambrokerStreamReader(
-            SCHEMA,
+            schema,
             Options(port, agent.location, str(agent.address["token"]), **options),
         )
         self.at = at or self.source.initialOffset()

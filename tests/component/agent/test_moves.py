@@ -4,51 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from support.agents import AgentProcess, Publishing, rows
+from support.connected import Connected
 from support.free_ports import free_port
-from support.jobs import Broker
 from support.sources import Run
 from support.waiting import until
 
 SECONDS = 30.0
 
 
-class Moving:
-    """Two agents and a broker that connects them."""
+class Moving(Connected):
+    """Two agents and a broker that connects them; the exporter's agent moves."""
 
     def __init__(self, folder: Path) -> None:
-        self.broker = Broker(folder)
-        self.exporter = AgentProcess(
-            folder / "feed", "feed", port=free_port(), broker=self.broker.url
-        )
-        self.importer = AgentProcess(folder / "alerts", "alerts", broker=self.broker.url)
+        super().__init__(folder)
         self.publisher = Publishing(self.exporter)
 
     def begin(self) -> None:
-        for agent in (self.exporter, self.importer):
-            agent.home.mkdir()
-            agent.start()
+        self.start()
         self.declare(self.exporter, "export", properties={"kind": "trade"})
         self.declare(self.importer, "import", subscription='kind == "trade"', start="earliest")
         until(lambda: self.at() == self.exporter.location, SECONDS, "the route")
-
-    @staticmethod
-    def declare(agent: AgentProcess, kind: str, **spec: Any) -> None:
-        items = [{"name": "n", "type": "bigint"}, {"name": "name", "type": "string"}]
-        agent.client.call(
-            "declare", kind=kind, port="trades", spec={**spec, "schema": items}, redeclare=False
-        )
-
-    def at(self) -> str | None:
-        """Return the address at which the importer looks for the exporter."""
-        view = self.importer.client.call("view")["view"] or {}
-        routes = view.get("imports", {}).get("trades", {}).get("routes", [])
-        return routes[0]["location"] if routes else None
 
     def move(self) -> None:
         """Kill the exporter's agent and start it at another address."""
@@ -59,11 +39,6 @@ class Moving:
     def away(self) -> dict[str, str]:
         found: dict[str, str] = self.importer.status()["imports"]["away"]
         return found
-
-    def end(self) -> None:
-        self.importer.kill()
-        self.exporter.kill()
-        self.broker.end()
 
 
 @pytest.fixture

@@ -325,6 +325,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
         Raises:
             AgentUnreachableError: an exporter's agent stayed away for ``reconnect`` seconds.
+            OptionError: the batch was planned, in an earlier run, without columns of the schema.
         """
         self._hold(end["reader"])
         deadline = time.monotonic() + self._options.reconnect
@@ -343,6 +344,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 for stream, parts in answer["lost"].items():
                     log.warning("goes on without epochs %s of stream %s", parts, stream)
                 trust = self._trust.now()  # executors need not have the file
+                if answer["slices"]:
+                    self._check_columns(end)
                 return [Slice(ticket, trust) for ticket in answer["slices"]]
             except StreambrokerError as error:
                 if error.code != "AgentUnreachable":
@@ -355,6 +358,18 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                         " the exporter's agent is back."
                     ) from None
                 time.sleep(0.2)
+
+    def _check_columns(self, end: dict[str, Any]) -> None:
+        """Refuse a batch that an earlier run has planned with fewer columns than this one reads."""
+        planned = end["columns"]
+        missing = [] if planned is None else [c for c in self._columns.names if c not in planned]
+        if missing:
+            raise OptionError(
+                f"import {self._options.port}: the batch that the checkpoint has planned is without"
+                f" column {missing[0]!r}, and is read as it was planned, with {', '.join(planned)}."
+                " Run the query once with these columns and the trigger availableNow; then start it"
+                " with more."
+            )
 
     def _claiming(self, action: str, request: dict[str, Any]) -> dict[str, Any]:
         """Call the agent; while an earlier process of this query holds the lease, wait for it."""

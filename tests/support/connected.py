@@ -1,0 +1,64 @@
+"""Two agents that a real broker connects; their ports are declared as jobs declare them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from support.agents import AgentProcess
+from support.free_ports import free_port
+from support.jobs import Broker
+
+COLUMNS = [{"name": "n", "type": "bigint"}, {"name": "name", "type": "string"}]
+
+
+class Connected:
+    """An exporting and an importing agent, and their broker.
+
+    Args:
+        folder: for all files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.broker = Broker(folder)
+        self.exporter = AgentProcess(
+            folder / "feed", "feed", port=free_port(), broker=self.broker.url
+        )
+        self.importer = AgentProcess(folder / "alerts", "alerts", broker=self.broker.url)
+
+    def start(self) -> None:
+        """Start both agents."""
+        for agent in (self.exporter, self.importer):
+            agent.home.mkdir()
+            agent.start()
+
+    @staticmethod
+    def declare(
+        agent: AgentProcess, kind: str, port: str = "trades", *, again: bool = False, **spec: Any
+    ) -> None:
+        """Declare an export or import; ``again`` replaces what is there."""
+        spec = {**spec, "schema": COLUMNS}
+        agent.client.call("declare", kind=kind, port=port, spec=spec, redeclare=again)
+
+    def imported(self, port: str = "trades") -> dict[str, Any]:
+        """Return an import as its agent sees it; nothing before it has a view."""
+        view = self.importer.client.call("view")["view"] or {}
+        found: dict[str, Any] = view.get("imports", {}).get(port, {})
+        return found
+
+    def exported(self, port: str = "trades") -> dict[str, Any]:
+        """Return an export as its agent sees it; nothing before it has a view."""
+        view = self.exporter.client.call("view")["view"] or {}
+        found: dict[str, Any] = view.get("exports", {}).get(port, {})
+        return found
+
+    def at(self) -> str | None:
+        """Return the address at which the importer looks for the exporter."""
+        routes = self.imported().get("routes", [])
+        return routes[0]["location"] if routes else None
+
+    def end(self) -> None:
+        """Kill all."""
+        self.importer.kill()
+        self.exporter.kill()
+        self.broker.end()
