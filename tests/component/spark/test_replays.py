@@ -22,9 +22,11 @@ def feed(tmp_path: Path) -> Feed:
     return Feed(tmp_path / "feed", rows_per_file=ROWS)
 
 
-def import_all(jobs: Session, importer: PE) -> Sink:
+def import_all(jobs: Session, importer: PE, *, lossy: bool = False) -> Sink:
     """Read everything, from the checkpoint if there is one."""
-    frame = importer.subscribe("in", 'kind == "a"', start="earliest", schema=DDL)
+    frame = importer.subscribe(
+        "in", 'kind == "a"', start="earliest", schema=DDL, fail_on_data_loss=not lossy
+    )
     return jobs.collect(frame, "in")[1]
 
 
@@ -92,9 +94,10 @@ def test_an_importer_from_an_older_checkpoint_reads_again_what_is_retained(
     assert reader["delivered"] == 5 * ROWS, "a replay counts once"
 
 
-def test_an_importer_from_an_older_checkpoint_stops_where_epochs_are_gone(
+def test_an_importer_from_an_older_checkpoint_stops_where_epochs_are_gone_or_counts_them(
     jobs: Session, feed: Feed
 ) -> None:
+    """It stops, and goes on with ``fail_on_data_loss=False``, which says how much was gone."""
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     jobs.publish(exporter, feed, "out", properties={"kind": "a"}, buffer={"maxBytes": "4Ki"})
     read_one_by_one(jobs, feed, import_all(jobs, importer), 6)
@@ -113,6 +116,19 @@ def test_an_importer_from_an_older_checkpoint_stops_where_epochs_are_gone(
     assert f"epochs 1 to {last_gone} of stream {stream} are gone: " in str(stopped.value)
     assert not again.rows
     jobs.queries.pop()
+
+    lossy = import_all(jobs, importer, lossy=True)
+    lossy.await_rows((6 - last_gone - 1) * ROWS)
+    feed.release()
+    lossy.await_rows((7 - last_gone - 1) * ROWS)
+
+    assert set(lossy.rows) == rows_of(feed, *range(last_gone + 1, 7))
+    assert max(lossy.rows.values()) == 1
+    until(lambda: committed(checkpoint) >= planned(checkpoint), SECONDS, "a commit")
+    assert list(offset(checkpoint, committed(checkpoint)).lost.values()) == [
+        (last_gone, last_gone * ROWS)
+    ]
+    assert jobs.queries[-1].exception() is None
 
 
 def test_a_batch_that_the_exporter_commits_again_is_one_epoch(jobs: Session, feed: Feed) -> None:

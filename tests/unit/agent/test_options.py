@@ -1,0 +1,30 @@
+"""What the options of a stream say, and what of them is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from pe_agent.datasource.options import OptionError, Options
+
+GIVEN = {"import": "in", "agent": "grpc+tcp://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    ("more", "lossy"),
+    [
+        ({}, False),
+        ({"failOnDataLoss": "true"}, False),
+        ({"failondataloss": "false"}, True),
+        ({"failOnDataLoss": "False"}, True),
+    ],
+)
+def test_a_loss_stops_the_query_unless_it_is_told_to_go_on(
+    more: dict[str, str], lossy: bool
+) -> None:
+    assert Options.read({**GIVEN, **more}, "import").lossy is lossy
+
+
+@pytest.mark.parametrize("name", ["failOnDataLoss", "stopAtEnd", "control"])
+def test_what_is_neither_true_nor_false_is_refused_by_name(name: str) -> None:
+    with pytest.raises(OptionError, match=f"option `{name.lower()}` is 'perhaps'"):
+        Options.read({**GIVEN, name: "perhaps"}, "import")
