@@ -104,6 +104,18 @@ def test_a_new_filter_is_a_new_offset_without_news(made: Bench) -> None:
     assert later == {**first, "filter": "n > 1"}
 
 
+def test_what_changes_elsewhere_is_no_reason_for_a_batch(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 1))
+    first = made.offset()
+    made.replies[A] = lambda _: answer(plan("s", 1, 1))
+    for ports in (("in", "too"), ("in",), ("in", "other")):
+        before = made.routes.view
+        made.connect(A, ports=ports)
+        assert made.routes.view != before
+        assert made.next(first) == {"offset": None}
+
+
 def test_a_change_is_reported_with_the_first_epoch_that_is_read_under_it(made: Bench) -> None:
     made.connect(A, B)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
