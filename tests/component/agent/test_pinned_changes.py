@@ -71,7 +71,7 @@ def counted(connected: Connected, run: Run, rows: tuple[int, int]) -> Callable[[
 def test_a_filter_holds_from_one_epoch_on_and_a_replay_has_that_of_then(
     connected: Connected,
 ) -> None:
-    wanted = {"subscription": KIND, "start": "earliest"}
+    wanted: dict[str, Any] = {"subscription": KIND, "start": "earliest"}
     connected.declare(connected.importer, "import", filter=EVEN, **wanted)
     publisher = Publishing(connected.exporter)
     for batch in range(2):
