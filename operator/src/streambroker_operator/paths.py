@@ -16,6 +16,13 @@ REPORT = f"{PE}/report"
 PORTS: Mapping[Kind, str] = {"Export": f"{PE}/export/{{port}}", "Import": f"{PE}/import/{{port}}"}
 """The ports of a PE by kind; what belongs to one is below."""
 
+EMIT = f"{PORTS['Export']}/control"
+"""Control tuples for the importers of an export; likewise `SEND`, for a PE's own operators."""
+SEND = f"{PE}/control"
+TUPLE = "/{log}/{seq}"
+"""One of them is this below."""
+ERRANDS = f"{PE}/errands"
+
 APPLY = f"{API}/apply"
 EXPLAIN = f"{API}/explain"
 WHATIF = f"{API}/whatif"

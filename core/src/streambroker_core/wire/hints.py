@@ -1,4 +1,4 @@
-"""Hints: signed datagrams that say "your view has changed", and nothing else.
+"""Hints: signed datagrams that say "your view has changed" or "an errand waits", and nothing else.
 
 A hint carries no routes. Losing, doubling, delaying, replaying or forging one
 costs at most one poll, because all it can do is make an agent ask the broker.
@@ -25,6 +25,10 @@ STALE_S = 90.0
 """Seconds after which an older point is believed: the board was restored."""
 POLL_SPACING_S = 0.02
 """Shortest time between two polls that hints ask for, in seconds."""
+
+ERRANDS = "errands"
+"""Stands in the place of the view's version where an errand waits; an agent that knows of none
+takes it for another version, and polls."""
 
 _HEAD = struct.Struct(">3sB8sQQB")
 _MAC = hashlib.sha256().digest_size

@@ -15,7 +15,20 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from streambroker_core.model import PeKey
-from streambroker_operator.paths import API, APPLY, EXPLAIN, OPENAPI, PE, PORTS, REPORT, WHATIF
+from streambroker_operator.paths import (
+    API,
+    APPLY,
+    EMIT,
+    ERRANDS,
+    EXPLAIN,
+    OPENAPI,
+    PE,
+    PORTS,
+    REPORT,
+    SEND,
+    TUPLE,
+    WHATIF,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +166,12 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("PUT", PE): Rule(own=True, registers=True),
     ("DELETE", PE): Rule(asks=(_ask("delete", "exports"), _ask("delete", "imports")), own=True),
     ("PUT", REPORT): Rule(own=True),
+    ("POST", ERRANDS): Rule(own=True),
+    # The control log comes to operators through the job's imports.
+    ("POST", SEND): _part("imports", "control", steers=False),
+    ("GET", SEND + TUPLE): Rule(asks=(_ask("get", "imports"),), own=True),
+    ("POST", EMIT): _part("exports", "control", steers=False),
+    ("GET", EMIT + TUPLE): Rule(asks=(_ask("get", "exports"),), own=True),
     **_port(_EXPORT, "exports"),
     **_parts(f"{_EXPORT}/properties", "exports", "properties", "PUT", "PATCH", "DELETE"),
     **_parts(f"{_EXPORT}/property/{{name}}", "exports", "properties", "PUT", "DELETE"),

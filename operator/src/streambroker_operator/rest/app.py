@@ -9,10 +9,12 @@ from aiohttp import web
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_operator.auth import TokenFile
+from streambroker_operator.errands import Asked, Errands, hint_by
 from streambroker_operator.errors import RequestError
 from streambroker_operator.paths import OPENAPI
 from streambroker_operator.rest import (
     apply,
+    control,
     description,
     events,
     explain,
@@ -69,6 +71,7 @@ PARTS = (
     resources.routes,
     exports.routes,
     imports.routes,
+    control.routes,
 )
 
 MAX_HEADERS = 8 * 1024
@@ -86,6 +89,7 @@ def create_app(
     *,
     local: bool = False,
     guard: Guard | None = None,
+    asked: Asked | None = None,
 ) -> web.Application:
     """Return the application that serves a runtime.
 
@@ -95,11 +99,14 @@ def create_app(
         limits: how much one caller may ask for; None for the usual.
         local: answer to names of this machine alone, where there are no tokens.
         guard: says who may do what, in the place of tokens.
+        asked: hands errands to agents; None where all agents ask this process.
     """
     app = web.Application(client_max_size=MAX_BODY, middlewares=_MIDDLEWARES)
     app[RUNTIME] = runtime
     app[LOCAL] = local
-    app[GAUGES] = Gauges(Limits() if limits is None else limits)
+    limits = Limits() if limits is None else limits
+    app[GAUGES] = Gauges(limits)
+    app[control.ASKED] = asked or Errands(hint_by(runtime), limits.agent_wait_s)
     app[SNAPSHOTS] = snapshots_of(runtime)
     app[TURNS] = Turns()
     app[UNDER_WAY] = {}

@@ -22,7 +22,7 @@ from streambroker_core.board import Board
 from streambroker_core.model import Kind, PeKey, PortKey
 from streambroker_operator.auth import ANYBODY
 from streambroker_operator.errors import RequestError
-from streambroker_operator.paths import PE, REPORT
+from streambroker_operator.paths import ERRANDS, PE, REPORT
 from streambroker_operator.rest.authentication import CALLER, PRINCIPAL, is_reading
 from streambroker_operator.rest.requests import path_of
 
@@ -32,6 +32,8 @@ MAX_BUCKETS = 10_000
 """How many callers are remembered; the one not seen for longest begins with a full bucket."""
 
 _LARGEST = 1_000_000_000
+_REPEATED = (("PUT", PE), ("PUT", REPORT), ("POST", ERRANDS))
+"""What agents repeat by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class Limits:
         followers_each: how many of them may be of one caller.
         polls_each: how many views one caller may wait for at the same time.
         keepalive_s: pause of the events after which a comment is sent, in seconds.
+        agent_wait_s: for how long a request waits for an agent that has to answer it, in seconds.
         pes: how many PEs a job may have: their numbers are below this.
         ports: how many exports, and how many imports, a PE may have.
     """
@@ -69,6 +72,7 @@ class Limits:
     followers_each: int = 50
     polls_each: int = 200
     keepalive_s: float = 15.0
+    agent_wait_s: float = 10.0
     pes: int = 4_096
     ports: int = 1_024
 
@@ -366,7 +370,7 @@ def _callers(request: web.Request) -> list[str]:
 
 
 def _repeated(request: web.Request) -> bool:
-    return request.method == "PUT" and path_of(request) in (PE, REPORT)
+    return (request.method, path_of(request)) in _REPEATED
 
 
 @web.middleware

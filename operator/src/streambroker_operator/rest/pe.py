@@ -8,7 +8,7 @@ from aiohttp import web
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
-from streambroker_core.wire import ends, registration, view
+from streambroker_core.wire import ends, errand, registration, view
 from streambroker_core.wire.hints import point_text
 from streambroker_operator.errors import RequestError
 from streambroker_operator.paths import PE
@@ -21,6 +21,7 @@ from streambroker_operator.rest.authentication import (
     version_seen_by,
 )
 from streambroker_operator.rest.conditions import check_tag, tags
+from streambroker_operator.rest.control import ASKED
 from streambroker_operator.rest.limits import GAUGES
 from streambroker_operator.rest.requests import (
     RUNTIME,
@@ -62,6 +63,8 @@ async def get_view(request: web.Request) -> web.Response:
             runtime.acknowledge(pe, tag, _running_for(request))
         if runtime.wants_acknowledgements:
             headers["Acknowledge"] = "at-once"
+        if request.app[ASKED].waits(pe):
+            headers[errand.HEADER] = "waiting"
     if version in known or "*" in known:
         return web.Response(status=304, headers=headers)
     found = seen_by(request, runtime.view(pe))

@@ -14,6 +14,7 @@ import time
 from time import time as wall_clock
 from typing import Any
 
+from pe_agent.agent.broker.errands import Errands
 from pe_agent.agent.broker.reports import Reporter
 from pe_agent.agent.broker.signing import Signer
 from pe_agent.agent.hosts import Hosts
@@ -27,7 +28,7 @@ from pe_agent.tls import Trust
 from pe_agent.tokens import Token
 from streambroker_core.errors import HintError, StreambrokerError
 from streambroker_core.model import PeKey
-from streambroker_core.wire import capability, ends, hints, registration
+from streambroker_core.wire import capability, ends, errand, hints, registration
 from streambroker_core.wire.manifest import API_VERSION
 from streambroker_core.wire.view import View, decode
 
@@ -113,18 +114,24 @@ class BrokerLink:
             lambda: hosts.actions["status"]({}),
             lambda report: self._client.request("PUT", f"{self._path}/report", report).body,
         )
+        self._errands = Errands(
+            hosts.actions,
+            lambda done: self._client.request("POST", f"{self._path}/errands", done).body,
+        )
 
     def start(self) -> None:
         """Begin to poll and to listen."""
         for target in (self._run, self._listen):
             threading.Thread(target=target, daemon=True, name=f"broker {target.__name__}").start()
         self._reports.start()
+        self._errands.start()
 
     def close(self) -> None:
         """Stop both threads."""
         self._stopped.set()
         self._wake.set()
         self._reports.close()
+        self._errands.close()
         self._client.rest()
         self._socket.close()
 
@@ -268,6 +275,8 @@ class BrokerLink:
         self._heard(ended)
         self._known = answer.headers.get("agent")
         self._signer.answered(answer.headers)
+        if errand.HEADER.lower() in answer.headers:
+            self._errands.wake()
         self._owes = False
         if answer.status == 304:
             point = hints.read_point(answer.headers.get("point", ""))
@@ -346,7 +355,10 @@ class BrokerLink:
     # -- hints -------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Turn good hints into polls; a bad one costs nothing, a replayed one at most a poll."""
+        """Turn good hints into polls; a bad one costs nothing, a replayed one at most a poll.
+
+        One that tells of errands may have taken the place of one that tells of a view.
+        """
         while not self._stopped.is_set():
             try:
                 datagram = self._socket.recv(hints.MAX_DATAGRAM + 1)
@@ -360,6 +372,8 @@ class BrokerLink:
                 self._refused_hints += 1
                 log.debug("hint refused: %s", error)
                 continue
+            if hint.version == hints.ERRANDS:
+                self._errands.wake()
             if self._gate.offer(hint, time.monotonic()):
                 self._wake.set()
 
