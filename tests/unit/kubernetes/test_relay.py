@@ -28,7 +28,8 @@ def told(at: float = NOW, runs: Any = None) -> bytes:
 
 
 def read(body: bytes, secret: bytes = SECRET, scheme: str = "Replica") -> relay.Told:
-    return relay.read(SECRET, f"{scheme} {relay._mac(secret, body)}", body, NOW)
+    shown = relay.sealed(secret, body).replace("Replica", scheme)
+    return relay.read(SECRET, shown, body, NOW)
 
 
 def with_ends(ended: Any) -> bytes:
@@ -62,7 +63,7 @@ def test_another_secret_or_another_body_is_refused() -> None:
     with pytest.raises(RequestError):
         read(told(), secret=b"t" * 32)
     with pytest.raises(RequestError):
-        relay.read(SECRET, f"Replica {relay._mac(SECRET, told())}", told(runs={}), NOW)
+        relay.read(SECRET, relay.sealed(SECRET, told()), told(runs={}), NOW)
 
 
 @pytest.mark.parametrize("at", [NOW - 61, NOW + 61])

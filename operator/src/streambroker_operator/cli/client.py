@@ -76,7 +76,14 @@ class Caller:
         return self._patient(method, path, body, {}, query)
 
     def change(
-        self, method: str, path: str, body: object = None, *, match: str = "", **query: str
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        match: str = "",
+        request: str = "",
+        **query: str,
     ) -> Any:
         """Make a change under a name of its own, so that it is made once, if asked for twice.
 
@@ -85,6 +92,7 @@ class Caller:
             path: as of `open`.
             body: sent as JSON.
             match: the ETag that the resource has to have; empty for any.
+            request: its name; empty for a new one.
             query: after the path.
 
         Returns:
@@ -94,7 +102,7 @@ class Caller:
             RequestError: as of `call`; where the answer is lost twice, it is not known
                 whether the change was made, and the error says so.
         """
-        headers = {REQUEST_ID: uuid.uuid4().hex}
+        headers = {REQUEST_ID: request or uuid.uuid4().hex}
         if match:
             headers["If-Match"] = match
         try:

@@ -14,6 +14,7 @@ from streambroker_operator.cli import (
     completion,
     delete,
     describe,
+    emit,
     explain,
     get,
     operator,
@@ -25,7 +26,20 @@ from streambroker_operator.cli import (
 from streambroker_operator.cli.errors import INTERRUPTED, UsageError, exit_code, meant, tell
 from streambroker_operator.cli.options import Parser, add_shared
 
-GROUPS = (up, operator, get, describe, apply, delete, explain, setters, release, top, completion)
+GROUPS = (
+    up,
+    operator,
+    get,
+    describe,
+    apply,
+    delete,
+    explain,
+    setters,
+    release,
+    emit,
+    top,
+    completion,
+)
 INSTEAD = {
     "create": "`apply` creates, too.",
     "diff": "`whatif` shows what a file would do.",

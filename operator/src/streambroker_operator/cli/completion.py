@@ -64,7 +64,10 @@ _NAMED = {
     "set-subscription": "imports",
     "set-properties": "exports",
 }
-_WITH_VALUE = ("--url", "-n", "--namespace", "-o", "--output", "--request-timeout", "--delete")
+_WITH_VALUE = (
+    *("--url", "-n", "--namespace", "-o", "--output", "--request-timeout", "--delete"),
+    *("--delivery", "--at", "--operator", "--bucket", "--key", "--timeout", "--request-id"),
+)
 _FILES = ("-f", "--file", "--filename", "--token-file", "--ca", "--db", "--tokens")
 
 
@@ -130,6 +133,8 @@ def _arguments(
         if given and WORDS.get(given[-1], ())[:1] in (("exports",), ("imports",)):
             return _names(WORDS[given[-1]][0], before, at=1)
         return [*_names("exports" if given else "imports", before, at=1), "export", "import"]
+    if command == "emit":
+        return [*_names("exports", before, at=1), *_names("pes", before, at=0)] if not given else []
     if command == "top":
         return [*_names("exports", before, at=1), *_names("imports", before, at=1)]
     if command not in (*_LISTED, "delete"):

@@ -25,6 +25,7 @@ _CODES = {
     "UrlInvalid": USAGE,
     "BrokerUnavailable": UNREACHABLE,
     "NotSynced": UNREACHABLE,
+    "AgentAway": UNREACHABLE,
     "WouldCut": WOULD_CUT,
 }
 _REMEDIES = {

@@ -80,7 +80,7 @@ def add_shared(command: argparse.ArgumentParser, *, root: bool = False) -> None:
     )
     command.add_argument(
         "--request-timeout",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
         default=TIMEOUT_S if root else missing,
         help=f"how long the broker may be silent; default {TIMEOUT_S:g}",
@@ -144,7 +144,12 @@ def _token(file: Path | None) -> str | None:
     return text or None
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Return a time in seconds, for an option.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
     try:
         found = float(text.removesuffix("s"))
     except ValueError:

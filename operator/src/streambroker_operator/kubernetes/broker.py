@@ -15,9 +15,10 @@ from aiohttp import web
 
 from streambroker_core.board import Board, Event, ExportApplied, ImportApplied
 from streambroker_core.model import Kind, PeKey
+from streambroker_operator.errands import Errands, hint_by
 from streambroker_operator.errors import AddressError, RequestError
 from streambroker_operator.hinting import HintSender
-from streambroker_operator.kubernetes import relay
+from streambroker_operator.kubernetes import errands, relay
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
 from streambroker_operator.kubernetes.client import ApiClient, Timing
@@ -142,7 +143,14 @@ class ClusterBroker:
         self._objects = objects
         self._put_together(objects, secret)
         tls = None if certificate is None else certificate.context
-        app = create_app(self.runtime, limits=settings.limits, guard=self._guard())
+        wait_s = (settings.limits or Limits()).agent_wait_s
+        own = Errands(hint_by(self.runtime), wait_s)
+        self._errands = errands.LedErrands(
+            own, secret, self._leads, lambda: self.lease.leader, wait_s
+        )
+        app = create_app(
+            self.runtime, limits=settings.limits, guard=self._guard(), asked=self._errands
+        )
         self._reports = app[REPORTS]
         app.middlewares.insert(0, counting(self.metrics))
         app.middlewares.insert(0, parting(lambda: self._closing))
@@ -150,6 +158,7 @@ class ClusterBroker:
             self.url = await self._listen(app, settings.port, "--port", tls)
             probes = create_probes(self._state, self.metrics)
             probes.router.add_post(relay.PATH, self._told_by_replicas(secret))
+            probes.router.add_post(errands.PATH, errands.handler(own, secret, self._leads))
             self.probes_url = await self._listen(probes, settings.metrics_port, "--metrics-port")
         except AddressError:
             await self.stop()
@@ -189,6 +198,7 @@ class ClusterBroker:
         await asyncio.gather(*ending, return_exceptions=True)
         for runner in self._runners:
             await runner.cleanup()
+        await self._errands.close()
         self._sender.close()
         self.store.close()
         await self._api.close()

@@ -105,9 +105,9 @@ class Relay:
         if not leader:
             return
         body = json.dumps({"at": time.time(), "runs": runs, "ended": ends}).encode()
-        headers = {"Authorization": f"Replica {_mac(self._secret, body)}"}
+        shown = {"Authorization": sealed(self._secret, body)}
         try:
-            async with session.post(leader + PATH, data=body, headers=headers) as answer:
+            async with session.post(leader + PATH, data=body, headers=shown) as answer:
                 trouble = "" if answer.status == 204 else f"it answers {answer.status}"
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             trouble = str(error) or type(error).__name__
@@ -169,13 +169,8 @@ def read(secret: bytes, shown: str, body: bytes, now: float) -> Told:
     Raises:
         RequestError: 401, it is none, or it told that long ago.
     """
-    scheme, _, mac = shown.partition(" ")
-    if scheme != "Replica" or not hmac.compare_digest(mac, _mac(secret, body)):
-        raise _refused()
+    told = opened(secret, shown, body, now)
     try:
-        told = json.loads(body)
-        if abs(now - float(told["at"])) > FRESH_S:
-            raise _refused()
         return Told(
             runs=[
                 (PeKey.parse(pe), str(version), float(ago), str(instance))
@@ -190,10 +185,29 @@ def read(secret: bytes, shown: str, body: bytes, now: float) -> Told:
         raise _refused() from error
 
 
+def sealed(secret: bytes, body: bytes) -> str:
+    """Return what to send as ``Authorization`` with what a replica tells another one."""
+    key = hmac.digest(secret, b"replicas", hashlib.sha256)
+    return f"Replica {hmac.new(key, body, hashlib.sha256).hexdigest()}"
+
+
+def opened(secret: bytes, shown: str, body: bytes, now: float) -> dict[str, Any]:
+    """Return the object that a replica tells, with the time in ``at``.
+
+    Raises:
+        RequestError: 401, it is none, or it told that long ago.
+    """
+    if not hmac.compare_digest(shown.encode(), sealed(secret, body).encode()):
+        raise _refused()
+    try:
+        told: dict[str, Any] = json.loads(body)
+        fresh = abs(now - float(told["at"])) <= FRESH_S
+    except (ValueError, KeyError, TypeError) as error:
+        raise _refused() from error
+    if not fresh:
+        raise _refused()
+    return told
+
+
 def _refused() -> RequestError:
     return RequestError(401, "TokenWrong", "Only replicas of this broker may say that.")
-
-
-def _mac(secret: bytes, body: bytes) -> str:
-    key = hmac.digest(secret, b"replicas", hashlib.sha256)
-    return hmac.new(key, body, hashlib.sha256).hexdigest()
