@@ -34,6 +34,7 @@ EXPORTS = "pe_agent.agent.exporting.exports:HostedExport"
 READERS = "pe_agent.agent.importing.readers:OwnReaders"
 STREAMS = "pe_agent.agent.exporting.streams:HostedStream"
 IMPORTS = "pe_agent.agent.importing.imports:ImportHost"
+CONTROL_LOG = "pe_agent.agent.control_log:ControlLog"
 LOG = "pe_agent.log.log:StreamLog"
 SINK = "pe_agent.datasource.sink:StreambrokerStreamWriter"
 SOURCE = "pe_agent.datasource.source:StreambrokerStreamReader"
@@ -164,7 +165,16 @@ DROPPING: dict[str, Step] = {
 }
 """Steps of an export whose reader is slow, under ``drop``."""
 
-STEPS = {**EXPORTING, **FAILING, **IMPORTING, **DROPPING}
+OUTSIDE: dict[str, Step] = {
+    "before the tuple is kept": _before(f"{EXPORTS}.emit", 1, FEED_AGENT),
+    "tuple kept, before its epoch": _before(f"{EXPORTS}._end_later", 1, FEED_AGENT),
+    "tuple in its epoch, not answered": _after(f"{EXPORTS}.emit", 1, FEED_AGENT),
+    "before the tuple is in the control log": _before(f"{CONTROL_LOG}.append", 1, FEED_AGENT),
+    "tuple in the control log, not answered": _after(f"{CONTROL_LOG}.append", 1, FEED_AGENT),
+}
+"""Steps of a control tuple from outside, which a broker has the agent take."""
+
+STEPS = {**EXPORTING, **FAILING, **IMPORTING, **DROPPING, **OUTSIDE}
 
 
 # ---- inside the process that is held ---------------------------------------------------

@@ -74,6 +74,8 @@ def test_every_command_is_completed(capsys: pytest.CaptureFixture[str]) -> None:
         (["get", "routes", ""], ["alerts/0/trades", "feed/0/trades"]),
         (["set-filter", ""], ["alerts/0/trades"]),
         (["top", ""], ["feed/0/trades", "alerts/0/trades"]),
+        (["emit", ""], ["feed/0/trades", "alerts/0", "feed/0"]),
+        (["emit", "--timeout", "5", "t"], []),
         (["whatif", "--delete", "im"], ["import/alerts-0-trades"]),
         (["-n", ""], ["default"]),
         (["set-properties", ""], ["feed/0/trades"]),

@@ -398,6 +398,8 @@ def test_who_may_filter_may_do_nothing_else(
             ("patch", "imports/filter"),
             ("patch", "imports/streams"),
             ("patch", "exports/properties"),
+            ("patch", "exports/control"),
+            ("patch", "imports/control"),
         )
     }
     granted = {right for right, allowed in rights.items() if allowed}
@@ -407,6 +409,8 @@ def test_who_may_filter_may_do_nothing_else(
         ("steer", "patch", "imports/filter"),
         ("steer", "patch", "imports/streams"),
         ("steer", "patch", "exports/properties"),
+        ("steer", "patch", "exports/control"),
+        ("steer", "patch", "imports/control"),
         ("edit", "patch", "imports"),
     }
 

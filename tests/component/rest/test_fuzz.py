@@ -39,9 +39,17 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
+AGENTS = {"emitControl", "getEmittedControl", "sendControl", "getSentControl"}
+"""Agents answer these: without one, 503 is the answer."""
 KNOWN = {"job": "feed", "pe": 0, "port": "trades", "name": "kind"}
 JSON = {"Content-Type": "application/json"}
-UNLIMITED = Limits(writes_per_s=1e6, write_burst=10**9, reads_per_s=1e6, read_burst=10**9)
+UNLIMITED = Limits(
+    writes_per_s=1e6,
+    write_burst=10**9,
+    reads_per_s=1e6,
+    read_burst=10**9,
+    agent_wait_s=0.01,
+)
 SCHEMA = schemathesis.openapi.from_dict(description())
 OPERATIONS = {
     item[method]["operationId"]: SCHEMA[path][method]
@@ -88,6 +96,7 @@ def cases(operation: Any) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {ENDLESS}))
 def test_no_request_gets_an_answer_that_is_not_described(name: str, url: str) -> None:
+    checks = [one for one in CHECKS if name not in AGENTS or one is not not_a_server_error]
     with requests.Session() as session:
         session.trust_env = False
         populate(session, url)
@@ -101,7 +110,7 @@ def test_no_request_gets_an_answer_that_is_not_described(name: str, url: str) ->
         )
         @given(case=cases(OPERATIONS[name]))
         def holds(case: Any) -> None:
-            case.call_and_validate(base_url=url, session=session, checks=CHECKS, timeout=10.0)
+            case.call_and_validate(base_url=url, session=session, checks=checks, timeout=10.0)
 
         holds()
 

@@ -235,3 +235,15 @@ def test_every_answered_tuple_survives_kill_9_at_any_moment(tmp_path: Path) -> N
         assert {i: found.get(i) for i in kept} == kept
         store.close()
     assert len(promised) > ROUNDS
+
+
+def test_entries_are_counted_by_delivery_when_they_come_and_when_readers_have_applied_them(
+    made: Bench,
+) -> None:
+    for request, delivery in (("a", "BEGIN"), ("b", "END_WINDOW"), ("b", "END_WINDOW")):
+        made.log.append(request, {"type": "set", "delivery": delivery})
+    for reader, next_ in (("one", 0), ("two", 0), ("one", 1), ("two", 2), ("one", 1), ("two", 0)):
+        made.log.acknowledge(reader, next_)
+
+    assert made.log.accepted == {"BEGIN": 1, "END_WINDOW": 1}
+    assert made.log.applied == {"BEGIN": 2, "END_WINDOW": 1}

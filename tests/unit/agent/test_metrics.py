@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pe_agent.agent.exporting.blocks import BlockReader, Read
 from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.metrics import ROUTES, MetricsServer, text
 from streambroker_core.model import PeKey
@@ -32,6 +33,7 @@ CONTRACT = {
     "recovery_seconds",
     "scrub_verified_bytes_total",
 }
+NO_CONTROL: dict[str, Any] = {"accepted": {}, "applied": {}}
 AGENT = {"recovery_seconds": 1.5, "scrub_verified_bytes_total": 7}
 
 
@@ -51,7 +53,7 @@ def samples(told: str) -> dict[tuple[str, str], float]:
 
 
 def status(made: Bench) -> dict[str, Any]:
-    return {"exports": {made.export.key: made.export.status()}}
+    return {"exports": {made.export.key: made.export.status()}, "controlLog": NO_CONTROL}
 
 
 def test_the_figures_of_an_export_and_its_routes_are_told(made: Bench) -> None:
@@ -113,11 +115,53 @@ def test_of_very_many_routes_those_farthest_behind_are_told(made: Bench) -> None
     assert min(found.values()) == 100
 
 
+def by_delivery(told: str, name: str) -> dict[str, float]:
+    return {
+        one.labels["delivery"]: one.value
+        for family in text_string_to_metric_families(told)
+        for one in family.samples
+        if one.name == f"streambroker_{name}"
+    }
+
+
+def test_control_tuples_are_counted_by_delivery_apart_from_rows(made: Bench) -> None:
+    made.route("wait")
+    made.publish(0, rows(0, 2))
+    for request, delivery in (("a", "BEGIN"), ("b", "END_WINDOW"), ("b", "END_WINDOW")):
+        made.export.emit(request, {"type": "set", "delivery": delivery})
+    read_control(made, "a", 1, 3)
+    read_control(made, "b", 1, 2)
+    told = text(
+        {**status(made), "controlLog": {"accepted": {"AT_TIME": 3}, "applied": {"AT_TIME": 2}}},
+        AGENT,
+    )
+    both = {"BEGIN": 1, "END_WINDOW": 1}
+
+    assert by_delivery(told, "export_control_accepted_total") == both
+    assert by_delivery(told, "export_control_published_total") == both
+    assert by_delivery(told, "route_sent_control_total") == {"BEGIN": 2, "END_WINDOW": 1}
+    assert by_delivery(told, "control_log_accepted_total") == {"AT_TIME": 3}
+    assert by_delivery(told, "control_log_applied_total") == {"AT_TIME": 2}
+    assert samples(told)["export_published_rows_total", ""] == 2
+
+
+def read_control(made: Bench, reader: str, first: int, next_: int) -> None:
+    """Let a reader of control plan all there is, and be sent the tuples of some epochs."""
+    made.plan(reader=reader, control=frozenset())
+    made.plan({made.stream: 1}, reader=reader, control=frozenset())
+    for epoch in range(first, next_):
+        made.plan({made.stream: epoch}, reader=reader, control=frozenset())
+        read = Read(
+            reader=reader, stream=made.stream, pieces=((epoch, 0, 0),), filter=None, columns=None
+        )
+        assert list(BlockReader().control(made.export, read))
+
+
 def test_text_in_names_cannot_break_the_format(made: Bench) -> None:
-    one = made.export.status()
+    told = {**status(made), "exports": {'a"b\\c\nd': made.export.status()}}
     (family, *_) = [
         f
-        for f in text_string_to_metric_families(text({"exports": {'a"b\\c\nd': one}}, AGENT))
+        for f in text_string_to_metric_families(text(told, AGENT))
         if f.name == "streambroker_export_held_bytes"
     ]
     assert family.samples[0].labels == {"export": 'a"b\\c\nd'}

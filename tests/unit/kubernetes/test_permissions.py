@@ -159,8 +159,9 @@ def test_nobody_else_registers_an_agent(
     assert why in found.why
 
 
-def test_reports_are_the_agents_alone() -> None:
-    found = verdict(PERSON, "PUT", PE + "/report", bound="spark")
+@pytest.mark.parametrize(("method", "part"), [("PUT", "/report"), ("POST", "/errands")])
+def test_reports_and_errands_are_the_agents_alone(method: str, part: str) -> None:
+    found = verdict(PERSON, method, PE + part, bound="spark")
 
     assert not found.allowed
     assert not found.asks

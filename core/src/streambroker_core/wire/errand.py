@@ -25,7 +25,7 @@ HEADER: Final = "Errands"
 """Of the answer to a poll: something waits."""
 MOST: Final = 100
 """Errands, and answers, of one message."""
-FAILED: Final = "AgentFailed"
+FAILED: Final = "InternalError"
 """Code of an answer of an agent that could not do it, for a reason that its log tells."""
 
 _ID = re.compile(r"[0-9a-f]{32}")

@@ -26,7 +26,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SAME = ("If-Match", "If-None-Match", "Content-Type")
-_KEPT = ("ETag", "Content-Type", "Cache-Control")
+_KEPT = ("ETag", "Content-Type", "Cache-Control", "Location")
 
 UNDER_WAY = web.AppKey("under_way", dict[tuple[str, str], asyncio.Future[None]])
 """The named requests that are not answered yet, by caller and id; done with the answer."""

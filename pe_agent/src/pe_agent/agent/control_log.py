@@ -12,11 +12,12 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pe_agent.agent.store import Store
-from streambroker_core.control.emission import read_emission, text_of
+from streambroker_core.control.emission import Emission, read_emission, text_of
 from streambroker_core.control.placing import check_epoch
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES, ControlTuple
 from streambroker_core.errors import StreambrokerError
@@ -55,7 +56,13 @@ class ControlLogTwiceError(StreambrokerError):
 
 
 class ControlLog:
-    """One per agent. Safe from any thread."""
+    """One per agent. Safe from any thread.
+
+    Attributes:
+        id: the first half of the identity of all that is in it.
+        accepted: entries since the agent's start, by delivery.
+        applied: those that readers have finished a window with, likewise; one for each reader.
+    """
 
     def __init__(
         self,
@@ -80,6 +87,8 @@ class ControlLog:
             store.set("control_log", found)
         self.id = found
         self._next = self._number("SELECT MAX(seq) FROM control_log", -1) + 1
+        self.accepted: Counter[str] = Counter()
+        self.applied: Counter[str] = Counter()
         now = clock()
         self._readers = {r: (n, now) for r, n in store.query("SELECT * FROM control_readers")}
 
@@ -126,17 +135,19 @@ class ControlLog:
                 seq = self._next
                 check_epoch([one.named(self.id, seq)], "the control log")
                 self._check_room(len(text))
-                self._insert(seq, request, text)
+                self._insert(seq, request, one)
         self._told()
         return self.entry(known[0][0] if known else seq)
 
-    def _insert(self, seq: int, request: str, text: str) -> None:
+    def _insert(self, seq: int, request: str, what: Emission) -> None:
+        text = text_of(what.encode())
         with self._store.transaction(durable=True) as db:
             db.execute("INSERT INTO control_log VALUES (?, ?, ?)", (seq, request, text))
             db.execute(
                 "DELETE FROM control_log WHERE seq < ?", (min(self._floor(), seq + 1 - KEPT),)
             )
         self._next = seq + 1
+        self.accepted[what.delivery.value] += 1
 
     def _check_room(self, size: int) -> None:
         floor = self._floor()
@@ -174,6 +185,8 @@ class ControlLog:
         with self._lock:
             known = self._readers.get(reader)
             self._readers[reader] = (next_, self._clock())
+            if known is not None and known[0] < next_:
+                self.applied.update(self._deliveries(known[0], next_))
             if known is None or known[0] != next_:
                 self._store.write(
                     "INSERT OR REPLACE INTO control_readers VALUES (?, ?)", reader, next_
@@ -182,6 +195,12 @@ class ControlLog:
                 for one in gone if known is None else ():
                     self._store.write("DELETE FROM control_readers WHERE reader = ?", one)
                     del self._readers[one]
+
+    def _deliveries(self, first: int, next_: int) -> Iterator[str]:
+        rows = self._store.query(
+            "SELECT what FROM control_log WHERE seq >= ? AND seq < ?", first, next_
+        )
+        return (str(json.loads(what)["delivery"]) for (what,) in rows)
 
     def reach(self, first: int, tuples: int, payload: int, limit: int | None = None) -> int:
         """Return the number before which a window ends that begins at ``first``.

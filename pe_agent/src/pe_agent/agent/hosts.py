@@ -468,6 +468,10 @@ class Hosts:
             "view": self.routes.view.version if self.routes.view else None,
             "exports": {k: e.status() for k, e in sorted(self._exports.items())},
             "imports": self.imports.status(),
+            "controlLog": {
+                "accepted": dict(self.control_log.accepted),
+                "applied": dict(self.control_log.applied),
+            },
             "broker": self.broker_status(),
             "certificate": self.listener_status(),
             "fellows": self.fellows.status(),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -115,9 +116,48 @@ def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
             for (export, import_), readers in routes.items()
         ]
         lines += _family(name, kind, told, samples)
+    lines += _control(status, routes)
     return "\n".join(lines) + "\n"
 
 
+def _control(
+    status: Mapping[str, Any], routes: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+) -> Iterator[str]:
+    """Give the counts of control tuples, which are apart from rows, by delivery."""
+    for what, told in _CONTROL_OF_EXPORTS.items():
+        samples = [
+            ({"export": key, "delivery": delivery}, float(count))
+            for key, export in status["exports"].items()
+            for delivery, count in sorted(export["control"][what].items())
+        ]
+        yield from _family(f"export_control_{what}_total", "counter", told, samples)
+    sent = [
+        ({"export": export, "import": import_, "delivery": delivery}, float(count))
+        for (export, import_), readers in routes.items()
+        for delivery, count in sorted(_together(r["sentControl"] for r in readers).items())
+    ]
+    yield from _family("route_sent_control_total", "counter", "Control tuples sent.", sent)
+    for what, told in _CONTROL_LOG.items():
+        of_log = sorted(status["controlLog"][what].items())
+        samples = [({"delivery": delivery}, float(count)) for delivery, count in of_log]
+        yield from _family(f"control_log_{what}_total", "counter", told, samples)
+
+
+def _together(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for one in counts:
+        found.update(one)
+    return found
+
+
+_CONTROL_OF_EXPORTS = {
+    "accepted": "Control tuples from outside.",
+    "published": "Control tuples in epochs, whoever emitted them.",
+}
+_CONTROL_LOG = {
+    "accepted": "Control tuples for the job's own operators.",
+    "applied": "Those that queries have finished a window with.",
+}
 _AGENT = {
     "recovery_seconds": "What reading the logs at the start took.",
     "scrub_verified_bytes_total": "Bytes of the logs verified since the start.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,6 +109,9 @@ class Readable(Protocol):
     def count_sent(self, reader: str, rows: int, size: int) -> None:
         """Note what goes over the wire."""
 
+    def count_control(self, reader: str, deliveries: Iterable[str]) -> None:
+        """Note which control tuples go over the wire."""
+
     def unreadable(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
         """Return what a reader is told of a block that is damaged, or not where it should be."""
 
@@ -142,6 +145,7 @@ class BlockReader:
                 raise export.unreadable(read.stream, epoch, error) from None
             if manifest.control and len(placed) != manifest.control.head.tuples:
                 raise NotPlannedError(f"epoch {epoch} of stream {read.stream} was removed.")
+            export.count_control(read.reader, (one.delivery.value for _, one in placed))
             yield to_batch(placed), epoch
 
     def batches(self, export: Readable, read: Read) -> Iterator[tuple[pa.RecordBatch, int]]:

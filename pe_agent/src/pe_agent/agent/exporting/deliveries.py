@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +102,7 @@ class Deliveries:
         self._rows = rows
         self._of: dict[str, Delivery] = {}
         self._passed: dict[str, dict[str, dict[int, dict[int, int]]]] = {}
+        self._control: dict[str, Counter[str]] = {}
 
     def of(self, reader: str) -> Delivery:
         """Return a reader's delivery."""
@@ -110,6 +112,14 @@ class Deliveries:
         """The reader is not known any more."""
         self._of.pop(reader, None)
         self._passed.pop(reader, None)
+        self._control.pop(reader, None)
+
+    def control(self, reader: str) -> Counter[str]:
+        """Return the control tuples sent to a reader since the agent's start, by delivery.
+
+        Those of repeated reads count again.
+        """
+        return self._control.setdefault(reader, Counter())
 
     def restore(self, reader: str, delivery: Delivery) -> None:
         """Take what the store has of a reader."""

@@ -106,6 +106,7 @@ class EmittingSide(PublishingSide):
                 "DELETE FROM emitted WHERE export = ? AND seq < ? AND epoch IS NOT NULL",
                 (self.key, seq - KEPT),
             )
+        self.accepted[one.delivery.value] += 1
         return seq
 
     def _check_room(self) -> None:

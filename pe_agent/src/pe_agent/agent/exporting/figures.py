@@ -20,8 +20,9 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
 
     Returns:
         Rows and bytes by stream, the publisher, bytes held and their limit, the imports an
-        admission waits for, since when a task waits and the seconds in all, damaged segments,
-        and by reader what :func:`reader_figures` and :func:`lag_figures` return.
+        admission waits for, since when a task waits and the seconds in all, control tuples by
+        delivery, damaged segments, and by reader what :func:`reader_figures` and
+        :func:`lag_figures` return.
     """
     ledger, publisher = export.ledger, export.publisher
     return {
@@ -48,6 +49,7 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
         "waitingSince": moment(export.waits.since(now)),
         "waitedSeconds": round(export.waits.seconds, 3),
         "publishedRows": export.published_rows,
+        "control": {"accepted": dict(export.accepted), "published": dict(export.published)},
         "gaps": publisher.gaps,
         "damaged": damaged_segments(export),
         "readers": {
@@ -55,6 +57,7 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
                 **reader_figures(reader, export.deliveries.of(id_), now),
                 **lag_figures(export, reader, now),
                 "blockedSeconds": round(export.waits.of(id_), 3),
+                "sentControl": dict(export.deliveries.control(id_)),
             }
             for id_, reader in ledger.readers.items()
         },

@@ -359,6 +359,7 @@ class PublishingSide(WaitingSide, SpreadSide):
         stream.publish(manifest, encode(placed) if placed else b"")
         self.ledger.publish(stream.id, epoch_of(manifest, stream.size_of(manifest.epoch)))
         self.published_rows += manifest.rows
+        self.published.update(one.delivery.value for _, one in placed)
 
     def _note_next(self, stream: HostedStream, manifest: Manifest) -> None:
         """Keep how far a stream is, also for the time when its epochs are removed."""

@@ -224,6 +224,12 @@ class ReadingSide(SpreadSide):
         with self._lock:
             self.deliveries.passed(reader, stream, epoch, block, rows)
 
+    def count_control(self, reader: str, deliveries: Iterable[str]) -> None:
+        """Note which control tuples go over the wire."""
+        with self._lock:
+            if reader in self.ledger.readers:
+                self.deliveries.control(reader).update(deliveries)
+
     def count_sent(self, reader: str, rows: int, size: int, query: str | None = None) -> None:
         """Note what goes over the wire, also if it did before, and which query reads."""
         with self._lock:

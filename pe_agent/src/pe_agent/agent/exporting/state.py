@@ -10,6 +10,7 @@ import logging
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,8 @@ class ExportState:
 
     Attributes:
         published_rows: of all streams there ever were; it never goes down.
+        accepted: control tuples from outside since the agent's start, by delivery; likewise
+            ``published``, those in epochs, whoever emitted them.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class ExportState:
         self.deliveries = Deliveries(self.streams, self._rows_between)
         self.waits = Waits()
         self.published_rows = 0
+        self.accepted: Counter[str] = Counter()
+        self.published: Counter[str] = Counter()
         self._directory = directory
         self._unnamed = Unnamed(store, key, directory)
         self._store = store

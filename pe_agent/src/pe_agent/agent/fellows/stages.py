@@ -398,6 +398,9 @@ class GrantedRead:
         """Note what goes over the wire, for when the home asks."""
         self._sent.add(self._grant.export, reader, rows, size, self._query)
 
+    def count_control(self, reader: str, deliveries: Iterable[str]) -> None:
+        """Note nothing: control tuples are in manifests, which the home has."""
+
 
 class _Sent:
     """What was sent, by export and reader, until the home takes it: rows, bytes, and the query."""

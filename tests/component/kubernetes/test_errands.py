@@ -1,0 +1,164 @@
+"""Control tuples from outside in a cluster: whichever replica is asked, and by whom."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streambroker_core.wire.errand import Done, decode_errands, encode_done
+from support.cluster import ApiServer
+from support.errands import LOG, Errander
+from support.kube_calls import grant, make_account, token_of
+from support.operators import Agent, Operator, declare, make_key, operator
+from support.waiting import until
+
+STREAMS = "streambroker.io"
+TUPLE = {"type": "EndOfDay", "delivery": "END_WINDOW"}
+TRADES = "/export/trades/control"
+
+
+@pytest.fixture
+def replicas(api: ApiServer, tmp_path: Path, namespace: str) -> Iterator[list[Operator]]:
+    """The one that leads, and another one."""
+    make_key(api, namespace)
+    with ExitStack() as both:
+        found = [both.enter_context(operator(api, tmp_path, namespace)) for _ in range(2)]
+        until(lambda: any(one.leads for one in found), 20.0, "one leads")
+        yield sorted(found, key=lambda one: not one.leads)
+
+
+@contextmanager
+def fetching(agent: Agent, *brokers: Operator) -> Iterator[Errander]:
+    """Have an agent ask the given replicas in turn, as a Service lets it."""
+    errander, ended = Errander(), threading.Event()
+
+    def run() -> None:
+        while not ended.wait(0.02):
+            for broker in brokers:
+                rounds(agent, broker, errander)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield errander
+    finally:
+        ended.set()
+        thread.join(30.0)
+
+
+def rounds(agent: Agent, broker: Operator, errander: Errander) -> None:
+    done: list[Done] = []
+    while True:
+        try:
+            told = broker.call(agent.token, "POST", agent.at("/errands"), encode_done(done))
+        except OSError:
+            return
+        errands = decode_errands(told[1]) if told[0] == 200 else []
+        if not errands:
+            return
+        done = [errander.answer(one) for one in errands]
+
+
+def ready(api: ApiServer, namespace: str, replicas: list[Operator]) -> Agent:
+    """Return the agent of an Export that all replicas know."""
+    feed = Agent(api, namespace, "feed")
+    feed.register(replicas[0])
+    declare(api, namespace)
+
+    def known() -> bool:
+        asked = [one.call(feed.token, "GET", feed.at("/export/trades"))[0] for one in replicas]
+        return set(asked) == {200}
+
+    until(known, 20.0, "all know the export and whose it is")
+    return feed
+
+
+def test_any_replica_takes_a_tuple_and_any_hands_it_to_the_agent(
+    api: ApiServer, replicas: list[Operator], namespace: str
+) -> None:
+    feed = ready(api, namespace, replicas)
+    found: list[tuple[int, Any]] = []
+    for asked in replicas:
+        for fetched in replicas:
+            with fetching(feed, fetched):
+                name = {"Request-Id": f"{len(found)}"}
+                sent = asked.call(feed.token, "POST", feed.at(TRADES), TUPLE, **name)
+                state = asked.call(feed.token, "GET", feed.at(f"{TRADES}/{LOG}/0"))
+            found.append((sent[0], sent[1].get("id")))
+            found.append((state[0], state[1].get("id")))
+
+    assert found == [(201, f"{LOG}/0"), (200, f"{LOG}/0")] * 4
+
+
+def test_one_request_at_both_replicas_is_one_tuple(
+    api: ApiServer, replicas: list[Operator], namespace: str
+) -> None:
+    feed = ready(api, namespace, replicas)
+    with fetching(feed, *replicas) as agent:
+        sent = [
+            one.call(feed.token, "POST", feed.at("/control"), TUPLE, **{"Request-Id": "a"})
+            for one in (*replicas, replicas[0])
+        ]
+
+    assert [(status, answer["seq"]) for status, answer, _ in sent] == [(201, 0)] * 3
+    assert len(agent.requests) == 1
+
+
+def test_when_the_one_that_leads_is_killed_the_request_is_repeated_and_makes_one_tuple(
+    api: ApiServer, replicas: list[Operator], namespace: str
+) -> None:
+    leader, other = replicas
+    feed = ready(api, namespace, replicas)
+    ask = feed.token, "POST", feed.at(TRADES), TUPLE
+    with fetching(feed, other) as agent:
+        first = other.call(*ask, **{"Request-Id": "a"})
+        leader.kill()
+        away = other.call(*ask, **{"Request-Id": "b"})
+        until(lambda: other.leads, 40.0, "the other leads")
+        again = other.call(*ask, **{"Request-Id": "b"})
+        same = other.call(*ask, **{"Request-Id": "b"})
+
+    assert (first[0], first[1]["seq"]) == (201, 0)
+    assert (away[0], away[1]["code"]) == (503, "AgentAway")
+    assert [(one[0], one[1]["seq"]) for one in (again, same)] == [(201, 1)] * 2
+    assert len(agent.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("granted", "importers", "operators"),
+    [
+        ("exports/control", True, False),
+        ("exports", True, False),
+        ("imports/control", False, True),
+        ("imports", False, True),
+        ("exports/properties", False, False),
+    ],
+)
+def test_the_clusters_rules_say_who_may_send(
+    api: ApiServer,
+    replicas: list[Operator],
+    namespace: str,
+    granted: str,
+    importers: bool,
+    operators: bool,
+) -> None:
+    feed = ready(api, namespace, replicas)
+    make_account(api, namespace, "person")
+    token = token_of(api, namespace, "person")
+    user = f"system:serviceaccount:{namespace}:person"
+    grant(api, f"sends-{namespace}", user, (STREAMS, granted, "patch"))
+    with fetching(feed, *replicas) as agent:
+        asked = [
+            replicas[0].call(token, "POST", feed.at(path), TUPLE)[0]
+            for path in (TRADES, "/control")
+        ]
+        stolen = replicas[0].call(token, "POST", feed.at("/errands"), {})[0]
+
+    assert asked == [201 if importers else 403, 201 if operators else 403]
+    assert stolen == 403
+    assert len(agent.requests) == importers + operators

@@ -1,0 +1,84 @@
+"""An agent that only does errands, for brokers in tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from streambroker_core.wire.errand import APPEND, EMIT, Done, Errand, decode_errands, encode_done
+from support.brokers import Rest
+
+LOG = "0123456789abcdef"
+AGENT: dict[str, Any] = {
+    "instance": "ab" * 8,
+    "location": "grpc+tcp://127.0.0.1:1",
+    "hint": None,
+}
+
+
+class Errander:
+    """Remembers requests as an agent does: the same one again has the same number.
+
+    Attributes:
+        done: every errand that was done, in order.
+        refuses: code and detail of the answer to all that is asked; None to do it.
+        applied: whether readers have applied all.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[Errand] = []
+        self.requests: list[tuple[str, str]] = []
+        self.refuses: tuple[str, str] | None = None
+        self.applied = False
+
+    def answer(self, errand: Errand) -> Done:
+        """Do one."""
+        self.done.append(errand)
+        if self.refuses is not None:
+            code, detail = self.refuses
+            return Done(id=errand.id, code=code, detail=detail)
+        if errand.action not in (EMIT, APPEND):
+            seq = int(errand.body["seq"])
+            if seq >= len(self.requests):
+                return Done(id=errand.id, code="NotEmitted", detail="there is none.")
+            return Done(id=errand.id, answer=self._state(seq))
+        name = (errand.action, errand.body["request"])
+        if name not in self.requests:
+            self.requests.append(name)
+        return Done(id=errand.id, answer=self._state(self.requests.index(name)))
+
+    def _state(self, seq: int) -> Mapping[str, Any]:
+        readers = [{"reader": "r", "applied": self.applied}]
+        return {"id": f"{LOG}/{seq}", "seq": seq, "readers": readers, "applied": self.applied}
+
+    async def round(self, rest: Rest, pe: str, **headers: str) -> None:
+        """Fetch, do and answer until nothing waits."""
+        done: list[Done] = []
+        while True:
+            answer = await rest("POST", f"{pe}/errands", encode_done(done), **headers)
+            assert answer.status == 200, answer.body
+            errands = decode_errands(answer.body)
+            if not errands:
+                return
+            done = [self.answer(one) for one in errands]
+
+
+@asynccontextmanager
+async def errander(rest: Rest, pe: str, **headers: str) -> AsyncIterator[Errander]:
+    """Register an agent that asks again and again, without hints."""
+    assert (await rest("PUT", pe, AGENT, **headers)).status == 200
+    one = Errander()
+
+    async def run() -> None:
+        while True:
+            await one.round(rest, pe, **headers)
+            await asyncio.sleep(0.01)
+
+    task = asyncio.ensure_future(run())
+    try:
+        yield one
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,103 @@
+"""What an agent does for a broker: each errand is answered, and a failure keeps nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from pe_agent.agent.broker.errands import Errands
+from pe_agent.agent.exporting.emitting import ExportFullError
+from streambroker_core.wire.errand import (
+    EMIT,
+    EMITTED,
+    FAILED,
+    Done,
+    Errand,
+    decode_done,
+    encode_errands,
+)
+from support.waiting import until
+
+
+def id_of(number: int) -> str:
+    return f"{number:032x}"
+
+
+class Broker:
+    """Hands out errands until they are answered."""
+
+    def __init__(self, *errands: Errand) -> None:
+        self.errands = {one.id: one for one in errands}
+        self.answers: list[Done] = []
+        self.away = 0
+
+    def __call__(self, message: dict[str, Any]) -> Any:
+        if self.away:
+            self.away -= 1
+            raise OSError("no way")
+        for one in decode_done(message):
+            del self.errands[one.id]
+            self.answers.append(one)
+        return encode_errands(list(self.errands.values()))
+
+
+def emitted(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": f"log/{body['seq']}"}
+
+
+def full(_body: Mapping[str, Any]) -> dict[str, Any]:
+    raise ExportFullError("the log is full.")
+
+
+def broken(_body: Mapping[str, Any]) -> dict[str, Any]:
+    raise KeyError("what")
+
+
+def test_errands_are_done_in_their_order_and_each_is_answered() -> None:
+    broker = Broker(*(Errand(id=id_of(n), action=EMITTED, body={"seq": n}) for n in range(3)))
+    Errands({EMITTED: emitted}, broker).round()
+
+    assert broker.answers == [Done(id=id_of(n), answer={"id": f"log/{n}"}) for n in range(3)]
+
+
+def test_what_fails_is_answered_with_its_code_and_the_next_one_is_done() -> None:
+    broker = Broker(
+        Errand(id=id_of(0), action=EMIT, body={}),
+        Errand(id=id_of(1), action="broken", body={}),
+        Errand(id=id_of(2), action=EMITTED, body={}),
+        Errand(id=id_of(3), action=EMITTED, body={"seq": 3}),
+    )
+    Errands({EMIT: full, EMITTED: emitted, "broken": emitted}, broker).round()
+
+    refused, unknown, failed, done = broker.answers
+    assert (refused.code, refused.detail) == ("ExportFull", "the log is full.")
+    assert unknown.code == "ErrandUnknown"
+    assert (failed.code, "KeyError" in failed.detail) == (FAILED, True)
+    assert done.answer == {"id": "log/3"}
+
+
+def test_no_broker_can_ask_for_more_than_is_meant_for_it() -> None:
+    stopped: list[object] = []
+    broker = Broker(Errand(id=id_of(0), action="stop", body={}))
+    Errands({"stop": lambda b: {"n": stopped.append(b)}}, broker).round()
+
+    assert (stopped, broker.answers[0].code) == ([], "ErrandUnknown")
+
+
+def test_answers_that_did_not_arrive_are_given_when_it_is_woken_again() -> None:
+    broker = Broker(Errand(id=id_of(0), action=EMITTED, body={"seq": 0}))
+    broker.away = 1
+    errands = Errands({EMITTED: emitted}, broker)
+    errands.start()
+    errands.wake()
+    until(lambda: not broker.away, 5, "the first try")
+    assert broker.errands
+    errands.wake()
+    until(lambda: not broker.errands, 5, "the answer")
+    errands.close()
+    until(lambda: "broker errands" not in names(), 5, "the end of the thread")
+
+
+def names() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}

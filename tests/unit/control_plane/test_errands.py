@@ -1,0 +1,149 @@
+"""Errands of agents: handed out until they are answered, bounded, and given up in time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import streambroker_operator.errands as module
+from streambroker_core.wire.errand import APPEND, EMIT, EMITTED, MOST, Done, Errand
+from streambroker_operator.errands import Errands
+from streambroker_operator.errors import RequestError
+from support.resources import pe
+
+FEED, ALERTS = pe("default/feed/0"), pe("default/alerts/0")
+DONE = {"id": "log/0"}
+
+
+def errand(number: int, action: str = EMIT, text: str = "") -> Errand:
+    return Errand(id=f"{number:032x}", action=action, body={"what": text})
+
+
+class Bench:
+    """Errands, and whom they have told."""
+
+    def __init__(self, wait_s: float = 5.0) -> None:
+        self.told: list[str] = []
+        self.errands = Errands(lambda one: self.told.append(str(one)), wait_s)
+
+    def asked(self, one: Errand) -> asyncio.Task[Done]:
+        return asyncio.ensure_future(self.errands.ask(FEED, one))
+
+    async def refusal(self, one: Errand) -> RequestError:
+        with pytest.raises(RequestError) as raised:
+            await self.errands.ask(FEED, one)
+        return raised.value
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_the_agent_is_told_and_who_asked_gets_its_answer() -> None:
+    bench = Bench()
+    first, second = bench.asked(errand(1)), bench.asked(errand(2))
+    await turn()
+    assert bench.told == [str(FEED)] * 2
+    assert bench.errands.waits(FEED)
+    assert not bench.errands.waits(ALERTS)
+    assert await bench.errands.fetch(ALERTS, []) == []
+
+    assert await bench.errands.fetch(FEED, []) == [errand(1), errand(2)]
+    left = await bench.errands.fetch(FEED, [Done(id=errand(2).id, answer=DONE)])
+    assert left == [errand(1)]
+    assert (await second).answer == DONE
+    refused = Done(id=errand(1).id, code="ExportFull", detail="full")
+    assert await bench.errands.fetch(FEED, [refused]) == []
+    assert await first == refused
+    assert not bench.errands.waits(FEED)
+
+
+async def test_an_agent_that_does_not_come_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
+    bench = Bench()
+    asked = bench.asked(errand(1))
+    await asyncio.sleep(0.1)
+    assert len(bench.told) >= 3
+    await bench.errands.fetch(FEED, [Done(id=errand(1).id, answer=DONE)])
+
+    assert (await asked).answer == DONE
+
+
+async def test_without_an_answer_it_is_said_that_it_is_not_known() -> None:
+    bench = Bench(wait_s=0.02)
+    refused = await bench.refusal(errand(1))
+
+    assert (refused.status, refused.code) == (503, "AgentAway")
+    assert "Request-Id" in str(refused)
+    assert refused.headers["Retry-After"]
+
+
+@pytest.mark.parametrize(("action", "stays"), [(EMIT, True), (APPEND, True), (EMITTED, False)])
+async def test_what_is_to_be_done_outlives_who_asked_and_a_question_does_not(
+    action: str, stays: bool
+) -> None:
+    bench = Bench(wait_s=0.02)
+    await bench.refusal(errand(1, action))
+
+    assert bench.errands.waits(FEED) is stays
+    again = bench.asked(errand(1, action))
+    await turn()
+    assert await bench.errands.fetch(FEED, []) == [errand(1, action)]
+    await bench.errands.fetch(FEED, [Done(id=errand(1).id, answer=DONE)])
+    assert (await again).answer == DONE
+
+
+async def test_what_nobody_asks_for_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(wait_s=0.02)
+    await bench.refusal(errand(1))
+    monkeypatch.setattr(module, "KEPT_S", -1.0)
+    await bench.refusal(errand(2))
+
+    assert [one.id for one in await bench.errands.fetch(FEED, [])] == [errand(1).id]
+
+
+async def test_two_who_ask_for_the_same_get_one_answer() -> None:
+    bench = Bench()
+    both = bench.asked(errand(1)), bench.asked(errand(1))
+    await turn()
+    assert len(await bench.errands.fetch(FEED, [])) == 1
+    await bench.errands.fetch(FEED, [Done(id=errand(1).id, answer=DONE)])
+
+    assert [one.answer for one in await asyncio.gather(*both)] == [DONE, DONE]
+
+
+async def test_an_answer_that_comes_twice_or_to_nothing_is_passed_over() -> None:
+    bench = Bench()
+    done = Done(id=errand(1).id, answer=DONE)
+    assert await bench.errands.fetch(FEED, [done, done]) == []
+    asked = bench.asked(errand(1))
+    await turn()
+    assert await bench.errands.fetch(FEED, [done, done]) == []
+    assert (await asked).answer == DONE
+
+
+async def test_of_one_agent_only_so_many_wait_and_others_have_their_own() -> None:
+    bench = Bench(wait_s=0.02)
+    await asyncio.gather(*(bench.refusal(errand(n)) for n in range(MOST)))
+    refused = await bench.refusal(errand(MOST))
+    assert (refused.status, refused.code) == (429, "TooManyRequests")
+    assert (await bench.refusal(errand(0))).code == "AgentAway"
+
+    with pytest.raises(RequestError) as raised:
+        await bench.errands.ask(ALERTS, errand(MOST))
+    assert raised.value.code == "AgentAway"
+    done = [Done(id=errand(n).id, answer=DONE) for n in range(MOST)]
+    assert await bench.errands.fetch(FEED, done) == []
+    assert (await bench.refusal(errand(MOST))).code == "AgentAway"
+
+
+@pytest.mark.parametrize("limit", [("MOST_BYTES", 100), ("MOST_IN_ALL", 1)])
+async def test_all_together_have_a_limit_in_count_and_bytes(
+    monkeypatch: pytest.MonkeyPatch, limit: tuple[str, int]
+) -> None:
+    monkeypatch.setattr(module, *limit)
+    bench = Bench(wait_s=0.02)
+    assert (await bench.refusal(errand(1, text="x" * 50))).code == "AgentAway"
+    assert (await bench.refusal(errand(2, text="x" * 50))).code == "TooManyRequests"

@@ -1,0 +1,58 @@
+"""Errands between broker and agent: what is written is read again, all else is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streambroker_core.errors import ManifestError
+from streambroker_core.wire.errand import (
+    EMIT,
+    MOST,
+    Done,
+    Errand,
+    decode_done,
+    decode_errands,
+    encode_done,
+    encode_errands,
+)
+
+ID = "0123456789abcdef" * 2
+
+
+def test_errands_and_answers_are_read_as_they_were_written() -> None:
+    errands = [Errand(id=ID, action=EMIT, body={"export": "trades", "what": {"type": "set"}})]
+    done = [
+        Done(id=ID, answer={"id": "a/0"}),
+        Done(id=ID[::-1], code="ExportFull", detail="it is full."),
+    ]
+
+    assert decode_errands(encode_errands(errands)) == errands
+    assert decode_done(encode_done(done)) == done
+    assert decode_done({}) == decode_errands({"errands": None}) == []
+
+
+def test_the_reason_of_an_agent_is_cut_to_what_is_read() -> None:
+    (told,) = decode_done(encode_done([Done(id=ID, code="Failed", detail="é" * 10_000)]))
+
+    assert told.detail == "é" * 4_000
+
+
+@pytest.mark.parametrize(
+    ("done", "where"),
+    [
+        ("x", "done"),
+        ([{"id": ID}], "done[0].code"),
+        ([{"id": ID, "code": "no code", "detail": "x"}], "done[0].code"),
+        ([{"id": ID, "code": "Failed"}], "done[0].detail"),
+        ([{"id": "../..", "answer": {}}], "done[0].id"),
+        ([{"id": ID, "answer": 1}], "done[0].answer"),
+        ([{"id": ID, "answer": {}}] * (MOST + 1), "done"),
+    ],
+)
+def test_a_wrong_answer_is_refused_with_its_place(done: Any, where: str) -> None:
+    with pytest.raises(ManifestError) as raised:
+        decode_done({"done": done})
+
+    assert raised.value.path == where
