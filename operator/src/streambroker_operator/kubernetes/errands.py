@@ -7,6 +7,7 @@ not known what came of it where a leader goes, and asks again under the same nam
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import Counter
@@ -27,6 +28,9 @@ from streambroker_operator.kubernetes import relay
 PATH = "/api/replicas/errands"
 BESIDE_S = 2.0
 """How much longer than the one that leads waits for an agent another one waits for it."""
+
+_TROUBLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, KeyError, TypeError)
+"""Among them what a replica of an older release answers, which knows of no errands."""
 
 
 class LedErrands:
@@ -70,7 +74,8 @@ class LedErrands:
             told = await self._pass_on({"pe": str(pe), "ask": wire.encode_errands([errand])})
         finally:
             self._passed_on[pe] -= 1
-            self._passed_on += Counter()
+            if not self._passed_on[pe]:
+                del self._passed_on[pe]
         return wire.decode_done(told)[0]
 
     async def fetch(self, pe: PeKey, done: Sequence[Done]) -> list[Errand]:
@@ -100,18 +105,16 @@ class LedErrands:
         try:
             async with self._session.post(leader + PATH, data=body, headers=shown) as answer:
                 told = json.loads(await answer.read())
-                if answer.status != 200:
-                    raise _refusal(answer, told)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                refused = None if answer.status == 200 else (str(told["code"]), str(told["detail"]))
+                pause = {"Retry-After": answer.headers.get("Retry-After", "2")}
+        except _TROUBLE as error:
             why = str(error) or type(error).__name__
             raise away(f"The replica that leads does not answer: {why}.") from error
-        return told
-
-
-def _refusal(answer: aiohttp.ClientResponse, told: Mapping[str, Any]) -> RequestError:
-    pause = answer.headers.get("Retry-After", "2")
-    code, detail = str(told["code"]), str(told["detail"])
-    return RequestError(answer.status, code, detail, headers={"Retry-After": pause})
+        if refused is None:
+            return told
+        if answer.status not in (429, 503):
+            raise away(f"The replica that leads refuses this one: {refused[1]}")
+        raise RequestError(answer.status, *refused, headers=pause)
 
 
 def handler(
