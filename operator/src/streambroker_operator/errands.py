@@ -11,7 +11,6 @@ Rule 3: what is to be done waits on for a while when whoever asked has gone, so 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -101,7 +100,7 @@ class Errands:
         of_pe = self._open.setdefault(pe, {})
         one = of_pe.get(errand.id)
         if one is None:
-            size = len(json.dumps(errand.body))
+            size = len(errand.text)
             full = len(of_pe) >= MOST or self._count >= MOST_IN_ALL
             if full or self._bytes + size > MOST_BYTES:
                 raise _too_many(pe)

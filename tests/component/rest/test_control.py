@@ -230,3 +230,17 @@ async def test_a_tuple_is_in_the_audit_log_and_an_agents_fetching_is_not(
     assert told[-1] == ("POST", "0/export/trades/control?namespace=default", 201)
     assert lines[-1]["requestId"] == "a"
     assert not any("errands" in path for _, path, _ in told)
+
+
+async def test_a_payload_that_is_nested_without_end_is_refused_or_taken_and_stops_nothing(
+    pair: Rest,
+) -> None:
+    async with errander(pair, FEED) as agent:
+        for depth in (10, 300, *range(800, 1_000, 7), 5_000):
+            body = b'{"type": "a", "payload": ' + b"[" * depth + b"]" * depth + b"}"
+            answer = await pair("POST", CONTROL, data=body)
+            assert answer.status in (201, 400, 422), depth
+        last = await pair("POST", CONTROL, TUPLE)
+
+    assert last.status == 201
+    assert agent.requests

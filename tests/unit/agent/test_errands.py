@@ -16,6 +16,7 @@ from streambroker_core.wire.errand import (
     Errand,
     decode_done,
     encode_errands,
+    errand_of,
 )
 from support.waiting import until
 
@@ -55,7 +56,7 @@ def broken(_body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_errands_are_done_in_their_order_and_each_is_answered() -> None:
-    broker = Broker(*(Errand(id=id_of(n), action=EMITTED, body={"seq": n}) for n in range(3)))
+    broker = Broker(*(errand_of(EMITTED, {"seq": n}, id_of(n)) for n in range(3)))
     Errands({EMITTED: emitted}, broker).round()
 
     assert broker.answers == [Done(id=id_of(n), answer={"id": f"log/{n}"}) for n in range(3)]
@@ -63,10 +64,10 @@ def test_errands_are_done_in_their_order_and_each_is_answered() -> None:
 
 def test_what_fails_is_answered_with_its_code_and_the_next_one_is_done() -> None:
     broker = Broker(
-        Errand(id=id_of(0), action=EMIT, body={}),
-        Errand(id=id_of(1), action="broken", body={}),
-        Errand(id=id_of(2), action=EMITTED, body={}),
-        Errand(id=id_of(3), action=EMITTED, body={"seq": 3}),
+        errand_of(EMIT, {}, id_of(0)),
+        errand_of("broken", {}, id_of(1)),
+        errand_of(EMITTED, {}, id_of(2)),
+        errand_of(EMITTED, {"seq": 3}, id_of(3)),
     )
     Errands({EMIT: full, EMITTED: emitted, "broken": emitted}, broker).round()
 
@@ -79,14 +80,14 @@ def test_what_fails_is_answered_with_its_code_and_the_next_one_is_done() -> None
 
 def test_no_broker_can_ask_for_more_than_is_meant_for_it() -> None:
     stopped: list[object] = []
-    broker = Broker(Errand(id=id_of(0), action="stop", body={}))
+    broker = Broker(errand_of("stop", {}, id_of(0)))
     Errands({"stop": lambda b: {"n": stopped.append(b)}}, broker).round()
 
     assert (stopped, broker.answers[0].code) == ([], "ErrandUnknown")
 
 
 def test_answers_that_did_not_arrive_are_given_when_it_is_woken_again() -> None:
-    broker = Broker(Errand(id=id_of(0), action=EMITTED, body={"seq": 0}))
+    broker = Broker(errand_of(EMITTED, {"seq": 0}, id_of(0)))
     broker.away = 1
     errands = Errands({EMITTED: emitted}, broker)
     errands.start()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import streambroker_operator.errands as module
-from streambroker_core.wire.errand import APPEND, EMIT, EMITTED, MOST, Done, Errand
+from streambroker_core.wire.errand import APPEND, EMIT, EMITTED, MOST, Done, Errand, errand_of
 from streambroker_operator.errands import Errands
 from streambroker_operator.errors import RequestError
 from support.resources import pe
@@ -17,7 +17,7 @@ DONE = {"id": "log/0"}
 
 
 def errand(number: int, action: str = EMIT, text: str = "") -> Errand:
-    return Errand(id=f"{number:032x}", action=action, body={"what": text})
+    return errand_of(action, {"what": text}, f"{number:032x}")
 
 
 class Bench:

@@ -8,6 +8,7 @@ import pytest
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.wire.errand import (
+    APPEND,
     EMIT,
     MOST,
     Done,
@@ -16,13 +17,14 @@ from streambroker_core.wire.errand import (
     decode_errands,
     encode_done,
     encode_errands,
+    errand_of,
 )
 
 ID = "0123456789abcdef" * 2
 
 
 def test_errands_and_answers_are_read_as_they_were_written() -> None:
-    errands = [Errand(id=ID, action=EMIT, body={"export": "trades", "what": {"type": "set"}})]
+    errands = [errand_of(EMIT, {"export": "trades", "what": {"type": "set"}}, ID)]
     done = [
         Done(id=ID, answer={"id": "a/0"}),
         Done(id=ID[::-1], code="ExportFull", detail="it is full."),
@@ -56,3 +58,26 @@ def test_a_wrong_answer_is_refused_with_its_place(done: Any, where: str) -> None
         decode_done({"done": done})
 
     assert raised.value.path == where
+
+
+def test_an_errand_is_the_same_if_it_asks_for_the_same() -> None:
+    body = {"request": "a", "what": {"type": "set"}}
+    same = errand_of(EMIT, dict(reversed(body.items())))
+
+    assert errand_of(EMIT, body) == same
+    assert same.body == body
+    assert same.id != errand_of(EMIT, {**body, "request": "b"}).id
+    assert same.id != errand_of(APPEND, body).id
+
+
+def test_what_is_nested_without_end_is_refused_where_it_is_written_and_where_it_is_read() -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ManifestError):
+        errand_of(EMIT, {"what": deep})
+
+    text = "[" * 100_000 + "]" * 100_000
+    (read,) = decode_errands(encode_errands([Errand(id=ID, action=EMIT, text=text)]))
+    with pytest.raises(ManifestError):
+        _ = read.body

@@ -11,14 +11,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from streambroker_core.wire.errand import EMIT, MOST, Done, Errand
+from streambroker_core.wire.errand import EMIT, MOST, Done, errand_of
 from streambroker_operator.errands import Errands
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.errands import PATH, LedErrands, handler
 from support.resources import pe
 
 SECRET, FEED = b"s" * 32, pe("default/feed/0")
-ERRAND = Errand(id="0" * 32, action=EMIT, body={"what": "x"})
+ERRAND = errand_of(EMIT, {"what": "x"}, "0" * 32)
 DONE = Done(id=ERRAND.id, answer={"id": "log/0"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -73,9 +73,9 @@ async def test_what_the_one_that_leads_refuses_is_refused() -> None:
     async with follower(leader) as other:
         away = await refusal(other.ask(FEED, ERRAND))
         for number in range(MOST):
-            one = Errand(id=f"{number:032x}", action=EMIT, body={})
+            one = errand_of(EMIT, {}, f"{number:032x}")
             assert (await refusal(leader.own.ask(FEED, one))).status == 503
-        full = await refusal(other.ask(FEED, Errand(id="f" * 32, action=EMIT, body={})))
+        full = await refusal(other.ask(FEED, errand_of(EMIT, {}, "f" * 32)))
 
     assert (away.status, away.code, away.headers) == (503, "AgentAway", {"Retry-After": "2"})
     assert (full.status, full.code, full.headers) == (429, "TooManyRequests", {"Retry-After": "5"})

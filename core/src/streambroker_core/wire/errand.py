@@ -8,11 +8,15 @@ whatever is asked here has to be such that this changes nothing more.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from streambroker_core.errors import ManifestError
+from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.fields import Fields
 
 EMIT: Final = "export.emit"
@@ -31,6 +35,7 @@ FAILED: Final = "InternalError"
 _ID = re.compile(r"[0-9a-f]{32}")
 _CODE = re.compile(r"[A-Z][A-Za-z]{0,63}")
 _MAX_DETAIL = 4_000
+_MAX_TEXT = 2 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +45,38 @@ class Errand:
     Attributes:
         id: 32 hexadecimal digits; of what is to be done once, the same whenever that is asked.
         action: one of `ACTIONS`.
-        body: what the action takes.
+        text: what the action takes, as JSON: it is carried as text, however deep it is nested.
     """
 
     id: str
     action: str
-    body: Mapping[str, Any]
+    text: str
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What the action takes; a new one each time.
+
+        Raises:
+            ManifestError: it is no JSON object.
+        """
+        try:
+            return dict(Fields(json.loads(self.text)).raw())
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(path="body", reason=f"is no JSON: {error}") from error
+
+
+def errand_of(action: str, body: Mapping[str, Any], id_: str | None = None) -> Errand:
+    """Return an errand; without an id, the one that is the same for the same action and body.
+
+    Raises:
+        ManifestError: its body cannot be written as JSON.
+    """
+    try:
+        text = canonical(body).decode()
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(path="", reason=f"cannot be written as JSON: {error}") from error
+    same = hashlib.sha256(f"{action}\n{text}".encode()).hexdigest()[:32]
+    return Errand(id=same if id_ is None else id_, action=action, text=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +91,7 @@ class Done:
 
 def encode_errands(errands: Sequence[Errand]) -> dict[str, Any]:
     """Return the message to the agent."""
-    return {"errands": [{"id": e.id, "action": e.action, "body": dict(e.body)} for e in errands]}
+    return {"errands": [{"id": e.id, "action": e.action, "body": e.text} for e in errands]}
 
 
 def decode_errands(data: object) -> list[Errand]:
@@ -73,9 +104,8 @@ def decode_errands(data: object) -> list[Errand]:
     found = []
     for number, item in enumerate(fields.items("errands", most=MOST)):
         one = fields.entry("errands", number, item)
-        found.append(
-            Errand(id=_id_of(one), action=one.text("action"), body=dict(one.child("body").raw()))
-        )
+        text = one.text("body", longest=_MAX_TEXT)
+        found.append(Errand(id=_id_of(one), action=one.text("action"), text=text))
     return found
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from aiohttp import web
 
 from streambroker_core.control.emission import read_emission
+from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire import errand as wire
-from streambroker_core.wire.canonical import digest
-from streambroker_core.wire.errand import Done, Errand
+from streambroker_core.wire.errand import Done, Errand, errand_of
 from streambroker_core.wire.fields import Fields
 from streambroker_operator.errands import Asked, away
 from streambroker_operator.errors import RequestError
@@ -49,7 +49,7 @@ routes = web.RouteTableDef()
 async def emit(request: web.Request) -> web.Response:
     """Send a control tuple to the importers of an export."""
     key = export_of(request).key
-    what = read_emission(await json_body(request)).encode()
+    what = _what(await json_body(request))
     body = {"export": key.port, "request": _request_id(request), "what": what}
     return await _append(request, key.owner, wire.EMIT, body)
 
@@ -65,8 +65,8 @@ async def get_emitted(request: web.Request) -> web.Response:
 async def send(request: web.Request) -> web.Response:
     """Send a control tuple to a job's own operators, through the control log of the PE's agent."""
     pe = known_pe(request)
-    what = read_emission(_targeted(await json_body(request), request.query.get("operator")))
-    body = {"request": _request_id(request), "what": what.encode()}
+    what = _what(_targeted(await json_body(request), request.query.get("operator")))
+    body = {"request": _request_id(request), "what": what}
     return await _append(request, pe, wire.APPEND, body)
 
 
@@ -85,6 +85,18 @@ async def fetch(request: web.Request) -> web.Response:
     answer = json_answer(wire.encode_errands(found), headers={"Cache-Control": "no-store"})
     answer[QUIET] = True
     return answer
+
+
+def _what(body: Any) -> dict[str, Any]:
+    """Return a tuple as agents take it.
+
+    Raises:
+        ManifestError, ControlLimitError: it cannot be one.
+    """
+    try:
+        return read_emission(body).encode()
+    except RecursionError as error:
+        raise ManifestError(path="payload", reason="is nested too deeply") from error
 
 
 def _targeted(body: Any, operator: str | None) -> Any:
@@ -115,7 +127,7 @@ def _request_id(request: web.Request) -> str:
 async def _append(
     request: web.Request, pe: PeKey, action: str, body: Mapping[str, Any]
 ) -> web.Response:
-    answer = await _done(request, pe, digest([action, body])[:32], action, body)
+    answer = await _done(request, pe, errand_of(action, body))
     return json_answer(answer, status=201, headers={"Location": f"{request.path}/{answer['id']}"})
 
 
@@ -125,8 +137,8 @@ async def _state(
     log, seq = request.match_info["log"], request.match_info["seq"]
     if not (seq.isascii() and seq.isdigit() and len(seq) <= _MAX_SEQ):
         raise _not_emitted(pe, f"{log}/{seq}")
-    asked = {**body, "seq": int(seq)}
-    answer = await _done(request, pe, secrets.token_hex(16), action, asked)
+    asked = errand_of(action, {**body, "seq": int(seq)}, secrets.token_hex(16))
+    answer = await _done(request, pe, asked)
     if answer["id"] != f"{log}/{int(seq)}":
         raise _not_emitted(pe, f"{log}/{seq}")
     return json_answer(answer)
@@ -141,9 +153,7 @@ def _not_emitted(pe: PeKey, id_: str) -> RequestError:
     )
 
 
-async def _done(
-    request: web.Request, pe: PeKey, id_: str, action: str, body: Mapping[str, Any]
-) -> Mapping[str, Any]:
+async def _done(request: web.Request, pe: PeKey, errand: Errand) -> Mapping[str, Any]:
     """Have an agent do something; return its answer.
 
     Raises:
@@ -151,7 +161,7 @@ async def _done(
     """
     if request.app[RUNTIME].board.registration(pe) is None:
         raise away(f"No agent of {pe} has registered.")
-    done = await request.app[ASKED].ask(pe, Errand(id=id_, action=action, body=body))
+    done = await request.app[ASKED].ask(pe, errand)
     if done.answer is not None and isinstance(done.answer.get("id"), str):
         return done.answer
     raise _refusal(pe, done)

@@ -86,7 +86,7 @@ class Errands:
         try:
             if errand.action not in ACTIONS:
                 raise UnknownErrandError(f"this agent does no {errand.action!r} for a broker.")
-            return Done(id=errand.id, answer=self._actions[errand.action](dict(errand.body)))
+            return Done(id=errand.id, answer=self._actions[errand.action](errand.body))
         except StreambrokerError as error:
             return Done(id=errand.id, code=error.code, detail=str(error))
         except Exception as error:
