@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
-import streambroker_operator.cli.emit as module
 from support.commands import Cli
 from support.errands import LOG, errander
 
@@ -73,34 +73,23 @@ async def test_who_has_not_applied_it_in_time_is_named(applied: Cli) -> None:
     assert "`--request-id mine --wait`" in err
 
 
-async def test_an_agent_that_is_away_is_asked_again_then_the_request_is_named(
-    applied: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(module.time, "sleep", pauses.append)
-    code, out, err = await applied("emit", "feed/0/trades", "a", "--timeout", "0.2")
-    monkeypatch.setattr(module.time, "monotonic", lambda: 0.0)
-    monkeypatch.setattr(module.time, "sleep", _StopError.after(pauses))
-    with pytest.raises(_StopError):
-        await applied("emit", "feed/0/trades", "a")
+async def test_an_agent_that_is_away_is_asked_again(applied: Cli) -> None:
+    sending = asyncio.ensure_future(applied("emit", "feed/0/trades", "a", "--timeout", "30"))
+    await asyncio.sleep(0.3)
+    async with errander(applied.rest, FEED) as agent:
+        code, out, _ = await sending
+
+    assert (code, len(agent.requests)) == (0, 1)
+    assert out.endswith(f"emitted a {LOG}/0\n")
+
+
+async def test_in_the_end_it_is_said_how_to_repeat_the_request(applied: Cli) -> None:
+    mine = ("--timeout", "0.2", "--request-id", "mine")
+    code, out, err = await applied("emit", "feed/0/trades", "a", *mine)
 
     assert (code, out) == (4, "")
     assert err.startswith("streambroker: AgentAway: No agent of default/feed/0 has registered.")
-    assert "--request-id" in err
-    assert pauses == [2.0] * 3
-
-
-class _StopError(Exception):
-    """Ends a command that would go on."""
-
-    @staticmethod
-    def after(pauses: list[float], most: int = 3) -> object:
-        def sleep(seconds: float) -> None:
-            pauses.append(seconds)
-            if len(pauses) == most:
-                raise _StopError
-
-        return sleep
+    assert err.endswith("`--request-id mine` repeats this one.\n")
 
 
 @pytest.mark.parametrize(
