@@ -10,7 +10,7 @@ A condition that asks nothing of the past is *local*: it can be decided for many
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -121,6 +121,15 @@ def condition(given: str | Condition | Function, stage: str | None = None) -> Co
     raise PatternArgumentError(
         f"{given!r} is no condition", stage=stage, remedy="give a text or a function"
     )
+
+
+def calls_of(given: Condition | None) -> Iterator[Call]:
+    """Yield the functions of a condition."""
+    if isinstance(given, Call):
+        yield given
+    elif isinstance(given, All | Some):
+        for item in given.items:
+            yield from calls_of(item)
 
 
 def both(one: Condition | None, other: Condition) -> Condition:

@@ -6,7 +6,7 @@ fulfil some condition of it; where that matters, also whether others stood betwe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
@@ -56,14 +56,9 @@ class Result(NamedTuple):
 
 @dataclass(slots=True)
 class Metrics:
-    """What a rule has done in this bucket since the object was made.
+    """What a rule has done in this bucket since the object was made; see `RuleFigures`.
 
-    Attributes:
-        tested: events that its automaton has seen.
-        matches: matches told.
-        timeouts: timed-out partial matches told.
-        dropped: runs given up because of its limits.
-        alive: by how much the number of runs has changed.
+    ``alive`` goes on from what the object was given.
     """
 
     tested: int = 0
@@ -71,6 +66,7 @@ class Metrics:
     timeouts: int = 0
     dropped: int = 0
     alive: int = 0
+    nanoseconds: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,6 +137,7 @@ class Engine:
         state: keeps the runs by key.
         key: the stream's key columns; none for one key for all.
         maker: makes masks of conditions.
+        clock: nanoseconds, for figures alone; it does not have to go on.
 
     Attributes:
         active: the rules in force, by id and version.
@@ -148,9 +145,14 @@ class Engine:
     """
 
     def __init__(
-        self, state: KeyedState, *, key: Selector = (), maker: MaskMaker = row_by_row
+        self,
+        state: KeyedState,
+        *,
+        key: Selector = (),
+        maker: MaskMaker = row_by_row,
+        clock: Callable[[], int] = int,
     ) -> None:
-        self._key, self._maker = key, maker
+        self._key, self._maker, self._clock = key, maker, clock
         self.active: dict[RuleKey, Active] = {}
         self.failed: list[RuleKey] = []
         self.keys = KeyStore(state, self._new)
@@ -186,6 +188,7 @@ class Engine:
             heirs = self._heirs(before, gone)
             for old, new in heirs.items():
                 self.active[new].since = before[old].since
+                self.active[new].metrics.alive = before[old].metrics.alive
             self.keys.forget(gone, heirs)
 
     def _heirs(
@@ -267,12 +270,13 @@ class Engine:
         return Result(*name, (), error, row)
 
     def _see(self, active: Active, view: View, hits: Hits, results: list[Result]) -> None:
-        count = len(hits.bits)
+        count, began = len(hits.bits), self._clock()
         active.metrics.tested += count
         if active.automaton.appetite == "gaps":
             self._see_gaps(active, view, hits, results)
         elif count:
             self._see_hits(active, view, hits, results)
+        active.metrics.nanoseconds += self._clock() - began
 
     def _see_hits(self, active: Active, view: View, hits: Hits, results: list[Result]) -> None:
         """Let a rule see the rows that fulfil some condition of it."""
@@ -342,6 +346,21 @@ class Engine:
                     found += standings(matchers[active.name])
         return found
 
+    def standings(self, rule: str) -> dict[Key, list[Standing]]:
+        """Return where the runs of a rule stand, by the values of their keys.
+
+        Args:
+            rule: its id; all its versions are looked at.
+        """
+        found: dict[Key, list[Standing]] = {}
+        names = [name for name in self.active if name[0] == rule]
+        for place in self.keys.places():
+            for name in names:
+                matcher = self.keys.of(place).get(name)
+                if matcher is not None:
+                    found.setdefault(values_of(place), []).extend(standings(matcher))
+        return found
+
     def advance(self, time: int) -> list[Result]:
         """Tell what time has ended, and free what a later version has replaced by then.
 
@@ -365,13 +384,14 @@ class Engine:
     def _expire(
         self, active: Active, place: bytes, matcher: Matcher, time: int, results: list[Result]
     ) -> None:
-        alive = len(matcher.runs)
+        alive, began = len(matcher.runs), self._clock()
         try:
             matches, timeouts = matcher.advance(time)
         except RunError as error:
             results.append(self.stop(active.rule, error))
             return
         active.metrics.alive += len(matcher.runs) - alive
+        active.metrics.nanoseconds += self._clock() - began
         self._tell(active, place, matches, timeouts, BY_TIME, results)
         if not matcher.runs and not matcher.held:
             self.keys.of(place).pop(active.name, None)

@@ -12,8 +12,8 @@ that wait, ``runs…`` the runs by key.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from streambroker_core.cep.collecting import without_cycles
 from streambroker_core.cep.document import Functions
 from streambroker_core.cep.engine import Engine, Result
+from streambroker_core.cep.figures import RuleFigures, Stopped, WindowFigures
 from streambroker_core.cep.keys import FIRST, PLACE, SELECTOR, copies
 from streambroker_core.cep.masks import MaskMaker, row_by_row
 from streambroker_core.cep.refusals import PatternArgumentError, RunError
@@ -78,9 +79,11 @@ class PatternRules:
 
     Attributes:
         rules: what `RuleSet.document` returns.
+        selectors: keys for which the query copies rows, for who sends the next set.
     """
 
     rules: dict[str, Any]
+    selectors: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,10 @@ class PatternOperator(Operator):
             an output of its name.
         maker: makes masks of conditions.
         rules: the set of a bucket that has no state yet.
+        fixed: ``rules`` is the set of every bucket; one whose state has others takes these up.
         copied: rows come as `copies` makes them, so that rules may have keys of their own.
+        watch: is told at the end of a window what the rules did in it.
+        clock: nanoseconds, for what is told to ``watch`` alone.
 
     Raises:
         PatternArgumentError: event time without a column, or a function has a name that cannot be.
@@ -128,7 +134,10 @@ class PatternOperator(Operator):
         match_functions: Mapping[str, MatchFunction] | None = None,
         maker: MaskMaker = row_by_row,
         rules: RuleSet | None = None,
+        fixed: bool = False,
         copied: bool = False,
+        watch: Callable[[WindowFigures], None] | None = None,
+        clock: Callable[[], int] = int,
     ) -> None:
         if time == "event" and event_time is None:
             raise PatternArgumentError(
@@ -141,6 +150,10 @@ class PatternOperator(Operator):
         self._teller = Teller(match_functions or {})
         self.outputs = self._teller.outputs
         self._rules, self._rules_changed = rules or RuleSet(), True
+        self._fixed = self._rules if fixed else None
+        self._watch, self._clock = watch, clock
+        self._alive: dict[tuple[str, int], int] = {}
+        self._stops: list[Stopped] = []
         self._since: dict[tuple[str, int], int] = {}
         self._next = 0
         self._meta: bytes | None = None
@@ -152,8 +165,10 @@ class PatternOperator(Operator):
     def engine(self) -> Engine:
         """The rules at work in this window."""
         if self._engine is None:
-            self._engine = Engine(self._state, key=self._key, maker=self._maker)
+            self._engine = Engine(self._state, key=self._key, maker=self._maker, clock=self._clock)
             self._engine.set_rules(self._rules, self._since, self.window.number)
+            for name, active in self._engine.active.items():
+                active.metrics.alive = self._alive.get(name, 0)
         return self._engine
 
     def restore(self, version: int, blobs: Blobs) -> None:
@@ -166,6 +181,7 @@ class PatternOperator(Operator):
         try:
             told, given = json.loads(self._meta), json.loads(rules)
             self._next = told["next"]
+            self._alive = {(name, number): runs for name, number, runs in told["alive"]}
             self._waiting = Waiting(self._column or "", blobs, told["waiting"])
             self._since = {(name, number): window for name, number, window in given["since"]}
             self._rules = self._read(given["rules"])
@@ -186,6 +202,8 @@ class PatternOperator(Operator):
 
     def begin_window(self) -> None:
         """Begin a window; in processing time its clock is what time it is."""
+        if self._fixed is not None and not _same(self._fixed, self._rules):
+            self._put(self._fixed, self.window.number)
         self._check_keys()
         if self._column is None:
             self._pass(self.window.time)
@@ -205,12 +223,15 @@ class PatternOperator(Operator):
                 " a set holds for whole windows. Deliver it with BEGIN; a rule that is to hold from"
                 " a time on has `scheduled`."
             )
-        engine = self.engine  # with the rules so far, whose runs it has to free or to hand over
-        self._rules, self._rules_changed = self._read(_text(control.payload["rules"])), True
-        self._check_keys()
         later = control.delivery is Delivery.END_WINDOW
-        engine.set_rules(self._rules, {}, self.window.number + later)
+        self._put(self._read(_text(control.payload["rules"])), self.window.number + later)
+        self._check_keys()
         return True
+
+    def _put(self, rules: RuleSet, since: int) -> None:
+        engine = self.engine  # with the rules so far, whose runs it has to free or to hand over
+        self._rules, self._rules_changed = rules, True
+        engine.set_rules(rules, {}, since)
 
     def _check_keys(self) -> None:
         """Refuse rules whose rows are in other buckets."""
@@ -308,8 +329,9 @@ class PatternOperator(Operator):
 
     def _stopped(self, rule: str, version: int, error: RunError) -> None:
         """Tell that a rule is off, to people and to who changes the rules of all buckets."""
-        row = {"rule": rule, "version": version, "where": error.where, "problem": error.problem}
-        self.emit(pa.RecordBatch.from_pylist([row], schema=FAILURES), ERRORS)
+        told = Stopped(rule=rule, version=version, where=error.where, problem=error.problem)
+        self._stops.append(told)
+        self.emit(pa.RecordBatch.from_pylist([asdict(told)], schema=FAILURES), ERRORS)
         self._rules, self._rules_changed = self._rules.without(rule, version), True
         name = rule.replace("%", "%25").replace("/", "%2F")
         stopped = RuleStopped(rule=rule, version=version)
@@ -320,16 +342,33 @@ class PatternOperator(Operator):
         """Return the keys and waiting rows that were touched and, if they changed, the rules."""
         engine = self.engine
         engine.keys.save()
+        if self._watch is not None:
+            self._watch(self._figures())
         changes = {**self._state.changes(), **self._waiting.changes()}
         if self._rules_changed:
             since = sorted([*name, active.since] for name, active in engine.active.items())
             changes["rules"] = _text(
                 {"rules": _text(self._rules.document()), "since": since}
             ).encode()
-        meta = _text({"next": self._next, "waiting": self._waiting.tell()}).encode()
+        runs = {name: one.metrics.alive for name, one in engine.active.items()}
+        alive = sorted([*name, count] for name, count in runs.items() if count)
+        kept = {"next": self._next, "waiting": self._waiting.tell(), "alive": alive}
+        meta = _text(kept).encode()
         if meta != self._meta:
             changes["meta"] = meta
         return changes
+
+    def _figures(self) -> WindowFigures:
+        rules = tuple(
+            RuleFigures(rule=name[0], version=name[1], **asdict(active.metrics))
+            for name, active in sorted(self.engine.active.items())
+        )
+        return WindowFigures(
+            bucket=self.window.bucket,
+            window=self.window.number,
+            rules=rules,
+            stopped=tuple(self._stops),
+        )
 
     def wake_at(self) -> int | None:
         """Return the time of the first row that waits, or at which time ends something."""
@@ -345,6 +384,11 @@ class PatternOperator(Operator):
     def held_at(self) -> int | None:
         """Return the earliest time of a match that waits for runs that began before it."""
         return None if self._column is None else self.engine.keys.first_held()
+
+
+def _same(one: RuleSet, other: RuleSet) -> bool:
+    """Tell whether two sets have equal rules, whichever of them are off."""
+    return bool(one.document()["rules"] == other.document()["rules"])
 
 
 def _text(value: Any) -> str:

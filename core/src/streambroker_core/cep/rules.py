@@ -15,7 +15,7 @@ from streambroker_core.cep.conditions import fields_of
 from streambroker_core.cep.document import Functions, read_rule, write_rule
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.refusals import PatternError, RuleError
-from streambroker_core.cep.selectors import key_expression
+from streambroker_core.cep.selectors import Selector, key_expression
 from streambroker_core.errors import (
     ExpressionError,
     FilterError,
@@ -36,7 +36,7 @@ class Outcome:
         version: its version, if it has one.
         change: what was done.
         reason: why it was refused: Invalid, VersionTooLow, ContentDiffers, KeyUnknown, KeyInvalid,
-            FieldUnknown, FunctionUnknown; empty if it was not.
+            KeyNotCopied, FieldUnknown, FunctionUnknown; empty if it was not.
         message: a sentence, for what was refused.
         warnings: what is allowed and hardly meant.
     """
@@ -72,11 +72,14 @@ class Context:
         functions: conditions by name.
         outputs: names of functions that make rows of matches.
         fields: the columns of the stream; None if they are not known.
+        selectors: keys that rules may have besides that of the stream, because rows are copied for
+            them; None for any.
     """
 
     functions: Functions = field(default_factory=dict)
     outputs: frozenset[str] = frozenset()
     fields: frozenset[str] | None = None
+    selectors: frozenset[Selector] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +270,23 @@ def _check(rule: PatternProcessor, context: Context) -> None:
             "FunctionUnknown",
             f"the job has not registered a function `{rule.function}`; it has {known}",
         )
-    if context.fields is None:
-        return
-    _check_key(rule, context.fields)
+    if context.fields is not None:
+        _check_fields(rule, context.fields)
+    if rule.key and context.selectors is not None and rule.key not in context.selectors:
+        copied = ", ".join(sorted(f"({', '.join(each)})" for each in context.selectors))
+        raise RuleError(
+            rule.id,
+            "KeyNotCopied",
+            f"rows are not copied for the key ({', '.join(rule.key)}), but for {copied or 'none'};"
+            " a query learns of new keys when it starts",
+        )
+
+
+def _check_fields(rule: PatternProcessor, fields: frozenset[str]) -> None:
+    _check_key(rule, fields)
     for stage in rule.pattern.stages():
         for given in (stage.condition, stage.until):
-            for name in sorted((fields_of(given) or frozenset()) - context.fields):
+            for name in sorted((fields_of(given) or frozenset()) - fields):
                 raise RuleError(
                     rule.id,
                     "FieldUnknown",

@@ -164,7 +164,7 @@ class Teller:
         return Told(batches=batches, failures=list(failed.values()))
 
     def _schema(self, name: str) -> pa.Schema:
-        return pa.schema([RESULTS.field(0), RESULTS.field(1), *self._functions[name].schema])
+        return with_rule(self._functions[name].schema)
 
     def _call(
         self, rule: PatternProcessor | None, result: Result
@@ -173,6 +173,11 @@ class Teller:
         if function is None:
             return None
         return function.matched if isinstance(result.outcome, Match) else function.timed_out
+
+
+def with_rule(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of an output of a function: the rule's id and version come first."""
+    return pa.schema([RESULTS.field(0), RESULTS.field(1), *schema])
 
 
 def _read(results: list[Result]) -> None:

@@ -137,6 +137,12 @@ def _place(item: tuple[tuple[str, str], ControlTuple]) -> tuple[str, str]:
     return item[0]
 
 
+def operator_of(blobs: Blobs) -> str | None:
+    """Return the name of the operator whose state it is; None if there is none yet."""
+    meta = blobs.get(_META)
+    return None if meta is None else str(json.loads(meta)["operator"])
+
+
 def read(blobs: Blobs, stage: Stage, state_version: int, ports: Sequence[str]) -> Kept:
     """Read the runner's own blobs, and check that the state is this operator's.
 

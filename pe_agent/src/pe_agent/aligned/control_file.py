@@ -101,6 +101,11 @@ class ControlFile:
             self._write(file, control_text(control))
         return control
 
+    def tuples(self) -> list[ControlTuple]:
+        """Return the tuples of the file in order; what a crash left of a last one is not there."""
+        lines = self.path.read_bytes().split(b"\n")[1:-1]
+        return [envelope.decode(json.loads(line), str(self.path)) for line in lines]
+
     def _locked(self) -> IO[bytes]:
         file = self.path.open("a+b")
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,12 +42,14 @@ class Node:
         name: its name, unique in a query.
         frame: what it emits.
         schemas: columns of each output.
+        mark: stands in the plan of each query that runs it, and in no other.
         taken: a query has been made of it.
     """
 
     name: str
     frame: DataFrame
     schemas: dict[str, StructType]
+    mark: str
     taken: bool = False
 
 
@@ -60,7 +63,7 @@ class OperatorStream(Stream):
         Raises:
             AlignedError: there is none of that name.
         """
-        node = self._node()
+        node = self.node()
         if output not in node.schemas:
             raise AlignedError(
                 f"operator {node.name} has no output {output}; it has {', '.join(node.schemas)}."
@@ -96,7 +99,7 @@ class OperatorStream(Stream):
         """
         from pe_agent.aligned.publishing import publish_outputs
 
-        node = self._node()
+        node = self.node()
         for output in ports:
             self[output]
         self.use(again=again)
@@ -127,7 +130,7 @@ class OperatorStream(Stream):
         Raises:
             AlignedError: as for ``to_df``.
         """
-        node = self._node()
+        node = self.node()
         self.use(again=again)
         schemas = dict(node.schemas)
 
@@ -146,7 +149,12 @@ class OperatorStream(Stream):
             writer = writer.queryName(query_name)
         return writer.start()
 
-    def _node(self) -> Node:
+    def node(self) -> Node:
+        """Return the operator.
+
+        Raises:
+            AlignedError: something stands behind it.
+        """
         if not isinstance(self.data, Emitted):
             raise AlignedError("outputs are those of an operator: take them right behind it.")
         frame = self.data.frame
@@ -225,12 +233,13 @@ def control_aware(
     first = next(iter(given.values()))
     hosting.prepare(first.spark)
     feeds = [feed for port, one in given.items() for feed in _feeds(one, layouts[port])]
-    frame = hosting.host(hosted, feeds)
+    mark = f"operator-{uuid.uuid4().hex}"
+    frame = hosting.host(hosted, feeds).alias(mark)
     return OperatorStream(
         spark=first.spark,
         pe=next((one.pe for one in given.values() if one.pe is not None), None),
         data=Emitted(frame=frame, output=runner.outputs[0], columns=outputs[runner.outputs[0]]),
-        nodes={**nodes, name: Node(name=name, frame=frame, schemas=outputs)},
+        nodes={**nodes, name: Node(name=name, frame=frame, schemas=outputs, mark=mark)},
         clocks=frozenset({name}) if timed or clocks else frozenset(),
         carrier=carrier,
     )

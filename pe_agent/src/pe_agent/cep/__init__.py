@@ -1,7 +1,7 @@
-"""Where the rules of a job come from: directories, tables, HTTP, and what a program adds to them.
+"""Patterns on streams, with rules that change while a query runs.
 
-Everything here runs beside a driver, never in tasks. What becomes of the rules is decided in
-`streambroker_core.cep`.
+Where rules come from, and what they are handed on to, runs beside a driver, never in tasks. What
+becomes of rules and of rows is decided in `streambroker_core.cep`.
 """
 
 from pe_agent.cep.directory import DirectoryDiscoverer
@@ -16,22 +16,39 @@ from pe_agent.cep.discovery import (
 )
 from pe_agent.cep.http import HttpDiscoverer
 from pe_agent.cep.manager import PatternProcessorManager
+from pe_agent.cep.processors import Processors
 from pe_agent.cep.progress import Progress, RuleReport
+from pe_agent.cep.row_patterns import sql
+from pe_agent.cep.standing import explain
+from pe_agent.cep.streams import PatternStream, pattern, pattern_processors
 from pe_agent.cep.table import TableDiscoverer, sqlite_table
+from streambroker_core.cep.operator import MatchFunction
+from streambroker_core.cep.pattern import Pattern, Skip
+from streambroker_core.cep.processor import PatternProcessor
 
 __all__ = [
     "DirectoryDiscoverer",
     "Discovery",
     "DiscoveryError",
     "HttpDiscoverer",
+    "MatchFunction",
+    "Pattern",
+    "PatternProcessor",
     "PatternProcessorDiscoverer",
     "PatternProcessorDiscovererFactory",
     "PatternProcessorManager",
+    "PatternStream",
     "PeriodicPatternProcessorDiscoverer",
+    "Processors",
     "Progress",
     "ReportedDiscoverer",
     "RuleReport",
+    "Skip",
     "TableDiscoverer",
     "Wanted",
+    "explain",
+    "pattern",
+    "pattern_processors",
+    "sql",
     "sqlite_table",
 ]

@@ -81,6 +81,7 @@ class PeriodicPatternProcessorDiscoverer(ABC):
         self.interval = interval
         self.problem: str | None = None
         self._closed = threading.Event()
+        self._waiting: Wanted | None = None
 
     @abstractmethod
     def check_pattern_processor_update(self) -> bool:
@@ -104,23 +105,22 @@ class PeriodicPatternProcessorDiscoverer(ABC):
         return self.interval
 
     def look(self, manager: PatternProcessorManager) -> None:
-        """Look once, and tell the manager of a change."""
+        """Look once, and tell the manager of a change; one that it cannot take is told again."""
         try:
-            wanted = self._changed()
-        except Exception as error:  # whatever a source raises, the rules stay
+            if self.check_pattern_processor_update():
+                self._waiting = self.latest_pattern_processors()
+            if self._waiting is not None:
+                manager.on_pattern_processors_updated(self._waiting)
+                self._waiting = None
+        except Exception as error:  # whatever happens, the rules stay
             problem = f"{type(error).__name__}: {error}"
             if problem != self.problem:
-                log.warning("rules cannot be read, those so far stay: %s", problem)
+                log.warning("rules cannot be taken in, those so far stay: %s", problem)
             self.problem = problem
             return
         if self.problem is not None:
-            log.info("rules can be read again")
+            log.info("rules can be taken in again")
             self.problem = None
-        if wanted is not None:
-            manager.on_pattern_processors_updated(wanted)
-
-    def _changed(self) -> Wanted | None:
-        return self.latest_pattern_processors() if self.check_pattern_processor_update() else None
 
     def close(self) -> None:
         """Stop."""
@@ -131,17 +131,27 @@ class Discovery:
     """A discoverer at work: its first rules are there, and a thread takes in the others."""
 
     def __init__(
-        self, discoverer: PatternProcessorDiscoverer, manager: PatternProcessorManager
+        self,
+        discoverer: PatternProcessorDiscoverer,
+        manager: PatternProcessorManager,
+        *,
+        first: bool = True,
     ) -> None:
         """Take in the first rules, then begin to watch.
+
+        Args:
+            discoverer: finds rules.
+            manager: takes them in.
+            first: the first rules are still to be taken in.
 
         Raises:
             DiscoveryError: the first rules cannot be read; nothing was begun.
         """
         self._discoverer, self._manager = discoverer, manager
-        self.problem: str | None = None
+        self._problem: str | None = None
         try:
-            manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+            if first:
+                manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
         except Exception:
             discoverer.close()
             raise
@@ -149,6 +159,11 @@ class Discovery:
             manager.listen(discoverer.on_reports)
         self._thread = threading.Thread(target=self._watch, name="pattern-rules", daemon=True)
         self._thread.start()
+
+    @property
+    def problem(self) -> str | None:
+        """Why rules could not be read or taken in when last tried; None if they could."""
+        return self._problem or getattr(self._discoverer, "problem", None)
 
     @property
     def running(self) -> bool:
@@ -159,7 +174,7 @@ class Discovery:
         try:
             self._discoverer.discover_pattern_processor_updates(self._manager)
         except Exception as error:
-            self.problem = f"{type(error).__name__}: {error}"
+            self._problem = f"{type(error).__name__}: {error}"
             log.exception("rules are no longer watched, those so far stay")
 
     def close(self, timeout: float = 10.0) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pe_agent.cep.progress import Listener, Progress, RuleReport, Standing
+from streambroker_core.cep.document import write_rule
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.rules import Context, Outcome, RuleSet
 
@@ -61,8 +62,11 @@ class PatternProcessorManager:
         Returns:
             What became of each; what is refused says why, and concerns that rule alone.
         """
+        documents = [
+            write_rule(each) if isinstance(each, PatternProcessor) else each for each in wanted
+        ]  # what operators are sent: so a function that is not registered is found here
         with self._lock:
-            rules, outcomes = self._rules.updated(wanted, self._context)
+            rules, outcomes = self._rules.updated(documents, self._context)
             self._change(rules)
             self._standing.updated(outcomes)
             if self._tell is not None:

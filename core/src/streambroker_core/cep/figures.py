@@ -1,0 +1,64 @@
+"""What the rules of a bucket did in a window, for people: it changes nothing and is in no state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleFigures:
+    """What a rule did.
+
+    Attributes:
+        rule: its id.
+        version: its version.
+        tested: events that its automaton has seen.
+        matches: matches told.
+        timeouts: timed-out partial matches told.
+        dropped: runs given up because of its limits.
+        alive: runs that the bucket has now.
+        nanoseconds: time that matching took.
+    """
+
+    rule: str
+    version: int
+    tested: int = 0
+    matches: int = 0
+    timeouts: int = 0
+    dropped: int = 0
+    alive: int = 0
+    nanoseconds: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """A rule that failed, and is off in its bucket.
+
+    Attributes:
+        rule: its id.
+        version: its version.
+        where: which part of it.
+        problem: what happened.
+    """
+
+    rule: str
+    version: int
+    where: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowFigures:
+    """What a window of a bucket came to.
+
+    Attributes:
+        bucket: the bucket.
+        window: number of the window.
+        rules: the rules in force, in the order of ids and versions.
+        stopped: rules that failed in it.
+    """
+
+    bucket: int
+    window: int
+    rules: tuple[RuleFigures, ...]
+    stopped: tuple[Stopped, ...] = ()

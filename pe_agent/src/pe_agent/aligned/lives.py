@@ -1,0 +1,61 @@
+"""When the queries of an operator have ended: for what stands beside a driver while they run.
+
+A query is started by whoever has its DataFrame, so nobody here sees it start. Spark's listener
+does, and the plan of a query has the mark of each of its operators.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("pe_agent")
+
+
+def when_ended(spark: SparkSession, mark: str, call: Callable[[], None]) -> None:
+    """Call a function once, when queries with a mark ran and none does any more.
+
+    Args:
+        spark: the session that runs them.
+        mark: of `operators.Node`.
+        call: is called in a thread of Spark's listeners; has to return soon.
+    """
+    spark.streams.addListener(_Ends(spark, mark, call))
+
+
+class _Ends(StreamingQueryListener):
+    def __init__(self, spark: SparkSession, mark: str, call: Callable[[], None]) -> None:
+        self._spark, self._mark, self._call = spark, mark, call
+        self._runs: set[str] = set()
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Note a query with the mark; called before ``start`` returns."""
+        try:
+            query = self._spark.streams.get(str(event.id))
+            plan = "" if query is None else query._jsq.streamingQuery().analyzedPlan().toString()
+        except Exception:  # the listener of one query must not disturb another
+            log.exception("the plan of query %s cannot be read", event.id)
+            return
+        if self._mark in plan:
+            self._runs.add(str(event.runId))
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Pass over it."""
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Pass over it."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Call, if it was the last."""
+        if str(event.runId) not in self._runs:
+            return
+        self._runs.discard(str(event.runId))
+        if not self._runs:
+            self._call()
+            self._spark.streams.removeListener(self)

@@ -1,0 +1,90 @@
+"""The rules of a query beside its driver: where they are taken in, sent, and watched."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from pe_agent.cep.discovery import Discovery, PatternProcessorDiscoverer, Wanted
+from pe_agent.cep.manager import PatternProcessorManager, Tell
+from pe_agent.cep.watching import Listening
+from streambroker_core.cep.figures import RuleFigures, Stopped
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.rules import Context, Outcome, RuleSet
+
+log = logging.getLogger(__name__)
+
+
+class Processors:
+    """The rules of a query, beside its driver; ends with the query, or when it is closed."""
+
+    def __init__(self, send: Callable[[RuleSet], None], rules: RuleSet, context: Context) -> None:
+        self.manager = PatternProcessorManager(send, context=context, rules=rules, tell=self._heard)
+        self._tells: list[Tell] = []
+        self._outcomes: dict[str, Outcome] = {}
+        self.tally = Listening(self._stopped)
+        self._discovery: Discovery | None = None
+
+    def current_pattern_processors(self) -> list[PatternProcessor]:
+        """Return the rules that are on, scheduled ones included."""
+        return self.manager.current_pattern_processors()
+
+    def outcomes(self) -> list[Outcome]:
+        """Return what became of each rule when its source was last read."""
+        return list(self._outcomes.values())
+
+    def figures(self) -> list[RuleFigures]:
+        """Return what rules have done since the stream was made, and their runs.
+
+        Of buckets without a window since then the runs are not known.
+        """
+        return self.tally.figures()
+
+    def enable(self, rule: str) -> None:
+        """Turn a rule on again that has failed.
+
+        Raises:
+            KeyError: there is no such rule.
+        """
+        self.manager.enable(rule)
+
+    @property
+    def problem(self) -> str | None:
+        """Why rules could not be read or taken in when last tried; None if they could."""
+        return None if self._discovery is None else self._discovery.problem
+
+    @property
+    def running(self) -> bool:
+        """Whether changes are still taken in."""
+        return self._discovery is not None and self._discovery.running
+
+    def close(self) -> None:
+        """Take in no more changes."""
+        if self._discovery is not None:
+            self._discovery.close()
+
+    def begin(
+        self, discoverer: PatternProcessorDiscoverer, first: Wanted | None, tell: Tell | None
+    ) -> None:
+        """Take in the first rules, if they could be read, then begin to watch."""
+        self._tells += [] if tell is None else [tell]
+        if first is not None:
+            self.manager.on_pattern_processors_updated(first)
+        self._discovery = Discovery(discoverer, self.manager, first=False)
+
+    def _heard(self, outcomes: Sequence[Outcome]) -> None:
+        for one in outcomes:
+            if one.change == "refused" and self._outcomes.get(one.rule) != one:
+                log.warning("rule %s is refused (%s): %s", one.rule, one.reason, one.message)
+        self._outcomes = {one.rule: one for one in outcomes}
+        for tell in self._tells:
+            tell(outcomes)
+
+    def _stopped(self, stopped: Stopped) -> None:
+        log.warning("rule %s failed at %s: %s", stopped.rule, stopped.where, stopped.problem)
+        self.manager.stopped(stopped.rule, stopped.version)
+
+    def ended(self) -> None:
+        """Close, without waiting for it."""
+        threading.Thread(target=self.close, name="pattern-rules-end", daemon=True).start()

@@ -1,0 +1,348 @@
+"""Rules on a stream: the operator in Spark, and beside the driver what hands it its rules.
+
+>>> made = pattern_processors(  # doctest: +SKIP
+...     stream, DirectoryDiscoverer("rules"), key="user", event_time="t", watermark="5 seconds",
+...     control="/data/checkpoints/alerts-rules",
+... )
+>>> query = made.publish_outputs({"matches": "alerts"}, checkpoint="…")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+from pe_agent import aligned
+from pe_agent.aligned import AlignedError, OperatorStream, Stream
+from pe_agent.aligned.forms import arrow_of
+from pe_agent.aligned.hosting import columns
+from pe_agent.aligned.lives import when_ended
+from pe_agent.aligned.operators import BUCKETS
+from pe_agent.cep.discovery import (
+    PatternProcessorDiscoverer,
+    PatternProcessorDiscovererFactory,
+    Wanted,
+)
+from pe_agent.cep.keys import Key, checked, copied_keys, selector_of
+from pe_agent.cep.manager import Tell
+from pe_agent.cep.processors import Processors
+from pe_agent.cep.sending import RulesFile, RulesLog, sent_of
+from pe_agent.cep.watching import Tallies, Tally, tally_of
+from pe_agent.filters import compile_filter
+from streambroker_core.cep.conditions import Function, calls_of
+from streambroker_core.cep.figures import WindowFigures
+from streambroker_core.cep.operator import (
+    ERRORS,
+    FAILURES,
+    LATE,
+    MATCHES,
+    RESULTS,
+    TIMEOUTS,
+    MatchFunction,
+    PatternOperator,
+    copies,
+)
+from streambroker_core.cep.pattern import Pattern
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.rules import Context, RuleSet
+from streambroker_core.cep.selectors import Selector
+from streambroker_core.cep.telling import with_rule
+from streambroker_core.expression import Expression
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+Functions: TypeAlias = "Mapping[str, MatchFunction | Function]"
+"""What rules may name: functions for matches, and Python functions of conditions."""
+_COPIES = "_selector string, _place binary, _first boolean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatternStream(OperatorStream):
+    """Matches; by tag ``timeouts``, ``late``, ``errors`` and an output for each function.
+
+    Attributes:
+        processors: the rules, beside the driver.
+    """
+
+    processors: Processors
+
+
+def pattern_processors(
+    stream: Stream | DataFrame,
+    rules: PatternProcessorDiscoverer | PatternProcessorDiscovererFactory,
+    *,
+    control: str | Path,
+    key: Key = (),
+    event_time: str | None = None,
+    watermark: str | None = None,
+    tie_break: str | None = None,
+    functions: Functions | None = None,
+    selectors: Iterable[Key] = (),
+    name: str = "patterns",
+    buckets: int | None = None,
+    tell: Tell | None = None,
+) -> PatternStream:
+    """Run rules that change while the query runs.
+
+    The rules found now hold before the first row. A change holds in all partitions from one window
+    on.
+
+    Args:
+        stream: rows.
+        rules: finds rules, or makes what does; it is closed with the query.
+        control: file through which rules reach the query. It belongs to the query's checkpoint:
+            keep both, or neither.
+        key: key columns, or expressions; none for that of the stream, and for one key for all.
+        event_time: column with the event time; None for processing time.
+        watermark: how much later rows may come, as Spark writes it: ``10 seconds``.
+        tie_break: a column by which rows of one time are ordered.
+        functions: what rules may name.
+        selectors: keys that rules may have besides, and that no rule has yet. Rows are copied for
+            each key.
+        name: of the operator, unique in the query and fixed for a checkpoint.
+        buckets: how many; fixed for a checkpoint.
+        tell: gets what became of each rule of an update; what it raises goes to whoever updated.
+
+    Raises:
+        AlignedError: something does not fit; nothing was started.
+        DiscoveryError: the first rules cannot be read, and none were sent before.
+    """
+    made = _Made.of(stream, key, event_time, watermark, tie_break, functions)
+    sending: RulesLog = RulesFile(control)
+    discoverer = rules.create() if hasattr(rules, "create") else rules
+    sent = sending.last()
+    try:
+        first = _first(discoverer, known=sent is not None)
+        before = RuleSet() if sent is None else RuleSet.read(sent.rules, made.conditions)
+        declared = [selector_of(one) for one in selectors]
+        copied = copied_keys(made.key, made.columns.names, declared, first or (), sent)
+        if buckets is None:
+            buckets = BUCKETS if made.key or copied else 1
+        context = Context(
+            functions=made.conditions,
+            outputs=frozenset(made.matched),
+            fields=frozenset(made.columns.names),
+            selectors=None if buckets == 1 else frozenset(copied or [made.key]),
+        )
+        processors = Processors(lambda one: sending.send(sent_of(one, copied)), before, context)
+        if sent is None:
+            sending.send(sent_of(before, copied))
+        made = replace(made, stream=sending.joined(made.stream))
+        operator = made.operator(name, buckets, copied, processors)
+        processors.begin(discoverer, first, tell)
+    except BaseException:
+        discoverer.close()
+        raise
+    when_ended(operator.spark, operator.node().mark, processors.ended)
+    return operator
+
+
+def pattern(
+    stream: Stream | DataFrame,
+    pattern: Pattern | PatternProcessor,
+    *,
+    key: Key = (),
+    event_time: str | None = None,
+    watermark: str | None = None,
+    tie_break: str | None = None,
+    functions: Functions | None = None,
+    name: str = "pattern",
+    buckets: int | None = None,
+) -> PatternStream:
+    """Run one rule that stays as it is.
+
+    With a checkpoint of another pattern the partial matches of that one go.
+
+    Args:
+        stream: rows.
+        pattern: a pattern, or a rule; without a key of its own. Its Python functions need not be
+            among ``functions``.
+        key: as for `pattern_processors`, and so are the others.
+        event_time: column with the event time; None for processing time.
+        watermark: how much later rows may come.
+        tie_break: a column by which rows of one time are ordered.
+        functions: what the rule may name.
+        name: of the operator; the rule's id, if a pattern is given.
+        buckets: how many; fixed for a checkpoint.
+
+    Raises:
+        AlignedError: something does not fit; nothing was started.
+    """
+    rule = pattern
+    if isinstance(rule, Pattern):
+        rule = PatternProcessor(id=name, version=1, pattern=rule)
+    given = {**_functions_of(rule.pattern), **(functions or {})}
+    made = _Made.of(stream, rule.key or key, event_time, watermark, tie_break, given)
+    rule = replace(rule, key=())
+    context = Context(
+        functions=made.conditions,
+        outputs=frozenset(made.matched),
+        fields=frozenset(made.columns.names),
+    )
+    rules, (outcome,) = RuleSet().updated([rule], context)
+    if outcome.change == "refused":
+        raise AlignedError(f"the pattern is refused ({outcome.reason}): {outcome.message}.")
+    copied = () if made.is_plain() else (made.key,)
+    if buckets is None:
+        buckets = BUCKETS if made.key else 1
+    processors = Processors(lambda _: None, rules, context)
+    return made.operator(name, buckets, copied, processors, fixed=rules)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """What a user said of the stream and of functions, checked.
+
+    Attributes:
+        stream: with an event time.
+        key: the stream's key.
+        columns: of its rows.
+        conditions: Python functions of conditions.
+        matched: functions for matches.
+        settings: of `PatternOperator`.
+    """
+
+    stream: Stream
+    key: Selector
+    columns: pa.Schema
+    conditions: dict[str, Function]
+    matched: dict[str, MatchFunction]
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        stream: Stream | DataFrame,
+        key: Key,
+        event_time: str | None,
+        watermark: str | None,
+        tie_break: str | None,
+        functions: Functions | None,
+    ) -> _Made:
+        given = stream if isinstance(stream, Stream) else aligned.stream(stream)
+        if watermark is not None:
+            if event_time is None:
+                raise AlignedError("a watermark without an event time: name it with event_time=.")
+            given = given.with_watermark(event_time, watermark)
+        found = arrow_of(given.schema())
+        chosen = checked(selector_of(key) or given.key, found.names, "the key")
+        for what, column in (("event time", event_time), ("tie break", tie_break)):
+            if column is not None and column not in found.names:
+                raise AlignedError(
+                    f"the {what} {column} is no column of the stream; it has"
+                    f" {', '.join(found.names)}."
+                )
+        named = dict(functions or {})
+        matched = {one: what for one, what in named.items() if isinstance(what, MatchFunction)}
+        conditions = {
+            one: what for one, what in named.items() if not isinstance(what, MatchFunction)
+        }
+        settings = {
+            "key": chosen,
+            "time": "processing" if event_time is None else "event",
+            "event_time": event_time,
+            "tie_break": tie_break,
+            "functions": conditions,
+            "match_functions": matched,
+        }
+        return cls(
+            stream=replace(given, key=()),
+            key=chosen,
+            columns=found,
+            conditions=conditions,
+            matched=matched,
+            settings=settings,
+        )
+
+    def is_plain(self) -> bool:
+        """Whether the key is made of columns alone."""
+        return all(part in self.columns.names for part in self.key)
+
+    def operator(
+        self,
+        name: str,
+        buckets: int,
+        copied: Collection[Selector],
+        processors: Processors,
+        fixed: RuleSet | None = None,
+    ) -> PatternStream:
+        """Return the operator on the stream."""
+        stream, rows = self.stream, self.stream.schema()
+        if copied:
+            more = columns(_COPIES)
+            both = type(rows)([*rows.fields, *more.fields])
+            stream = stream.map_batches(partial(copies, selectors=sorted(copied)), both)
+        tally: Accumulator[Tally] = stream.spark.sparkContext.accumulator(
+            processors.tally, Tallies()
+        )
+        settings = {**self.settings, "copied": bool(copied)}
+        if fixed is not None:
+            settings |= {"rules": fixed, "fixed": True}
+        made = stream.control_aware(
+            partial(_operator, tally, settings),
+            name=name,
+            buckets=buckets,
+            schemas={
+                MATCHES: RESULTS,
+                TIMEOUTS: RESULTS,
+                LATE: rows,
+                ERRORS: FAILURES,
+                **{one: with_rule(what.schema) for one, what in self.matched.items()},
+            },
+            null_keys=True,
+        )
+        given = {one.name: getattr(made, one.name) for one in fields(made)}
+        return PatternStream(**given, processors=processors)
+
+
+def _operator(tally: Accumulator[Tally], settings: Mapping[str, Any]) -> PatternOperator:
+    """Return the operator of a window; called in tasks."""
+
+    def watch(window: WindowFigures) -> None:
+        tally.add(tally_of(window))
+
+    return PatternOperator(**settings, maker=_mask, watch=watch, clock=time.perf_counter_ns)
+
+
+def _mask(expression: Expression, schema: pa.Schema) -> Any:
+    return compile_filter(expression, schema).mask
+
+
+def _functions_of(pattern: Pattern) -> dict[str, Function]:
+    """Return the Python functions of a pattern by their names.
+
+    Raises:
+        AlignedError: two of them have one name, by which the state would know them.
+    """
+    found: dict[str, Function] = {}
+    for stage in pattern.stages():
+        for given in (stage.condition, stage.until):
+            for call in calls_of(given):
+                if found.setdefault(call.name, call.function) is not call.function:
+                    raise AlignedError(
+                        f"two functions of the pattern are called {call.name}: give each a name of"
+                        " its own."
+                    )
+    return found
+
+
+def _first(discoverer: PatternProcessorDiscoverer, *, known: bool) -> Wanted | None:
+    """Return the first rules; None if they cannot be read, and others are known."""
+    try:
+        return list(discoverer.initial_pattern_processors())
+    except Exception as error:
+        if not known:
+            raise
+        log.warning("rules cannot be read, those sent before stay: %s", error)
+        return None

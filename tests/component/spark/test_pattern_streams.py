@@ -1,0 +1,337 @@
+"""Rules on streams: what fails, what is told, traffic while rules change, SQL, and refusals."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from pe_agent import aligned
+from pe_agent.aligned import AlignedError, Stream
+from pe_agent.cep import (
+    DirectoryDiscoverer,
+    DiscoveryError,
+    MatchFunction,
+    Pattern,
+    PatternProcessor,
+    PatternStream,
+    pattern,
+    pattern_processors,
+    sql,
+)
+from pe_agent.cep.discovery import Wanted
+from support.aligned_spark import SHUFFLE
+from support.pattern_spark import DDL, Given, Play, letters
+from support.waiting import until
+
+BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def rule(name: str, word: str, version: int = 1, **fields: Any) -> dict[str, Any]:
+    stages = [{"name": one, "where": f'n == "{one}"'} for one in word]
+    for stage in stages[1:]:
+        stage["join"] = "followed_by"
+    return {"id": name, "version": version, "pattern": {"stages": stages}, **fields}
+
+
+def rows(window: int, *events: str) -> list[dict[str, Any]]:
+    """Return rows ``user letter``, and one of somebody else whose time lets theirs pass."""
+    times = (BEGIN + timedelta(seconds=100 * window + place) for place in range(100))
+    given = [(*reversed(event.split()), "i") for event in events]
+    made = [{"t": next(times), "n": n, "user": user, "item": item} for n, user, item in given]
+    last = BEGIN + timedelta(seconds=100 * window + 99)
+    return [*made, {"t": last, "n": "", "user": "end", "item": ""}]
+
+
+def dynamic(control: Path, **settings: Any) -> Callable[[Stream, Sequence[Any]], PatternStream]:
+    given = {"key": "user", "event_time": "t", "watermark": "0 seconds", "buckets": 4}
+
+    def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
+        return pattern_processors(stream, Given(first), control=control, **{**given, **settings})
+
+    return make
+
+
+def fails_on_x(row: Mapping[str, Any], run: Any) -> bool:
+    del run
+    if row["n"] == "X":
+        raise ValueError("X is not to be asked for")
+    return bool(row["n"] == "A")
+
+
+def alert(found: Any) -> dict[str, Any]:
+    return {"user": found.key[0], "letters": len(found.events)}
+
+
+FUNCTIONS: dict[str, Any] = {
+    "fails_on_x": fails_on_x,
+    "alert": MatchFunction(
+        schema=pa.schema([("user", pa.string()), ("letters", pa.int64())]), matched=alert
+    ),
+}
+
+
+def test_a_rule_that_fails_is_off_in_all_buckets_from_the_next_window_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """D-12, functions for matches, late rows, figures, and what is enabled again."""
+    stages = [{"name": "A", "where": {"function": "fails_on_x"}}]
+    bad = rule("bad", "A", onError="disable", pattern={"stages": stages})
+    good = rule("good", "AC", function="alert")
+    played = Play(spark, tmp_path, dynamic(tmp_path / "rules", functions=FUNCTIONS))
+    played.start([bad, good])
+    assert played.made is not None
+    processors = played.made.processors
+    played.rows(rows(0, "u A", "u X", "v A"))
+    assert [one.id for one in processors.current_pattern_processors()] == ["good"]
+    played.rows(rows(1, *(f"{user} X" for user in "uvwxyz"), "u C"))
+    played.rows(rows(0, "late A"))
+    assert [(one["rule"], one["version"]) for one in played.told("errors")] == [("bad", 1)]
+    assert "ValueError: X is not to be asked for" in played.told("errors")[0]["problem"]
+    assert played.told("alert") == [{"rule": "good", "version": 1, "user": "u", "letters": 2}]
+    assert [row["user"] for row in played.told("late")] == ["late", "end"]
+    processors.enable("bad")
+    played.rows(rows(2, "u A"))
+    assert [row["rule"] for row in played.told()][-1] == "bad"
+    figures = {one.rule: one for one in processors.figures()}
+    assert (figures["good"].matches, figures["good"].alive) == (1, 2)
+    assert figures["good"].tested > 0
+    assert figures["good"].nanoseconds > 0
+    played.stop()
+
+
+class Shop:
+    """Rules that can be out of reach."""
+
+    def __init__(self, rules: Sequence[Any]) -> None:
+        self.rules, self.away = rules, False
+
+    def create(self) -> DirectoryDiscoverer:
+        return _OfShop(self)
+
+
+class _OfShop(DirectoryDiscoverer):
+    def __init__(self, shop: Shop) -> None:
+        super().__init__("/", interval=0.1)
+        self._shop = shop
+
+    def check_pattern_processor_update(self) -> bool:
+        return True
+
+    def latest_pattern_processors(self) -> Wanted:
+        if self._shop.away:
+            raise DiscoveryError("the shop is closed")
+        return self._shop.rules
+
+
+def test_rules_stay_while_their_source_is_away_also_over_a_restart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """D-17."""
+    shop = Shop([rule("r", "AC")])
+
+    def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
+        del first
+        return pattern_processors(
+            stream, shop, control=tmp_path / "rules", key="user", event_time="t",
+            watermark="0 seconds", buckets=2,
+        )  # fmt: skip
+
+    shop.away = True
+    played = Play(spark, tmp_path, make)
+    with pytest.raises(DiscoveryError, match="the shop is closed"):
+        played.start([])
+    shop.away = False
+    played.start([])
+    played.rows(rows(0, "u A"))
+    shop.away = True
+    assert played.made is not None
+    processors = played.made.processors
+    until(lambda: processors.problem is not None, 10.0, "the source is away")
+    played.stop()
+    played.start([])
+    played.rows(rows(1, "u C"))
+    assert [letters(row) for row in played.told()] == ["AC"]
+    shop.rules, shop.away = [], False
+    processors = played.made.processors
+    until(lambda: not processors.current_pattern_processors(), 10.0, "the rule is gone")
+    assert processors.problem is None
+    played.stop()
+
+
+def test_all_partitions_change_in_one_window_in_heavy_traffic(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """D-15: no window in which one bucket matches by one version and another by the other."""
+    before = spark.conf.get(SHUFFLE)
+    spark.conf.set(SHUFFLE, "4")
+    try:
+        played = Play(spark, tmp_path, dynamic(tmp_path / "rules", buckets=16))
+        played.start([rule("r", "AC")])
+    finally:
+        spark.conf.set(SHUFFLE, str(before))
+    users = [f"u{number}" for number in range(50)]
+
+    def change() -> None:
+        for version in range(2, 5):
+            until(lambda: len(played.windows) >= 5 * (version - 1), 60.0, "windows go on")  # noqa: B023
+            word = "AC" if version % 2 else "ABC"
+            played.rules.on_pattern_processors_updated([rule("r", word, version)])
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    for window in range(8):
+        for part, letter in enumerate("AC" if window % 2 else "ABC"):
+            given = rows(3 * window + part, *(f"{user} {letter}" for user in users))
+            played.rows(given, wait=False)
+    assert played.query is not None
+    thread.join()
+    played.query.processAllAvailable()
+    played.stop()
+    versions: list[set[int]] = []
+    for window in sorted(played.windows):
+        told = played.windows[window]["matches"]
+        versions.append({row["version"] for row in told})
+        assert len(told) % len(users) == 0, "all users or none"
+        for row in told:
+            assert letters(row) == ("AC" if row["version"] % 2 else "ABC")
+    assert max(map(len, versions)) == 1
+    order = [min(each) for each in versions if each]
+    assert order == sorted(order)
+    assert len(set(order)) > 1
+
+
+def test_one_rule_needs_no_control_file_and_another_one_takes_its_place(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
+        shape = Pattern.begin("A").where(fails_on_x)
+        for letter in first:
+            shape = shape.followed_by(letter).where(f'n == "{letter}"')
+        return pattern(stream, shape, key="user", event_time="t", watermark="0 seconds", buckets=2)
+
+    played = Play(spark, tmp_path, make)
+    played.start("C")
+    played.rows(rows(0, "u A"))
+    played.stop()
+    played.start("C")
+    played.rows(rows(1, "u C", "u A"))
+    played.stop()
+    played.start("BC")
+    played.rows(rows(2, "u C", "v A"))
+    played.rows(rows(3, "v B", "v C"))
+    assert [letters(row) for row in played.told()] == ["AC", "ABC"]
+    played.stop()
+
+
+MATCHES = """
+SELECT who, first_time, amount FROM trades MATCH_RECOGNIZE (
+  PARTITION BY who ORDER BY t
+  MEASURES FIRST(A.t) AS first_time, SUM(v) AS amount, LAST(B.v) AS last_amount
+  ONE ROW PER MATCH AFTER MATCH SKIP PAST LAST ROW
+  PATTERN (A B+ C)
+  DEFINE A AS A.v < 10, B AS B.v >= 10, C AS C.v < 5
+)
+"""
+
+
+def test_a_statement_in_sql_makes_a_row_of_each_match(spark: SparkSession, tmp_path: Path) -> None:
+    values = [("u", 1), ("v", 2), ("u", 20), ("u", 30), ("v", 3), ("u", 4), ("end", 0)]
+    frame = spark.createDataFrame(
+        [(who, v, BEGIN + timedelta(seconds=at)) for at, (who, v) in enumerate(values)],
+        "who string, v bigint, t timestamp",
+    )
+    frame.coalesce(1).write.parquet(str(tmp_path / "in"))
+    source = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "in"))
+    made = sql(MATCHES, {"trades": source}, watermark="0 seconds", buckets=2)
+    query = (
+        made.to_df()
+        .writeStream.format("memory")
+        .queryName("told")
+        .option("checkpointLocation", str(tmp_path / "ck"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    found = [tuple(row) for row in spark.table("told").collect()]
+    assert [(who, amount) for who, _, amount in found] == [("u", 55)]
+    assert made.schema().names == ["who", "first_time", "amount"]
+
+
+def test_a_dynamic_statement_takes_its_rules_from_a_discoverer(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    text = """SELECT * FROM letters MATCH_RECOGNIZE_DYNAMIC (PARTITION BY user ORDER BY t
+              pattern_processor_discoverer_factory = shop)"""
+
+    def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
+        made = sql(
+            text, {"letters": stream}, {"shop": Shop(first)}, control=tmp_path / "rules",
+            watermark="0 seconds", buckets=2,
+        )  # fmt: skip
+        assert isinstance(made, PatternStream)
+        return made
+
+    played = Play(spark, tmp_path, make)
+    played.start([rule("r", "AC")])
+    played.rows(rows(0, "u A", "u C"))
+    assert [letters(row) for row in played.told()] == ["AC"]
+    played.stop()
+
+
+def test_what_does_not_fit_is_refused_before_anything_starts(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stream = aligned.stream(spark.readStream.schema(DDL).parquet(str(tmp_path)))
+    control = tmp_path / "rules"
+    timed: dict[str, Any] = {"event_time": "t", "watermark": "0 seconds"}
+    one = Pattern.begin("A").where('n == "A"')
+    ways: dict[str, Callable[[], object]] = {
+        "the key has 'nobody', which": lambda: pattern(stream, one, key="nobody", **timed),
+        "the event time when is no column": lambda: pattern(stream, one, event_time="when"),
+        "a watermark without an event time": lambda: pattern(stream, one, watermark="1 second"),
+        "with_watermark": lambda: pattern(stream, one, event_time="t"),
+        "is refused .FieldUnknown": lambda: pattern(stream, Pattern.begin("A").where("m > 1")),
+        "two functions of the pattern are called <lambda>": lambda: pattern(
+            stream, one.where(lambda row, run: True).or_(lambda row, run: False)
+        ),
+        "selectors has 'nobody', which": lambda: pattern_processors(
+            stream, Given([]), control=control, selectors=["nobody"], **timed
+        ),
+        "MATCH_RECOGNIZE_DYNAMIC without control=": lambda: sql(
+            "SELECT * FROM s MATCH_RECOGNIZE_DYNAMIC (ORDER BY t"
+            " pattern_processor_discoverer_factory = f)",
+            {"s": stream},
+            {"f": Given([])},
+        ),
+    }
+    for why, act in ways.items():
+        with pytest.raises(AlignedError, match=why):
+            act()
+    pattern_processors(stream, Given([]), control=control, key="user", **timed).processors.close()
+    with pytest.raises(AlignedError, match="the checkpoint is one without copies"):
+        pattern_processors(
+            stream, Given([]), control=control, key="user", selectors=["item"], **timed
+        )
+    kept = json.loads(control.read_text().splitlines()[1])["payload"]
+    assert kept == {"rules": {"format": 1, "rules": [], "disabled": []}, "selectors": []}
+
+
+def test_a_rule_is_made_of_python_as_of_documents(spark: SparkSession, tmp_path: Path) -> None:
+    """A function that the job has not registered is found before any task runs."""
+    stream = aligned.stream(spark.readStream.schema(DDL).parquet(str(tmp_path)))
+    rules = [
+        PatternProcessor(id="r", version=1, pattern=Pattern.begin("A").where(fails_on_x)),
+        PatternProcessor(id="s", version=1, pattern=Pattern.begin("A").where('n == "A"')),
+    ]
+    made = pattern_processors(stream, Given(rules), control=tmp_path / "rules")
+    outcomes = {one.rule: one.change for one in made.processors.outcomes()}
+    assert outcomes == {"r": "refused", "s": "added"}
+    made.processors.close()

@@ -1,0 +1,141 @@
+"""Beside a driver with rules: what was sent, keys that are copied for, what tasks tell."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pe_agent.aligned import AlignedError, ControlFile
+from pe_agent.cep import PatternProcessorManager, PeriodicPatternProcessorDiscoverer
+from pe_agent.cep.discovery import Wanted
+from pe_agent.cep.keys import copied_keys
+from pe_agent.cep.sending import RulesFile, sent_of
+from pe_agent.cep.watching import Listening, Tallies, Tally, tally_of
+from streambroker_core.cep.figures import RuleFigures, Stopped, WindowFigures
+from streambroker_core.cep.operator import PatternRules
+from streambroker_core.cep.rules import RuleSet
+
+NAMES = ["user", "item", "n"]
+
+
+def document(name: str, version: int = 1, **fields: Any) -> dict[str, Any]:
+    pattern = {"stages": [{"name": "a", "where": 'n == "A"'}]}
+    return {"id": name, "version": version, "pattern": pattern, **fields}
+
+
+def rules(*documents: dict[str, Any]) -> RuleSet:
+    return RuleSet().updated(documents)[0]
+
+
+def test_what_was_sent_last_is_read_back_also_behind_half_a_line(tmp_path: Path) -> None:
+    sending = RulesFile(tmp_path / "rules")
+    assert sending.last() is None
+    sending.send(sent_of(rules(document("a")), []))
+    sending.send(sent_of(rules(document("b")), [("user",), ("item",)]))
+    with (tmp_path / "rules").open("ab") as file:
+        file.write(b'{"v":1,"ty')
+
+    last = RulesFile(tmp_path / "rules").last()
+
+    assert last is not None
+    assert list(RuleSet.read(last.rules).rules) == ["b"]
+    assert last.selectors == [["item"], ["user"]]
+    sending.send(sent_of(rules(document("c")), []))
+    assert [one.seq for one in ControlFile(tmp_path / "rules").tuples()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("stream", "declared", "first", "copied"),
+    [
+        (("user",), [], [document("a")], []),
+        (("user",), [], [document("a", key="item")], [("item",), ("user",)]),
+        (("user",), [("item",)], [], [("item",), ("user",)]),
+        (("user",), [], [document("a", key=["nobody"]), document("b", key=3)], []),
+        ((), [], [document("a")], []),
+        ((), [], [document("a", key=["user"])], [(), ("user",)]),
+        (("item % 2",), [], [], [("item % 2",)]),
+    ],
+)
+def test_rows_are_copied_for_the_keys_that_are_known_at_the_start(
+    stream: Any, declared: Any, first: Any, copied: Any
+) -> None:
+    assert copied_keys(stream, NAMES, declared, first, None) == copied
+
+
+def test_what_a_checkpoint_was_copied_for_stays_and_one_without_copies_too() -> None:
+    before = PatternRules(rules={}, selectors=[["user"], ["item"]])
+    found = copied_keys(("user",), NAMES, [], [document("a", key="n")], before)
+    assert found == [("item",), ("n",), ("user",)]
+    plain = PatternRules(rules={})
+    assert copied_keys(("user",), NAMES, [], [document("a", key="n")], plain) == []
+    with pytest.raises(AlignedError, match="without copies"):
+        copied_keys(("user",), NAMES, [("n",)], [], plain)
+
+
+def window(bucket: int, number: int, alive: int, **more: Any) -> WindowFigures:
+    one = RuleFigures(rule="r", version=1, tested=5, matches=1, alive=alive, nanoseconds=7)
+    return WindowFigures(bucket=bucket, window=number, rules=(one,), **more)
+
+
+def test_figures_of_tasks_add_up_and_runs_are_those_of_each_buckets_last_window() -> None:
+    stopped: list[Stopped] = []
+    driver: Tally = Listening(stopped.append)
+    adds = Tallies()
+    for given in [[window(0, 0, 3), window(1, 0, 4)], [window(0, 1, 0)]]:
+        task = adds.zero(driver)
+        for one in given:
+            task = adds.addInPlace(task, tally_of(one))
+        driver = adds.addInPlace(driver, task)
+    (figures,) = driver.figures()
+    assert (figures.tested, figures.matches, figures.alive) == (15, 3, 4)
+    assert figures.nanoseconds == 21
+    assert stopped == []
+
+
+def test_a_rule_that_stopped_is_told_and_nothing_of_it_reaches_spark() -> None:
+    one = Stopped(rule="r", version=1, where="stage", problem="it raised")
+    told: list[Stopped] = []
+
+    def call(stopped: Stopped) -> None:
+        told.append(stopped)
+        raise OSError("the disk is full")
+
+    driver = Listening(call)
+    driver.add(tally_of(window(0, 0, 0, stopped=(one,))))
+    assert told == [one]
+
+
+class Often(PeriodicPatternProcessorDiscoverer):
+    """Has rules that change once."""
+
+    def __init__(self) -> None:
+        super().__init__(interval=0.01)
+        self.changed = True
+
+    def check_pattern_processor_update(self) -> bool:
+        was, self.changed = self.changed, False
+        return was
+
+    def latest_pattern_processors(self) -> Wanted:
+        return [document("a")]
+
+
+def test_rules_that_cannot_be_sent_are_sent_later() -> None:
+    broken, sent = threading.Event(), list[RuleSet]()
+    broken.set()
+
+    def send(one: RuleSet) -> None:
+        if broken.is_set():
+            raise OSError("the disk is full")
+        sent.append(one)
+
+    often, manager = Often(), PatternProcessorManager(send)
+    often.look(manager)
+    assert often.problem == "OSError: the disk is full"
+    broken.clear()
+    often.look(manager)
+    assert [list(one.rules) for one in sent] == [["a"]]
+    assert often.problem is None
