@@ -198,6 +198,11 @@ class PE:
         """The PE's own agent."""
         return self._process.client
 
+    @property
+    def data_dir(self) -> Path:
+        """The directory of the PE's agent."""
+        return self._process.home
+
     def _to_agent(self) -> dict[str, str]:
         """Return the options by which a query finds the agent and trusts it."""
         trust = self._process.trust

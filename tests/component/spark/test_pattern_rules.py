@@ -203,8 +203,8 @@ def test_rules_come_change_and_go_while_rows_flow(
     standing = explain(spark, played.checkpoint, "d10.r")
     assert {key: [str(one) for one in runs] for key, runs in standing.items()} == {
         ("d10",): [
-            'taken: A 1, B 1; waits for C (`C`: n == "d10C")',
-            'taken: A 1; waits for B (`B`: n == "d10B")',
+            'taken: A 1, B 1; waits for `C` (`C`: n == "d10C")',
+            'taken: A 1; waits for `B` (`B`: n == "d10B")',
         ]
     }
     assert explain(spark, played.checkpoint, "d5.r") == {}

@@ -13,7 +13,7 @@ from pe_agent.cep import PatternProcessorManager, PeriodicPatternProcessorDiscov
 from pe_agent.cep.discovery import Wanted
 from pe_agent.cep.keys import copied_keys
 from pe_agent.cep.sending import RulesFile, sent_of
-from pe_agent.cep.watching import Listening, Tallies, Tally, tally_of
+from pe_agent.cep.watching import Listening, Told, Windows
 from streambroker_core.cep.figures import RuleFigures, Stopped, WindowFigures
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.cep.rules import RuleSet
@@ -76,19 +76,20 @@ def test_what_a_checkpoint_was_copied_for_stays_and_one_without_copies_too() -> 
 
 
 def window(bucket: int, number: int, alive: int, **more: Any) -> WindowFigures:
-    one = RuleFigures(rule="r", version=1, tested=5, matches=1, alive=alive, nanoseconds=7)
+    one = RuleFigures(rule="r", version=1, since=2, tested=5, matches=1, alive=alive, nanoseconds=7)
     return WindowFigures(bucket=bucket, window=number, rules=(one,), **more)
 
 
 def test_figures_of_tasks_add_up_and_runs_are_those_of_each_buckets_last_window() -> None:
     stopped: list[Stopped] = []
-    driver: Tally = Listening(stopped.append)
-    adds = Tallies()
+    driver, adds = Listening(stopped.append), Windows()
+    told: Told = driver
     for given in [[window(0, 0, 3), window(1, 0, 4)], [window(0, 1, 0)]]:
-        task = adds.zero(driver)
+        task = adds.zero(told)
         for one in given:
-            task = adds.addInPlace(task, tally_of(one))
-        driver = adds.addInPlace(driver, task)
+            task = adds.addInPlace(task, [one])
+        told = adds.addInPlace(told, task)
+    assert told is driver
     (figures,) = driver.figures()
     assert (figures.tested, figures.matches, figures.alive) == (15, 3, 4)
     assert figures.nanoseconds == 21
@@ -104,8 +105,21 @@ def test_a_rule_that_stopped_is_told_and_nothing_of_it_reaches_spark() -> None:
         raise OSError("the disk is full")
 
     driver = Listening(call)
-    driver.add(tally_of(window(0, 0, 0, stopped=(one,))))
+    driver.hear([window(0, 0, 0, stopped=(one,))])
     assert told == [one]
+    (progress,) = driver.progress(4)
+    assert (progress.buckets, progress.of, progress.matches, progress.errors) == (1, 4, 1, 1)
+
+
+def test_how_far_a_query_is_is_told_of_rules_that_some_bucket_has() -> None:
+    driver = Listening(lambda _: None)
+    driver.hear([window(0, 3, 0), window(1, 3, 0)])
+    other = RuleFigures(rule="s", version=1, since=5)
+    driver.hear([WindowFigures(bucket=0, window=5, rules=(other,))])
+    driver.hear([WindowFigures(bucket=1, window=6, rules=(), complete=False)])
+    found = {one.rule: (one.since, one.buckets, one.of) for one in driver.progress(2)}
+    assert found == {"r": (2, 1, 2), "s": (5, 1, 2)}
+    assert {one.rule: one.alive for one in driver.figures()} == {"r": 0, "s": 0}
 
 
 class Often(PeriodicPatternProcessorDiscoverer):

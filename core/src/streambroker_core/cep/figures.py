@@ -12,6 +12,7 @@ class RuleFigures:
     Attributes:
         rule: its id.
         version: its version.
+        since: the window from which on the bucket has it.
         tested: events that its automaton has seen.
         matches: matches told.
         timeouts: timed-out partial matches told.
@@ -22,6 +23,7 @@ class RuleFigures:
 
     rule: str
     version: int
+    since: int = 0
     tested: int = 0
     matches: int = 0
     timeouts: int = 0
@@ -54,11 +56,13 @@ class WindowFigures:
     Attributes:
         bucket: the bucket.
         window: number of the window.
-        rules: the rules in force, in the order of ids and versions.
+        rules: rules in force, in the order of ids and versions; those that did something, or all.
+        complete: it is all, because they have changed.
         stopped: rules that failed in it.
     """
 
     bucket: int
     window: int
     rules: tuple[RuleFigures, ...]
+    complete: bool = True
     stopped: tuple[Stopped, ...] = ()

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from streambroker_core.cep.collecting import without_cycles
 from streambroker_core.cep.document import Functions
-from streambroker_core.cep.engine import Engine, Result
+from streambroker_core.cep.engine import Engine, Metrics, Result
 from streambroker_core.cep.figures import RuleFigures, Stopped, WindowFigures
 from streambroker_core.cep.keys import FIRST, PLACE, SELECTOR, copies
 from streambroker_core.cep.masks import MaskMaker, row_by_row
@@ -203,6 +203,8 @@ class PatternOperator(Operator):
     def begin_window(self) -> None:
         """Begin a window; in processing time its clock is what time it is."""
         if self._fixed is not None and not _same(self._fixed, self._rules):
+            if any((rule.id, rule.version) in self.engine.active for rule in self._fixed):
+                self.engine.set_rules(RuleSet(), {}, self.window.number)  # others of that name
             self._put(self._fixed, self.window.number)
         self._check_keys()
         if self._column is None:
@@ -360,13 +362,15 @@ class PatternOperator(Operator):
 
     def _figures(self) -> WindowFigures:
         rules = tuple(
-            RuleFigures(rule=name[0], version=name[1], **asdict(active.metrics))
+            RuleFigures(rule=name[0], version=name[1], since=active.since, **asdict(active.metrics))
             for name, active in sorted(self.engine.active.items())
+            if self._rules_changed or active.metrics != Metrics(alive=self._alive.get(name, 0))
         )
         return WindowFigures(
             bucket=self.window.bucket,
             window=self.window.number,
             rules=rules,
+            complete=self._rules_changed,
             stopped=tuple(self._stops),
         )
 

@@ -1,4 +1,4 @@
-"""When the queries of an operator have ended: for what stands beside a driver while they run.
+"""The life of an operator's queries, for what stands beside a driver while they run.
 
 A query is started by whoever has its DataFrame, so nobody here sees it start. Spark's listener
 does, and the plan of a query has the mark of each of its operators.
@@ -18,20 +18,34 @@ if TYPE_CHECKING:
 log = logging.getLogger("pe_agent")
 
 
-def when_ended(spark: SparkSession, mark: str, call: Callable[[], None]) -> None:
-    """Call a function once, when queries with a mark ran and none does any more.
+def follow(
+    spark: SparkSession,
+    mark: str,
+    *,
+    progressed: Callable[[], None],
+    ended: Callable[[], None],
+) -> None:
+    """Follow the queries with a mark; functions are called in a thread of Spark's listeners.
 
     Args:
         spark: the session that runs them.
         mark: of `operators.Node`.
-        call: is called in a thread of Spark's listeners; has to return soon.
+        progressed: is called after windows; has to return soon.
+        ended: is called once, when queries ran and none does any more; has to return soon.
     """
-    spark.streams.addListener(_Ends(spark, mark, call))
+    spark.streams.addListener(_Followed(spark, mark, progressed, ended))
 
 
-class _Ends(StreamingQueryListener):
-    def __init__(self, spark: SparkSession, mark: str, call: Callable[[], None]) -> None:
-        self._spark, self._mark, self._call = spark, mark, call
+class _Followed(StreamingQueryListener):
+    def __init__(
+        self,
+        spark: SparkSession,
+        mark: str,
+        progressed: Callable[[], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._spark, self._mark = spark, mark
+        self._progressed, self._ended = progressed, ended
         self._runs: set[str] = set()
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
@@ -46,7 +60,9 @@ class _Ends(StreamingQueryListener):
             self._runs.add(str(event.runId))
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Pass over it."""
+        """Call, if it is one of them."""
+        if str(event.progress.runId) in self._runs:
+            self._progressed()
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Pass over it."""
@@ -57,5 +73,5 @@ class _Ends(StreamingQueryListener):
             return
         self._runs.discard(str(event.runId))
         if not self._runs:
-            self._call()
+            self._ended()
             self._spark.streams.removeListener(self)

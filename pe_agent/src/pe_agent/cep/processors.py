@@ -85,6 +85,10 @@ class Processors:
         log.warning("rule %s failed at %s: %s", stopped.rule, stopped.where, stopped.problem)
         self.manager.stopped(stopped.rule, stopped.version)
 
+    def progressed(self, buckets: int) -> None:
+        """Tell those who want to know how far the query is."""
+        self.manager.on_applied(self.tally.progress(buckets))
+
     def ended(self) -> None:
         """Close, without waiting for it."""
         threading.Thread(target=self.close, name="pattern-rules-end", daemon=True).start()

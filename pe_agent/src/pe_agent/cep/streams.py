@@ -23,7 +23,7 @@ from pe_agent import aligned
 from pe_agent.aligned import AlignedError, OperatorStream, Stream
 from pe_agent.aligned.forms import arrow_of
 from pe_agent.aligned.hosting import columns
-from pe_agent.aligned.lives import when_ended
+from pe_agent.aligned.lives import follow
 from pe_agent.aligned.operators import BUCKETS
 from pe_agent.cep.discovery import (
     PatternProcessorDiscoverer,
@@ -34,7 +34,7 @@ from pe_agent.cep.keys import Key, checked, copied_keys, selector_of
 from pe_agent.cep.manager import Tell
 from pe_agent.cep.processors import Processors
 from pe_agent.cep.sending import RulesFile, RulesLog, sent_of
-from pe_agent.cep.watching import Tallies, Tally, tally_of
+from pe_agent.cep.watching import Told, Windows
 from pe_agent.filters import compile_filter
 from streambroker_core.cep.conditions import Function, calls_of
 from streambroker_core.cep.figures import WindowFigures
@@ -82,7 +82,7 @@ def pattern_processors(
     stream: Stream | DataFrame,
     rules: PatternProcessorDiscoverer | PatternProcessorDiscovererFactory,
     *,
-    control: str | Path,
+    control: str | Path | None = None,
     key: Key = (),
     event_time: str | None = None,
     watermark: str | None = None,
@@ -102,7 +102,7 @@ def pattern_processors(
         stream: rows.
         rules: finds rules, or makes what does; it is closed with the query.
         control: file through which rules reach the query. It belongs to the query's checkpoint:
-            keep both, or neither.
+            keep both, or neither. None for one in the directory of the stream's PE, by ``name``.
         key: key columns, or expressions; none for that of the stream, and for one key for all.
         event_time: column with the event time; None for processing time.
         watermark: how much later rows may come, as Spark writes it: ``10 seconds``.
@@ -119,7 +119,7 @@ def pattern_processors(
         DiscoveryError: the first rules cannot be read, and none were sent before.
     """
     made = _Made.of(stream, key, event_time, watermark, tie_break, functions)
-    sending: RulesLog = RulesFile(control)
+    sending: RulesLog = RulesFile(_file(made.stream, name) if control is None else control)
     discoverer = rules.create() if hasattr(rules, "create") else rules
     sent = sending.last()
     try:
@@ -129,22 +129,22 @@ def pattern_processors(
         copied = copied_keys(made.key, made.columns.names, declared, first or (), sent)
         if buckets is None:
             buckets = BUCKETS if made.key or copied else 1
-        context = Context(
-            functions=made.conditions,
-            outputs=frozenset(made.matched),
-            fields=frozenset(made.columns.names),
-            selectors=None if buckets == 1 else frozenset(copied or [made.key]),
-        )
+        context = made.context(None if buckets == 1 else frozenset(copied or [made.key]))
         processors = Processors(lambda one: sending.send(sent_of(one, copied)), before, context)
-        if sent is None:
-            sending.send(sent_of(before, copied))
         made = replace(made, stream=sending.joined(made.stream))
         operator = made.operator(name, buckets, copied, processors)
+        if sent is None:
+            sending.send(sent_of(before, copied))
         processors.begin(discoverer, first, tell)
     except BaseException:
         discoverer.close()
         raise
-    when_ended(operator.spark, operator.node().mark, processors.ended)
+    follow(
+        operator.spark,
+        operator.node().mark,
+        progressed=lambda: processors.progressed(buckets),
+        ended=processors.ended,
+    )
     return operator
 
 
@@ -185,11 +185,7 @@ def pattern(
     given = {**_functions_of(rule.pattern), **(functions or {})}
     made = _Made.of(stream, rule.key or key, event_time, watermark, tie_break, given)
     rule = replace(rule, key=())
-    context = Context(
-        functions=made.conditions,
-        outputs=frozenset(made.matched),
-        fields=frozenset(made.columns.names),
-    )
+    context = made.context(None)
     rules, (outcome,) = RuleSet().updated([rule], context)
     if outcome.change == "refused":
         raise AlignedError(f"the pattern is refused ({outcome.reason}): {outcome.message}.")
@@ -198,6 +194,15 @@ def pattern(
         buckets = BUCKETS if made.key else 1
     processors = Processors(lambda _: None, rules, context)
     return made.operator(name, buckets, copied, processors, fixed=rules)
+
+
+def _file(stream: Stream, name: str) -> Path:
+    if stream.pe is None:
+        raise AlignedError(
+            "rules need a file through which they reach the query: name one with control=, beside"
+            " the query's checkpoint."
+        )
+    return stream.pe.data_dir / f"rules-{name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +274,15 @@ class _Made:
         """Whether the key is made of columns alone."""
         return all(part in self.columns.names for part in self.key)
 
+    def context(self, selectors: frozenset[Selector] | None) -> Context:
+        """Return what rules may refer to."""
+        return Context(
+            functions=self.conditions,
+            outputs=frozenset(self.matched),
+            fields=frozenset(self.columns.names),
+            selectors=selectors,
+        )
+
     def operator(
         self,
         name: str,
@@ -278,19 +292,21 @@ class _Made:
         fixed: RuleSet | None = None,
     ) -> PatternStream:
         """Return the operator on the stream."""
+        if buckets > 1 and not self.key and not copied:
+            raise AlignedError(
+                f"{buckets} buckets without a key: give a key, or leave buckets out for one."
+            )
         stream, rows = self.stream, self.stream.schema()
         if copied:
             more = columns(_COPIES)
             both = type(rows)([*rows.fields, *more.fields])
             stream = stream.map_batches(partial(copies, selectors=sorted(copied)), both)
-        tally: Accumulator[Tally] = stream.spark.sparkContext.accumulator(
-            processors.tally, Tallies()
-        )
+        told: Accumulator[Told] = stream.spark.sparkContext.accumulator(processors.tally, Windows())
         settings = {**self.settings, "copied": bool(copied)}
         if fixed is not None:
             settings |= {"rules": fixed, "fixed": True}
         made = stream.control_aware(
-            partial(_operator, tally, settings),
+            partial(_operator, told, settings),
             name=name,
             buckets=buckets,
             schemas={
@@ -306,11 +322,11 @@ class _Made:
         return PatternStream(**given, processors=processors)
 
 
-def _operator(tally: Accumulator[Tally], settings: Mapping[str, Any]) -> PatternOperator:
+def _operator(told: Accumulator[Told], settings: Mapping[str, Any]) -> PatternOperator:
     """Return the operator of a window; called in tasks."""
 
     def watch(window: WindowFigures) -> None:
-        tally.add(tally_of(window))
+        told.add([window])
 
     return PatternOperator(**settings, maker=_mask, watch=watch, clock=time.perf_counter_ns)
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from pyspark.accumulators import AccumulatorParam
 
+from pe_agent.cep.progress import Progress
 from streambroker_core.cep.figures import RuleFigures, Stopped, WindowFigures
 
 log = logging.getLogger(__name__)
 
 Name: TypeAlias = "tuple[str, int]"
 """A rule's id and version."""
-_SUMS = tuple(
-    one.name for one in fields(RuleFigures) if one.name not in ("rule", "version", "alive")
-)
+_SUMS = ("tested", "matches", "timeouts", "dropped", "nanoseconds")
 
 
 @dataclass
@@ -31,45 +31,67 @@ class Tally:
 
     Attributes:
         sums: by rule, the sum of each figure but ``alive``.
+        held: by bucket, rule and since when it is there; of those of which anything was told.
         alive: by bucket, the runs of each rule after its last window.
         stopped: rules that failed.
     """
 
     sums: dict[Name, dict[str, int]] = field(default_factory=dict)
+    held: dict[int, dict[Name, int]] = field(default_factory=dict)
     alive: dict[int, dict[Name, int]] = field(default_factory=dict)
     stopped: list[Stopped] = field(default_factory=list)
 
-    def add(self, other: Tally) -> Tally:
-        """Add what came later."""
-        for name, given in other.sums.items():
+    def take(self, window: WindowFigures) -> None:
+        """Add a window."""
+        held = self.held.setdefault(window.bucket, {})
+        alive = self.alive.setdefault(window.bucket, {})
+        if window.complete:
+            held.clear()
+            alive.clear()
+        for one in window.rules:
+            name = one.rule, one.version
             mine = self.sums.setdefault(name, dict.fromkeys(_SUMS, 0))
             for what in _SUMS:
-                mine[what] += given[what]
-        self.alive.update(other.alive)
-        self.stopped += other.stopped
-        return self
+                mine[what] += getattr(one, what)
+            held[name], alive[name] = one.since, one.alive
+        self.stopped += window.stopped
 
     def figures(self) -> list[RuleFigures]:
         """Return the figures of each rule, over all buckets."""
-        alive: dict[Name, int] = {}
-        for runs in self.alive.values():
-            for name, count in runs.items():
-                alive[name] = alive.get(name, 0) + count
         return [
-            RuleFigures(rule=name[0], version=name[1], alive=alive.get(name, 0), **self.sums[name])
+            RuleFigures(
+                rule=name[0],
+                version=name[1],
+                since=max((held[name] for held in self.held.values() if name in held), default=0),
+                alive=sum(runs.get(name, 0) for runs in self.alive.values()),
+                **self.sums[name],
+            )
             for name in sorted(self.sums)
         ]
 
+    def progress(self, buckets: int) -> list[Progress]:
+        """Return how far a query is with the rules that it has.
 
-def tally_of(window: WindowFigures) -> Tally:
-    """Return what one window came to."""
-    tally = Tally(stopped=list(window.stopped))
-    runs = tally.alive[window.bucket] = {}
-    for one in window.rules:
-        tally.sums[one.rule, one.version] = {what: getattr(one, what) for what in _SUMS}
-        if one.alive:
-            runs[one.rule, one.version] = one.alive
-    return tally
+        Args:
+            buckets: how many there are.
+        """
+        failed = Counter((one.rule, one.version) for one in self.stopped)
+        there = {name for held in self.held.values() for name in held} | set(failed)
+        found = []
+        for name in sorted(there):
+            since = [held[name] for held in self.held.values() if name in held]
+            found.append(
+                Progress(
+                    rule=name[0],
+                    version=name[1],
+                    since=max(since, default=None),
+                    buckets=len(since),
+                    of=buckets,
+                    matches=self.sums.get(name, {}).get("matches", 0),
+                    errors=failed[name],
+                )
+            )
+        return found
 
 
 class Listening(Tally):
@@ -80,31 +102,43 @@ class Listening(Tally):
         self._call = stopped
         self._lock = threading.Lock()
 
-    def add(self, other: Tally) -> Tally:
+    def hear(self, windows: Iterable[WindowFigures]) -> None:
         """Add what a task tells; nothing may be raised here, or Spark hears no task any more."""
-        with self._lock:
-            super().add(other)
-        for one in other.stopped:
-            try:
-                self._call(one)
-            except Exception:
-                log.exception("rule %s cannot be turned off in all buckets", one.rule)
-        return self
+        for window in windows:
+            with self._lock:
+                self.take(window)
+            for one in window.stopped:
+                try:
+                    self._call(one)
+                except Exception:
+                    log.exception("rule %s cannot be turned off in all buckets", one.rule)
 
     def figures(self) -> list[RuleFigures]:
         """Return the figures of each rule, over all buckets."""
         with self._lock:
             return super().figures()
 
+    def progress(self, buckets: int) -> list[Progress]:
+        """Return how far a query is with the rules that it has."""
+        with self._lock:
+            return super().progress(buckets)
 
-class Tallies(AccumulatorParam[Tally]):
-    """Says how Spark adds tallies."""
 
-    def zero(self, value: Tally) -> Tally:
+Told: TypeAlias = "Listening | list[WindowFigures]"
+
+
+class Windows(AccumulatorParam[Told]):
+    """Says how Spark brings what windows tell to the driver: a task has a list of them."""
+
+    def zero(self, value: Told) -> Told:
         """Return what a task begins with."""
         del value
-        return Tally()
+        return []
 
-    def addInPlace(self, value1: Tally, value2: Tally) -> Tally:  # noqa: N802 - Spark's name
-        """Add the second to the first."""
-        return value1.add(value2)
+    def addInPlace(self, value1: Told, value2: Told) -> Told:  # noqa: N802 - Spark's name
+        """Add what a task tells to what it, or the driver, has."""
+        told = value2 if isinstance(value2, list) else []
+        if isinstance(value1, list):
+            return [*value1, *told]
+        value1.hear(told)
+        return value1

@@ -162,8 +162,8 @@ def test_where_all_runs_of_a_rule_stand() -> None:
     found = b.last.engine.standings("r")
 
     assert {key: [one.waits for one in runs] for key, runs in found.items()} == {
-        ("u",): ["B"],
-        ("v",): ["C"],
+        ("u",): ["`B`"],
+        ("v",): ["`C`"],
     }
 
 
