@@ -100,6 +100,7 @@ SCENARIOS = {
                 rule("d11.t", "AC", function="nobody"),
                 rule("d11.u", "AC", key=["nobody"]),
                 rule("d11.v", "AC", key=["n"]),
+                rule("d11.y", "AC", pattern={"stages": [{"name": "A", "where": "user > 5"}]}),
                 rule("d11.w", "AC", pattern={"skip": {"strategy": "skip_to_last", "stage": "x"},
                                              "stages": [{"name": "A"}]}),
             ],

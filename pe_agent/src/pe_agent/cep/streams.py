@@ -38,6 +38,7 @@ from pe_agent.cep.watching import Told, Windows
 from pe_agent.filters import compile_filter
 from streambroker_core.cep.conditions import Function, calls_of
 from streambroker_core.cep.figures import WindowFigures
+from streambroker_core.cep.masks import row_by_row
 from streambroker_core.cep.operator import (
     ERRORS,
     FAILURES,
@@ -54,6 +55,7 @@ from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.rules import Context, RuleSet
 from streambroker_core.cep.selectors import Selector
 from streambroker_core.cep.telling import with_rule
+from streambroker_core.errors import FilterError
 from streambroker_core.expression import Expression
 
 if TYPE_CHECKING:
@@ -332,7 +334,11 @@ def _operator(told: Accumulator[Told], settings: Mapping[str, Any]) -> PatternOp
 
 
 def _mask(expression: Expression, schema: pa.Schema) -> Any:
-    return compile_filter(expression, schema).mask
+    """Return the mask of a condition; one that fits no column's type is asked row by row."""
+    try:
+        return compile_filter(expression, schema).mask
+    except FilterError:
+        return row_by_row(expression, schema)
 
 
 def _functions_of(pattern: Pattern) -> dict[str, Function]:
