@@ -39,6 +39,8 @@ from streambroker_core.side.windows import EVER, GLOBAL, SECOND, Windows
 CASES = Path(__file__).parent.parent / "cases" / "side"
 MAIN = "main"
 PLACE = "n"
+BUCKET = "at bucket"
+"""The bucket in which a row came out, where the runner tells it."""
 _TYPES = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -501,7 +503,8 @@ def _groups(got: Rows, whole: Rows, key: list[str], buckets: int) -> dict[str, R
     groups: dict[str, Rows] = {}
     for shown, row in zip(got, whole, strict=True):
         parts = [row.get(name) for name in key]
-        name = f"key {parts}, window {row.get('window')}, bucket {bucket_of(row, key, buckets)}"
+        bucket = row.get(BUCKET, bucket_of(row, key, buckets))
+        name = f"key {parts}, window {row.get('window')}, bucket {bucket}"
         groups.setdefault(name, []).append(shown)
     return groups
 

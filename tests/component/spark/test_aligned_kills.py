@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SECONDS = 100.0
-TESTS = Path(__file__).parents[2]
+from support.killed import start
 
-
-def start(folder: Path, cores: int) -> int:
-    """Run a driver in a process group of its own; return how it ended."""
-    with (folder / "said").open("ab") as said:
-        driver = subprocess.Popen(
-            [sys.executable, "-m", "support.aligned_driver", str(folder), str(cores)],
-            cwd=TESTS,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *_before()])},
-        )
-    (folder / "driver").write_text(str(driver.pid))
-    (folder / "begin").touch()
-    return driver.wait(SECONDS)
-
-
-def _before() -> list[str]:
-    before = os.environ.get("PYTHONPATH")
-    return [before] if before else []
+DRIVER = "support.aligned_driver"
 
 
 def rows(folder: Path) -> dict[int, list[list[int]]]:
@@ -45,8 +22,8 @@ def killed(folder: Path, windows: list[int]) -> dict[int, list[list[int]]]:
     folder.mkdir()
     (folder / "windows").write_text(json.dumps(windows))
     for turn, _ in enumerate(windows):
-        assert start(folder, 1 + turn) == -9
-    assert start(folder, 2) == 0, (folder / "said").read_text()[-4000:]
+        assert start(DRIVER, folder, 1 + turn) == -9
+    assert start(DRIVER, folder, 2) == 0, (folder / "said").read_text()[-4000:]
     return rows(folder)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from streambroker_core.side.definition import NO_DEFAULT, Enrich, SideInput, SideJoin
 from streambroker_core.side.operator import SideOperator
-from streambroker_core.side.said import SideComplete, SideVersion
+from streambroker_core.side.said import SideComplete, SideRefresh, SideVersion
 from streambroker_core.side.tables import Shelf
 from streambroker_core.side.views import ListView, MapView, MultimapView, SingletonView, Views
 from streambroker_core.side.windows import fixed, sessions, sliding
@@ -24,6 +24,7 @@ __all__ = [
     "SideInput",
     "SideJoin",
     "SideOperator",
+    "SideRefresh",
     "SideVersion",
     "SingletonView",
     "Views",

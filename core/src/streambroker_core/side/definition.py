@@ -36,6 +36,10 @@ class _NoDefault:
     def __repr__(self) -> str:
         return "no default"
 
+    def __reduce__(self) -> str:
+        """Stay the one object in every process."""
+        return "NO_DEFAULT"
+
 
 NO_DEFAULT: Final = _NoDefault()
 

@@ -199,12 +199,20 @@ def without_gone(level: Level) -> Level:
 
 
 def _last_of_each(rows: Level, *, latest: bool) -> Level:
+    if _ascend(rows.keys):
+        return rows
     if latest:
         table = pa.table({"key": rows.keys, "time": rows.times})
         order = pc.sort_indices(table, sort_keys=[("key", "ascending"), ("time", "ascending")])
     else:
         order = pc.sort_indices(rows.keys)
     return rows.take(order.take(pc.subtract(_ends(rows.keys.take(order)), 1)))
+
+
+def _ascend(keys: pa.Array) -> bool:
+    """Tell whether each key is greater than the one before."""
+    size = len(keys)
+    return bool(pc.all(pc.less(keys.slice(0, max(size - 1, 0)), keys.slice(min(size, 1)))).as_py())
 
 
 def _ends(keys: pa.Array) -> pa.Array:

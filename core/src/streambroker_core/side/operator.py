@@ -76,6 +76,7 @@ class SideOperator(Operator):
                     event_time=one.event_time,
                 )
                 for one in join.inputs
+                if not one.static
             ),
             Input(name=MAIN, key=join.key, event_time=join.event_time),
         )
@@ -83,6 +84,7 @@ class SideOperator(Operator):
         self._by_time, self._lateness = self._shape.by_time, self._shape.lateness
         self._meta: bytes | None = None
         self._started = False
+        self._heard: set[str] = set()
 
     # What a runtime calls.
 
@@ -134,6 +136,9 @@ class SideOperator(Operator):
         said = control.payload
         if control.type not in _SAID or said.get("input") not in self._numbers:
             return False
+        if control.id in self._heard:  # it came over another port, too
+            return True
+        self._heard.add(control.id)
         self._take_said({**said, "type": control.type})
         return True
 

@@ -39,3 +39,14 @@ class SideVersion:
     input: str
     version: str
     at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideRefresh:
+    """Whoever reads a table is to read it now; what comes of it is another version, or none.
+
+    Attributes:
+        input: name of the side input.
+    """
+
+    input: str

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from pe_agent.aligned.operators import Node, OperatorStream
     from pe_agent.pe import PE
+    from pe_agent.side.inputs import Given
+    from pe_agent.side.joins import SideInputs
 
 HIDDEN = (SEQ, CONTROL)
 
@@ -274,6 +276,17 @@ class Stream:
         from pe_agent.aligned.operators import control_aware
 
         return control_aware(operator, self, **settings)
+
+    def with_side_inputs(self, **inputs: Given) -> SideInputs:
+        """Let rows meet other streams and tables; see ``pe_agent.side``.
+
+        Args:
+            inputs: by the names under which functions ask for them; their order is the order at
+                equal places. Made by ``side_map`` and its like.
+        """
+        from pe_agent.side.joins import SideInputs
+
+        return SideInputs(main=self, given=inputs)
 
     # -- ends --------------------------------------------------------------------------------
 

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from streambroker_core.control.operator import StateError
-from streambroker_core.side import Enrich, SideInput, SideJoin, SideOperator, Views, fixed
+from streambroker_core.side import (
+    Enrich,
+    SideComplete,
+    SideInput,
+    SideJoin,
+    SideOperator,
+    Views,
+    fixed,
+)
 from streambroker_core.side.errors import (
     ReadOnlyViewError,
     SideDefinitionError,
     SideError,
     SideSchemaError,
 )
+from streambroker_core.side.levels import Level, level_of_rows
 from streambroker_core.side.tables import Shelf, content_of
 from streambroker_core.side.windows import assign, first_start, side_start, sliding
-from support.sides import Runner, batch_of, control_of
+from support.sides import Runner, Sink, batch_of, control_of
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 TRADES = pa.schema([("id", pa.string()), ("currency", pa.string()), ("n", pa.int64())])
@@ -138,7 +148,7 @@ def test_control_of_others_goes_on() -> None:
     assert operator.process_control("main", control_of(SideComplete(input="rates"))) is True
     assert operator.process_control("main", control_of(SideComplete(input="others"))) is False
     with pytest.raises(SideError, match="is a stream; send SideComplete"):
-        operator.process_control("main", control_of(SideVersion(input="rates", version="v")))
+        operator.process_control("main", control_of(SideVersion(input="rates", version="v"), 2))
 
 
 def test_a_window_writes_what_it_touched_of_many_keys() -> None:
@@ -216,6 +226,36 @@ def test_a_shelf_reads_a_version_once_and_keeps_the_last_ones() -> None:
     for version in ("1", "2", "1", "3", "4", "1", "2"):
         shelf(side, version)
     assert read == ["1", "2", "3", "4", "2"]
+
+
+def test_a_definition_is_the_same_in_another_process() -> None:
+    again: SideInput = pickle.loads(pickle.dumps(rates()))
+    assert (again, again.has_default) == (rates(), False)
+    assert pickle.loads(pickle.dumps(rates(default=None))).has_default
+
+
+def test_what_is_said_twice_is_heard_once() -> None:
+    """A load that replaces all: the copy of another port must not replace it by nothing."""
+    made = SideOperator(joined(rates(ready="complete")), lambda batch, views: batch)
+    made.bind(_window(), Sink())
+    made.begin_window()
+    made.process("rates", batch_of([{"currency": "EUR", "rate": 1.1}], RATES))
+    said = control_of(SideComplete(input="rates", whole=True))
+    assert all(made.process_control(port, said) for port in ("rates", "main"))
+    assert made.figures()["inputs"]["rates"]["entries"] == 1
+
+
+def test_a_table_has_no_input_for_rows() -> None:
+    made = SideOperator(joined(rates(static=True)))
+    assert [one.name for one in made.inputs] == ["main"]
+
+
+def test_keys_that_ascend_are_taken_as_they_lie() -> None:
+    keys = pa.array(["a", "b", "c"])
+    rows = Level(keys, pa.nulls(3, pa.int64()), pa.array([False] * 3), pa.array([1, 2, 3]))
+    assert level_of_rows(rows, latest=False) is rows
+    twice = Level(*(pa.concat_arrays([one, one.slice(2)]) for one in rows.columns))
+    assert level_of_rows(twice, latest=False).keys.to_pylist() == ["a", "b", "c"]
 
 
 def test_names_of_side_inputs_are_known() -> None:

@@ -13,7 +13,7 @@ from support.sides import Case, Run, run
 from support.sides_model import Model
 
 SHORT = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-LONG = settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 KEYS = ["a", "b", "c"]
 WINDOWS: list[dict[str, Any] | None] = [None, {"fixed": 10}, {"sliding": [6, 2]}]
 UPDATES = {
@@ -169,6 +169,7 @@ def test_cuts_and_buckets_do_not_matter_by_event_time(case: Case) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @LONG
 @given(case=st.one_of(cases(), cases("event time")))
 def test_cuts_and_buckets_do_not_matter_at_length(case: Case) -> None:

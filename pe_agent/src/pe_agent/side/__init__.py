@@ -1,0 +1,54 @@
+"""Side inputs inside Spark queries: rows that meet another stream, or a table.
+
+>>> from pe_agent.side import side_map  # doctest: +SKIP
+>>> sides = trades.with_side_inputs(rates=side_map(rates, key="currency"))  # doctest: +SKIP
+>>> sides.enrich("rates", on="currency").to_stream()  # doctest: +SKIP
+
+Policies and windows are those of ``streambroker_core.side``.
+"""
+
+from __future__ import annotations
+
+from pe_agent.side.errors import TableError
+from pe_agent.side.inputs import Given, side_list, side_map, side_multimap, side_singleton
+from pe_agent.side.joins import SideInputs
+from pe_agent.side.operator import FIGURES_SCHEMA
+from pe_agent.side.tables import Table, TableState, TableStore
+from streambroker_core.side import (
+    NO_DEFAULT,
+    ListView,
+    MapView,
+    MultimapView,
+    SideComplete,
+    SideRefresh,
+    SideVersion,
+    SingletonView,
+    Views,
+    fixed,
+    sliding,
+)
+
+__all__ = [
+    "FIGURES_SCHEMA",
+    "NO_DEFAULT",
+    "Given",
+    "ListView",
+    "MapView",
+    "MultimapView",
+    "SideComplete",
+    "SideInputs",
+    "SideRefresh",
+    "SideVersion",
+    "SingletonView",
+    "Table",
+    "TableError",
+    "TableState",
+    "TableStore",
+    "Views",
+    "fixed",
+    "side_list",
+    "side_map",
+    "side_multimap",
+    "side_singleton",
+    "sliding",
+]

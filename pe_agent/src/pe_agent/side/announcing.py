@@ -1,0 +1,125 @@
+"""How queries hear of versions: a control file beside the tables, read by each query.
+
+A query's offset has the number of tuples that it has read, so a version holds from the window that
+its announcement came in, and a replay hears the same. Of several versions of one side input in one
+window the last one is heard: nothing stands between them. Each query is a *reader* with an id in
+its offset; how far it has come is a small file, so that versions which none asks for can go.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition
+
+from pe_agent.aligned.control_file import ControlFileReader, ControlFileSource
+from pe_agent.aligned.stream import Beside, Stream
+from pe_agent.side.versions import write_whole
+from streambroker_core.control import envelope
+from streambroker_core.control.tuples import Delivery
+from streambroker_core.side.said import SideVersion
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT = "streambroker-side-versions"
+CONTROL_FILE, READERS = "control", "readers"
+_SEEN_EVERY = 60.0
+
+
+def version_stream(spark: SparkSession, folder: Path) -> Stream:
+    """Return the announcements in a folder of tables, to be put beside a stream by ``union``."""
+    spark.dataSource.register(VersionsSource)
+    frame = spark.readStream.format(FORMAT).option("path", str(folder / CONTROL_FILE)).load()
+    return Stream(spark=spark, beside=(Beside(frame=frame),))
+
+
+def read_by_all(folder: Path, grace: float, now: float) -> int | None:
+    """Return the place up to which every query has finished the control file; None without any.
+
+    Args:
+        folder: of the tables.
+        grace: seconds after which a query that was not heard of does not count; its file is
+            removed.
+        now: seconds since 1970.
+    """
+    places = []
+    for path in (folder / READERS).glob("*.json"):
+        if path.stat().st_mtime < now - grace:
+            path.unlink(missing_ok=True)
+        else:
+            places.append(int(json.loads(path.read_bytes())["next"]))
+    return min(places, default=None)
+
+
+class VersionsSource(ControlFileSource):
+    """``format("streambroker-side-versions")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return FORMAT
+
+    def streamReader(self, schema: Any) -> VersionsReader:  # noqa: N802 - Spark's name
+        """Return the reader."""
+        del schema
+        return VersionsReader(Path(self.options["path"]))
+
+
+class VersionsReader(ControlFileReader):
+    """Reads a control file, and tells how far it has come."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._readers = path.with_name(READERS)
+        self._told: tuple[int, float] = (-1, 0.0)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the offset before the first tuple, of a reader that is new."""
+        return {**super().initialOffset(), "reader": uuid.uuid4().hex}
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Mapping[str, Any], limit: Any
+    ) -> dict[str, Any]:
+        """Return the offset behind the last whole line; what ``start`` has is finished."""
+        self._tell(str(start["reader"]), int(start["next"]))
+        return {**super().latestOffset(start, limit), "reader": start["reader"]}
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        """Return the tuples between two offsets, of each side input its last version.
+
+        Raises:
+            AlignedError: the file is another one, or has lost lines.
+        """
+        return [
+            InputPartition(last_versions(part.value)) for part in super().partitions(start, end)
+        ]
+
+    def _tell(self, reader: str, place: int) -> None:
+        now = time.time()
+        if place == self._told[0] and now < self._told[1] + _SEEN_EVERY:
+            return
+        self._readers.mkdir(exist_ok=True)
+        write_whole(self._readers / f"{reader}.json", json.dumps({"next": place}).encode())
+        self._told = (place, now)
+
+
+def last_versions(lines: Sequence[bytes]) -> list[bytes]:
+    """Return control tuples without versions that another one of the same window hides."""
+    last: dict[str, int] = {}
+    hidden = set()
+    for at, line in enumerate(lines):
+        control = envelope.decode(json.loads(line), "a control file")
+        if control.type != SideVersion.__name__ or control.delivery is not Delivery.BEGIN:
+            continue
+        said = control.payload
+        if said.get("at") is None:
+            name = str(said["input"])
+            hidden.add(last.get(name, -1))
+            last[name] = at
+    return [line for at, line in enumerate(lines) if at not in hidden]

@@ -1,0 +1,366 @@
+"""A stream with side inputs: what is done with main rows and their views.
+
+>>> sides = trades.with_side_inputs(rates=side_map(rates, key="currency"))  # doctest: +SKIP
+>>> sides.enrich("rates", on="currency").to_stream()  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pe_agent.aligned.forms import arrow_of
+from pe_agent.aligned.operators import OperatorStream, control_aware
+from pe_agent.aligned.stream import Stream
+from pe_agent.side.inputs import Given
+from pe_agent.side.operator import FIGURES, FIGURES_SCHEMA, MakeSide
+from pe_agent.side.shelves import Shelves
+from pe_agent.side.tables import Table
+from pe_agent.side.ticks import seconds_for, tick_stream
+from streambroker_core.side import Enrich, SideInput, SideJoin, Views, fixed, sliding
+from streambroker_core.side.definition import MAIN
+from streambroker_core.side.enriching import enriched_schema
+from streambroker_core.side.errors import SideDefinitionError
+from streambroker_core.side.joining import Function, Result
+from streambroker_core.side.operator import ERROR_SCHEMA, ERRORS, LATE, OUT
+from streambroker_core.side.shape import shape_of
+from streambroker_core.side.telling import explain
+
+if TYPE_CHECKING:
+    from pe_agent.aligned.hosting import Columns
+
+NAME: Final = "side_inputs"
+_OPTIONS: Final = (
+    "order",
+    "event_time",
+    "lateness",
+    "max_waiting_rows",
+    "max_waiting_bytes",
+)
+
+GroupFunction = Callable[[tuple[Any, ...], tuple[int, int], pa.RecordBatch, Views], Result]
+"""Called with key, window, rows and views."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideInputs:
+    """A stream and its side inputs; made by ``Stream.with_side_inputs``.
+
+    Each method but the last ones of a chain returns a new one. A chain ends with ``to_stream``,
+    ``map_batches``, ``join_view`` or ``apply``, which give the output ``out`` as a stream; ``late``
+    and ``errors`` are its other outputs. They take the settings of ``aligned.control_aware``.
+    """
+
+    main: Stream
+    given: Mapping[str, Given]
+    added: tuple[Enrich, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    # -- what holds for it -------------------------------------------------------------------
+
+    def options(self, **settings: Any) -> SideInputs:
+        """Say how rows are taken, and how many may wait.
+
+        Args:
+            settings: ``order``, ``event_time`` (of a stream behind an operator; else that of
+                ``with_watermark``), ``lateness``, ``max_waiting_rows``, ``max_waiting_bytes``: as
+                ``SideJoin`` has them.
+
+        Raises:
+            SideDefinitionError: there is no such option.
+        """
+        for name in settings:
+            if name not in _OPTIONS:
+                raise SideDefinitionError(
+                    MAIN, f"{name} is no option", f"there are: {', '.join(_OPTIONS)}"
+                )
+        return replace(self, settings={**self.settings, **settings})
+
+    def window(self, size: float, slide: float | None = None) -> SideInputs:
+        """Cut main rows into windows of event time.
+
+        Args:
+            size: seconds.
+            slide: seconds from one window to the next; None for ``size``.
+        """
+        windows = fixed(size) if slide is None else sliding(size, slide)
+        return replace(self, settings={**self.settings, "windows": windows})
+
+    def enrich(
+        self,
+        name: str,
+        *,
+        on: str | Sequence[str] = (),
+        columns: Sequence[str] = (),
+        names: Mapping[str, str] | None = None,
+        missing: Literal["null", "error", "wait"] = "null",
+        version: str | None = None,
+    ) -> SideInputs:
+        """Add columns of a side input to each main row.
+
+        Args:
+            name: the side input.
+            on: main columns, in the order of its key; none for a singleton.
+            columns: which of its values; none for all.
+            names: other names for some of them.
+            missing: a row without a value gets nulls, goes to ``errors``, or waits for its key.
+            version: a column for the version that the row has met.
+        """
+        one = Enrich(
+            input=name,
+            on=_several(on),
+            columns=tuple(columns),
+            names=tuple((names or {}).items()),
+            missing=missing,
+            version=version,
+        )
+        return replace(self, added=(*self.added, one))
+
+    def explain(self) -> list[str]:
+        """Return all that holds, defaults included, one sentence for each thing.
+
+        Raises:
+            SideDefinitionError: it could never work.
+        """
+        join, _ = self._define()
+        lines = explain(shape_of(join).join)
+        for name, given in self.given.items():
+            if isinstance(given.source, Table):
+                lines.append(_of_table(name, given.source))
+        return lines
+
+    # -- ends of a chain ---------------------------------------------------------------------
+
+    def to_stream(self, *, figures: bool = False, **settings: Any) -> OperatorStream:
+        """Return main rows with the columns that were added.
+
+        Args:
+            figures: one more output ``figures``: sizes and versions, and what rows wait for.
+            settings: as for ``aligned.control_aware``: ``name``, ``buckets``, ``order_by`` …
+
+        Raises:
+            SideDefinitionError, AlignedError: it could never work; nothing was started.
+        """
+        return self._run(None, None, figures, settings)
+
+    def map_batches(
+        self,
+        function: Function,
+        schema: Columns | pa.Schema,
+        *,
+        figures: bool = False,
+        **settings: Any,
+    ) -> OperatorStream:
+        """Call a function on batches of main rows with their views.
+
+        Args:
+            function: takes an Arrow batch of main rows of one window, with the columns that were
+                added, and views by name; returns batches, a table or nothing.
+            schema: columns of what it returns.
+            figures: as for ``to_stream``.
+            settings: as there.
+
+        Raises:
+            SideDefinitionError, AlignedError: as there.
+        """
+        return self._run(function, schema, figures, settings)
+
+    def apply(
+        self,
+        function: GroupFunction,
+        schema: Columns | pa.Schema,
+        *,
+        figures: bool = False,
+        **settings: Any,
+    ) -> OperatorStream:
+        """Call a function once for each key and window, with all rows, when the window has passed.
+
+        Args:
+            function: takes the values of the key, first instant and end of the window in
+                microseconds, its rows, and views.
+            schema: columns of what it returns.
+            figures: as for ``to_stream``.
+            settings: as there.
+
+        Raises:
+            SideDefinitionError, AlignedError: as there; or main rows have no windows.
+        """
+        grouped = replace(self, settings={**self.settings, "grouped": True})
+        return grouped._run(_Grouped(function), schema, figures, settings)
+
+    def join_view(
+        self,
+        name: str,
+        *,
+        on: str | Sequence[str],
+        columns: Sequence[str] = (),
+        how: Literal["left", "inner"] = "left",
+        figures: bool = False,
+        **settings: Any,
+    ) -> OperatorStream:
+        """Join main rows with a map or multimap: a row for each value of its key.
+
+        Args:
+            name: the side input.
+            on: main columns, in the order of its key.
+            columns: which of its values; none for all.
+            how: a row whose key has no value gets nulls, or is left out.
+            figures: as for ``to_stream``.
+            settings: as there.
+
+        Raises:
+            SideDefinitionError, AlignedError: as there.
+        """
+        join, _ = self._define()
+        side = join.input(name)
+        # Checked as enriching is, which asks for the same.
+        shape_of(
+            replace(join, enrich=(Enrich(input=name, on=_several(on), columns=tuple(columns)),))
+        )
+        if side.kind not in ("map", "multimap") or how not in ("left", "inner"):
+            raise SideDefinitionError(
+                name,
+                f"a {side.kind} is joined as `{how}`",
+                "take a map or a multimap, and left or inner; else enrich or map_batches",
+            )
+        fields = tuple(columns) or side.fields
+        join_rows = JoinRows(name, _several(on), fields, side.many, inner=how == "inner")
+        added = [side.schema.field(one) for one in fields]
+        schema = pa.schema([*enriched_schema(join), *added])
+        return self._run(join_rows, schema, figures, settings)
+
+    # -- within ------------------------------------------------------------------------------
+
+    def _define(self) -> tuple[SideJoin, dict[str, Stream]]:
+        streams: dict[str, Stream] = {}
+        inputs: list[SideInput] = []
+        for name, given in self.given.items():
+            stream = given.stream(name)
+            inputs.append(given.define(name, stream))
+            if stream is not None:
+                streams[name] = stream
+        told = dict(self.settings)
+        if self.main.event_time is not None:
+            told.setdefault("event_time", self.main.event_time[0])
+        join = SideJoin(
+            schema=arrow_of(self.main.schema()),
+            inputs=tuple(inputs),
+            enrich=self.added,
+            key=self.main.key,
+            **told,
+        )
+        return join, streams
+
+    def _run(
+        self,
+        function: Function | None,
+        schema: Columns | pa.Schema | None,
+        figures: bool,
+        settings: Mapping[str, Any],
+    ) -> OperatorStream:
+        join, streams = self._define()
+        shape = shape_of(join)
+        tables = {
+            one.name: source
+            for one in join.inputs
+            if isinstance(source := self.given[one.name].source, Table)
+        }
+        for side in join.inputs:
+            if side.name in tables:
+                tables[side.name].bind(side)
+        folders = {name: str(table.place) for name, table in tables.items()}
+        make = MakeSide(
+            shape=shape,
+            function=function,
+            tables=Shelves(folders=folders),
+            figures=figures,
+        )
+        schemas = {
+            OUT: enriched_schema(join) if schema is None else schema,
+            ERRORS: ERROR_SCHEMA,
+            LATE: join.schema,
+            **({FIGURES: FIGURES_SCHEMA} if figures else {}),
+        }
+        main = self._with_control(join, tables)
+        told: dict[str, Any] = {"name": NAME, "null_keys": True, **settings}
+        return control_aware(make, {**streams, MAIN: main}, schemas=schemas, **told)
+
+    def _with_control(self, join: SideJoin, tables: Mapping[str, Table]) -> Stream:
+        """Return the main stream with what is said to its tables, and ticks, beside it."""
+        stores = {table.store.path: table.store for table in tables.values()}
+        beside = [store.stream(self.main.spark) for store in stores.values()]
+        timeouts = [one.timeout for one in join.inputs if one.timeout is not None]
+        if timeouts:
+            beside.append(tick_stream(self.main.spark, seconds_for(min(timeouts))))
+        return reduce(lambda one, other: one.union(other), beside, self.main)
+
+
+@dataclass(frozen=True)
+class _Grouped:
+    """Calls a function with key, window, rows and views."""
+
+    function: GroupFunction
+
+    def __call__(self, batch: pa.RecordBatch, views: Views) -> Result:
+        assert views.window is not None  # noqa: S101 - rows are grouped by windows
+        return self.function(views.key, views.window, batch, views)
+
+
+@dataclass(frozen=True)
+class JoinRows:
+    """Main rows, each once for each value of its key.
+
+    Attributes:
+        name: the side input.
+        on: main columns.
+        fields: which values.
+        many: a key may have several.
+        inner: rows without a value are left out.
+    """
+
+    name: str
+    on: tuple[str, ...]
+    fields: tuple[str, ...]
+    many: bool
+    inner: bool
+
+    def __call__(self, batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
+        """Join a batch."""
+        columns = (batch.column(name) for name in self.on)
+        known, added = views[self.name].columns(*columns, names=self.fields)
+        if self.many:
+            rows, places = self._places(added[0])
+            batch = batch.take(rows)
+            added = [one.flatten().take(places) for one in added]
+        elif self.inner:
+            batch, added = batch.filter(known), [one.filter(known) for one in added]
+        for name, column in zip(self.fields, added, strict=True):
+            batch = batch.append_column(name, column)
+        return batch
+
+    def _places(self, lists: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """Return the main row of each joined row, and the place of its value; null for none."""
+        rows = pc.cast(pc.list_parent_indices(lists), pa.int64())
+        places = pa.array(range(len(rows)), pa.int64())
+        if self.inner:
+            return rows, places
+        empty = pc.equal(pc.list_value_length(lists), 0)
+        lacking = pc.cast(pc.indices_nonzero(empty), pa.int64())
+        rows = pa.concat_arrays([rows, lacking])
+        order = pc.sort_indices(rows)
+        places = pa.concat_arrays([places, pa.nulls(len(lacking), pa.int64())])
+        return rows.take(order), places.take(order)
+
+
+def _several(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _of_table(name: str, table: Table) -> str:
+    when = "when it is asked for" if table.every is None else f"every {table.every:g} s"
+    return f"`{name}` is table {table.name}, looked at {when}; version {table.state().version} now."

@@ -1,0 +1,161 @@
+"""Where tables come from: a folder of files, a query of a database, a batch DataFrame.
+
+Each reads a table as a whole, beside the driver. ``mark`` tells cheaply whether there may be
+something new; None says that only reading tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class TableSource(Protocol):
+    """Reads a table."""
+
+    def mark(self) -> str | None:
+        """Return a text that changes with the table; None if only reading tells."""
+
+    def read(self, known: pa.Schema | None) -> pa.Table:
+        """Return the whole table.
+
+        Args:
+            known: columns of its first version; None if this is the first.
+        """
+
+
+class Unreadable(Exception):  # noqa: N818 - told as the reason in a TableError
+    """A table is not there as a whole, or not as it was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """Files in a folder, read in the order of their names.
+
+    Attributes:
+        path: the folder, or one file.
+        format: ``parquet``, ``csv``, ``json`` or ``arrow``.
+        marker: a file that has to be there, such as ``_SUCCESS``; what is written before it is
+            there is not seen.
+    """
+
+    path: Path
+    format: str = "parquet"
+    marker: str | None = None
+
+    def mark(self) -> str | None:
+        """Return names, sizes and times of the files."""
+        told = []
+        for path in self._files():
+            stat = path.stat()
+            told.append(f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
+        return "\n".join(told)
+
+    def read(self, known: pa.Schema | None) -> pa.Table:
+        """Read all files; one that is broken is named.
+
+        Raises:
+            Unreadable: there are none, one is broken, lacks a column, or they changed meanwhile.
+        """
+        if self.marker is not None and not (self.path / self.marker).exists():
+            raise Unreadable(f"{self.path} has no file {self.marker} yet")
+        before = self.mark()
+        files = self._files()
+        if not files:
+            raise Unreadable(f"{self.path} has no files")
+        tables: list[pa.Table] = []
+        for path in files:
+            tables.append(self._one(path, known))
+            known = known or tables[0].schema
+        if self.mark() != before:
+            raise Unreadable(f"{self.path} was changed while it was read")
+        return pa.concat_tables(tables)
+
+    def _one(self, path: Path, known: pa.Schema | None) -> pa.Table:
+        try:
+            data = ds.dataset(str(path), format=self.format)
+            if known is not None:
+                lost = [name for name in known.names if name not in data.schema.names]
+                if lost:
+                    raise Unreadable(f"{path.name} has no column {lost[0]}")
+                data = ds.dataset(str(path), format=self.format, schema=known)
+            return data.to_table()
+        except (OSError, pa.ArrowException) as error:
+            raise Unreadable(f"{path.name}: {error}") from error
+
+    def _files(self) -> list[Path]:
+        if self.path.is_file():
+            return [self.path]
+        return sorted(
+            path
+            for path in self.path.rglob("*")
+            if path.is_file() and not path.name.startswith((".", "_"))
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """What a query of a database returns.
+
+    Attributes:
+        connect: makes a connection of DB-API 2.0; it is closed after each read.
+        sql: the query.
+        schema: columns and types of its rows; None for those that the first rows have.
+    """
+
+    connect: Callable[[], Any]
+    sql: str
+    schema: pa.Schema | None = None
+
+    def mark(self) -> str | None:
+        """Return None: a database does not tell."""
+        return None
+
+    def read(self, known: pa.Schema | None) -> pa.Table:
+        """Ask the database.
+
+        Raises:
+            Unreadable: a column of before is not there.
+        """
+        with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(self.sql)
+            names = [column[0] for column in cursor.description]
+            rows = cursor.fetchall()
+        schema = self.schema or known
+        columns = [[row[at] for row in rows] for at in range(len(names))]
+        if schema is None:
+            return pa.table([pa.array(one) for one in columns], names=names)
+        lost = [name for name in schema.names if name not in names]
+        if lost:
+            raise Unreadable(f"the query gives no column {lost[0]}")
+        arrays = [pa.array(columns[names.index(one.name)], one.type) for one in schema]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """A batch DataFrame.
+
+    Attributes:
+        make: makes it anew for each read, so that Spark looks for files anew.
+    """
+
+    make: Callable[[], DataFrame]
+
+    def mark(self) -> str | None:
+        """Return None: a DataFrame does not tell."""
+        return None
+
+    def read(self, known: pa.Schema | None) -> pa.Table:
+        """Collect it."""
+        del known
+        return self.make().toArrow()

@@ -1,0 +1,353 @@
+"""Tables that are side inputs: read as a whole beside the driver, version by version.
+
+A ``TableStore`` is a folder that driver and workers see. Its thread looks whether a table is due,
+reads it, checks it as its side inputs will, writes it as a version, announces the version to the
+queries, and removes versions that no query asks for. A table that cannot be read stays as it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pe_agent.aligned.control_file import ControlFile
+from pe_agent.aligned.stream import Stream
+from pe_agent.side.announcing import CONTROL_FILE, read_by_all, version_stream
+from pe_agent.side.errors import TableError
+from pe_agent.side.sources import Folder, Frame, Query, TableSource
+from pe_agent.side.versions import REQUESTS, Versions, read_version
+from streambroker_core.control.tuples import Delivery
+from streambroker_core.side.definition import SideInput
+from streambroker_core.side.errors import SideDefinitionError
+from streambroker_core.side.said import SideVersion
+from streambroker_core.side.tables import content_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("pe_agent")
+
+GRACE = 7 * 86_400.0
+LOOK = 0.2
+_CLEAN_EVERY = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableState:
+    """What is known of a table.
+
+    Attributes:
+        version: the last version; it holds for rows from the next micro-batch on.
+        rows: how many it has.
+        bytes: size of its file.
+        at: when it was written, seconds since 1970.
+        looked: when the table was last looked at.
+        error: why it could not be read then; None if it could.
+        kept: versions that are kept, the oldest first.
+    """
+
+    version: str
+    rows: int
+    bytes: int
+    at: float
+    looked: float
+    error: str | None
+    kept: tuple[str, ...]
+
+
+class Table:
+    """A table in a store; made by its ``folder``, ``query`` and ``frame``.
+
+    Attributes:
+        name: its name in the store.
+        schema: its columns, those of its first version.
+        every: seconds from one look to the next; None to look only when it is asked for.
+        place: the folder of its versions.
+    """
+
+    def __init__(
+        self, store: TableStore, name: str, source: TableSource, every: float | None
+    ) -> None:
+        self.store, self.name, self.every, self._source = store, name, every, source
+        self.place = store.path / name
+        self._versions = Versions(self.place)
+        self._requests = self.place / REQUESTS
+        self._sides: dict[str, SideInput] = {}
+        self._looking = threading.Lock()
+        self._mark: str | None = None
+        self._error: str | None = None
+        self._looked, self._due = 0.0, 0.0
+        self.schema: pa.Schema | None = None
+        last = self._versions.last
+        if last is not None:
+            self.schema = read_version(self.place, last.name).schema
+        self.look()
+        if self._versions.last is None:
+            raise TableError(name, self._error or "it was not read")
+
+    def refresh(self) -> TableState:
+        """Read the table now; queries see it from their next micro-batch on.
+
+        Raises:
+            TableError: it cannot be read; the version before stays.
+        """
+        self._mark = None
+        self.look()
+        if self._error is not None:
+            raise TableError(self.name, self._error)
+        return self.state()
+
+    def state(self) -> TableState:
+        """Return what is known of it."""
+        with self.store.lock:
+            last = self._versions.last
+            assert last is not None  # noqa: S101 - else it was not made
+            return TableState(
+                version=last.name,
+                rows=last.rows,
+                bytes=last.bytes,
+                at=last.at,
+                looked=self._looked,
+                error=self._error,
+                kept=tuple(one.name for one in self._versions.kept),
+            )
+
+    def bind(self, side: SideInput) -> None:
+        """Be a side input from now on; the last version is announced to it.
+
+        Raises:
+            SideError: the last version cannot be used as this side input.
+        """
+        with self.store.lock:
+            last = self._versions.last
+            assert last is not None  # noqa: S101 - else it was not made
+            content_of(side, read_version(self.place, last.name))
+            known = self._sides.get(side.name)
+            if known is not None and known != side:
+                raise SideDefinitionError(
+                    side.name,
+                    f"table {self.name} is a side input of this name already, with other policies",
+                    "give one of them another name",
+                )
+            self._sides[side.name] = side
+            self._announce()
+
+    def due(self, now: float) -> bool:
+        """Tell whether it is time to look, by a clock that does not go back."""
+        asked = self._requests.is_dir() and any(self._requests.iterdir())
+        return asked or (self.every is not None and now >= self._due)
+
+    def look(self) -> None:
+        """Read the table if there may be something new; a failure is kept for ``state``."""
+        with self._looking:
+            asked = list(self._requests.iterdir()) if self._requests.is_dir() else []
+            try:
+                self._read(asked=bool(asked))
+                self._fail(None)
+            except Exception as error:  # whatever a source raises, the version before stays
+                self._fail(str(error) or repr(error))
+            for path in asked:
+                path.unlink(missing_ok=True)
+            self._looked = time.time()
+            self._due = time.monotonic() + (self.every or 0.0)
+
+    def clean(self, read: int | None) -> None:
+        """Remove versions; see ``Versions.clean``."""
+        with self.store.lock:
+            self._versions.clean(read, self._sides)
+
+    def _read(self, *, asked: bool) -> None:
+        mark = self._source.mark()
+        if mark is not None and mark == self._mark and not asked:
+            return
+        table = _as_before(self._source.read(self.schema), self.schema)
+        with self.store.lock:
+            for side in self._sides.values():
+                content_of(side, table)
+            version = self._versions.write(table, time.time())
+            self.schema, self._mark = table.schema, mark
+            if version is not None:
+                log.info("table %s: version %s, %d rows", self.name, version.name, version.rows)
+                self._announce()
+
+    def _announce(self) -> None:
+        """Announce the last version to the side inputs that have not heard of it."""
+        version = self._versions.last
+        assert version is not None  # noqa: S101 - it was written
+        for name in self._sides:
+            if name not in version.announced:
+                said = SideVersion(input=name, version=version.name)
+                place = self.store.control.append(said, delivery=Delivery.BEGIN).seq
+                self._versions.announced(version, name, place)
+
+    def _fail(self, error: str | None) -> None:
+        if error is not None and error != self._error:
+            log.warning("table %s is not read, the version before stays: %s", self.name, error)
+        self._error = error
+
+
+class TableStore:
+    """A folder with the versions of tables, and the thread that reads them.
+
+    Args:
+        path: a folder that the driver and all workers see; one driver at a time uses it.
+        grace: seconds for which versions are kept for a query that does not run.
+    """
+
+    def __init__(self, path: str | Path, *, grace: float = GRACE) -> None:
+        """Open the folder, or make it.
+
+        Raises:
+            TableError: another driver uses it.
+        """
+        self.path = Path(path).absolute()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._held = _hold(self.path)
+        self.control = ControlFile(self.path / CONTROL_FILE)
+        self.lock = threading.RLock()
+        self._tables: dict[str, Table] = {}
+        self._grace, self._ended = grace, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="side-tables", daemon=True)
+        self._thread.start()
+
+    def folder(
+        self,
+        name: str,
+        path: str | Path,
+        *,
+        format: str = "parquet",  # noqa: A002 - as Spark's readers say it
+        marker: str | None = None,
+        every: float | None = 1.0,
+    ) -> Table:
+        """Return a folder of files as a table; a new version when files change.
+
+        Args:
+            name: of the table, fixed for the store.
+            path: the folder, or one file; files that begin with ``_`` or ``.`` are not read.
+            format: ``parquet``, ``csv``, ``json`` or ``arrow``.
+            marker: a file without which the folder is not read.
+            every: seconds from one look at names, sizes and times to the next; None to look only
+                when asked.
+
+        Raises:
+            TableError: it cannot be read, and there is no version of before.
+        """
+        return self._add(name, Folder(path=Path(path), format=format, marker=marker), every)
+
+    def query(
+        self,
+        name: str,
+        connect: Callable[[], Any],
+        sql: str,
+        *,
+        schema: pa.Schema | None = None,
+        every: float | None = 60.0,
+    ) -> Table:
+        """Return what a query of a database gives as a table.
+
+        Args:
+            name: as for ``folder``.
+            connect: makes a connection of DB-API 2.0.
+            sql: the query; with an order, equal content is known as equal.
+            schema: columns and types; None for those of the first rows.
+            every: seconds from one read to the next; None to read only when asked.
+
+        Raises:
+            TableError: as for ``folder``.
+        """
+        return self._add(name, Query(connect=connect, sql=sql, schema=schema), every)
+
+    def frame(
+        self, name: str, make: Callable[[], DataFrame], *, every: float | None = 60.0
+    ) -> Table:
+        """Return a batch DataFrame as a table: of files, of JDBC, of anything Spark reads.
+
+        Args:
+            name: as for ``folder``.
+            make: makes the DataFrame anew for each read.
+            every: seconds from one read to the next; None to read only when asked.
+
+        Raises:
+            TableError: as for ``folder``.
+        """
+        return self._add(name, Frame(make=make), every)
+
+    def stream(self, spark: SparkSession) -> Stream:
+        """Return the announcements as a stream of control tuples; side inputs bring it along."""
+        return version_stream(spark, self.path)
+
+    def close(self) -> None:
+        """Read no more; versions stay for the queries that run."""
+        self._ended.set()
+        self._thread.join()
+        self._held.close()
+
+    def __enter__(self) -> TableStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _add(self, name: str, source: TableSource, every: float | None) -> Table:
+        if not name.isidentifier() or name in self._tables:
+            raise TableError(name, "take a name of letters, digits and _ that is not taken yet")
+        table = Table(self, name, source, every)
+        self._tables[name] = table
+        return table
+
+    def _run(self) -> None:
+        clean_at = 0.0
+        while not self._ended.wait(LOOK):
+            now = time.monotonic()
+            tables = list(self._tables.values())
+            for table in tables:
+                if table.due(now):
+                    table.look()
+            if now >= clean_at:
+                clean_at = now + _CLEAN_EVERY
+                self.clean()
+
+    def clean(self) -> None:
+        """Remove the versions that no query asks for any more."""
+        with self.lock:
+            read = read_by_all(self.path, self._grace, time.time())
+            for table in self._tables.values():
+                table.clean(read)
+
+
+def _as_before(table: pa.Table, known: pa.Schema | None) -> pa.Table:
+    """Return a table with the columns of its first version.
+
+    Raises:
+        ValueError: it lacks one, or has another type there.
+    """
+    if known is None:
+        plain = [pa.field(one.name, one.type) for one in table.schema]
+        return table.cast(pa.schema(plain))
+    lost = [name for name in known.names if name not in table.schema.names]
+    if lost:
+        raise ValueError(f"it has no column {lost[0]} any more")
+    try:
+        return table.select(known.names).cast(known)
+    except pa.ArrowException as error:
+        raise ValueError(f"its columns have other types than before: {error}") from error
+
+
+def _hold(path: Path) -> IO[bytes]:
+    held = (path / "lock").open("ab")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        held.close()
+        raise TableError(
+            path.name, f"another driver uses the store {path}; end it, or take another folder"
+        ) from error
+    return held

@@ -1,0 +1,183 @@
+"""The versions of a table as files, each whole, in a folder that driver and workers see.
+
+A version is an Arrow file under its name; it is synced before its name is there, and before it is
+announced. ``versions.json`` lists those that are kept, the oldest first, and says where in the
+control file each was announced. What a crash left behind is removed when the folder is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pe_agent.side.errors import TableError
+
+JOURNAL, REQUESTS = "versions.json", "requests"
+FORMAT = 1
+_SUFFIX = ".arrow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """A version of a table.
+
+    Attributes:
+        name: ``v<number>-<begin of the digest>``.
+        rows: how many it has.
+        bytes: size of its file.
+        digest: SHA-256 of its file, in hexadecimal.
+        at: when it was written, seconds since 1970.
+        announced: place of its announcement in the control file, by name of the side input.
+    """
+
+    name: str
+    rows: int
+    bytes: int
+    digest: str
+    at: float
+    announced: dict[str, int] = field(default_factory=dict)
+
+
+class Versions:
+    """The versions of one table; written by one process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the folder, or make it.
+
+        Raises:
+            TableError: it is of a newer release, or damaged.
+        """
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._journal = folder / JOURNAL
+        self._number, self.kept = self._read()
+        known = {one.name + _SUFFIX for one in self.kept}
+        for path in folder.iterdir():
+            if path.is_file() and path.name not in (JOURNAL, *known):
+                path.unlink()
+
+    @property
+    def last(self) -> Version | None:
+        """The newest version; None if there is none."""
+        return self.kept[-1] if self.kept else None
+
+    def write(self, table: pa.Table, now: float) -> Version | None:
+        """Write a version; None if it is the same as the last one."""
+        hidden = self.folder / f".{os.getpid()}"
+        table = table.combine_chunks().replace_schema_metadata(None)
+        with pa.OSFile(str(hidden), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+        digest, size = _digest(hidden)
+        if self.last is not None and self.last.digest == digest:
+            hidden.unlink()
+            return None
+        self._number += 1
+        version = Version(
+            name=f"v{self._number}-{digest[:8]}",
+            rows=table.num_rows,
+            bytes=size,
+            digest=digest,
+            at=now,
+        )
+        hidden.rename(path_of(self.folder, version.name))
+        self._write([*self.kept, version])
+        return version
+
+    def announced(self, version: Version, name: str, place: int) -> None:
+        """Note where a version was announced to a side input."""
+        self._write(
+            [
+                replace(one, announced={**one.announced, name: place})
+                if one.name == version.name
+                else one
+                for one in self.kept
+            ]
+        )
+
+    def clean(self, read: int | None, names: Collection[str]) -> list[str]:
+        """Remove the versions that nobody asks for any more; return their names.
+
+        Args:
+            read: every query has finished what stands before this place in the control file; None
+                if there are no queries.
+            names: the side inputs that the table is.
+        """
+        needed = [len(self.kept) - 1]
+        if read is not None:
+            for name in names:
+                places = [one.announced.get(name) for one in self.kept]
+                passed = [
+                    at for at, place in enumerate(places) if place is not None and place < read
+                ]
+                needed.append(max(passed, default=0))
+        first = max(min(needed), 0)
+        gone = self.kept[:first]
+        if gone:
+            self._write(self.kept[first:])
+        for one in gone:
+            path_of(self.folder, one.name).unlink(missing_ok=True)
+        return [one.name for one in gone]
+
+    def _read(self) -> tuple[int, list[Version]]:
+        if not self._journal.exists():
+            return 0, []
+        try:
+            told: dict[str, Any] = json.loads(self._journal.read_bytes())
+            if told["v"] > FORMAT:
+                raise TableError(
+                    self.folder.name,
+                    f"{self._journal} has form {told['v']}, of a newer release; this reads"
+                    f" {FORMAT}: start that one",
+                )
+            return int(told["number"]), [Version(**one) for one in told["kept"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise TableError(
+                self.folder.name, f"{self._journal} is damaged: {error!r}; take another folder"
+            ) from error
+
+    def _write(self, kept: list[Version]) -> None:
+        told = {"v": FORMAT, "number": self._number, "kept": [asdict(one) for one in kept]}
+        write_whole(self._journal, json.dumps(told, sort_keys=True).encode())
+        self.kept = kept
+
+
+def path_of(folder: Path, version: str) -> Path:
+    """Return the file of a version."""
+    return folder / f"{version}{_SUFFIX}"
+
+
+def read_version(folder: Path, version: str) -> pa.Table:
+    """Return a version, mapped and not copied.
+
+    Raises:
+        OSError: it is not there.
+    """
+    with pa.memory_map(str(path_of(folder, version))) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a file in the place of another, synced, so that it is there whole or not at all."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    with hidden.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    hidden.rename(path)
+
+
+def _digest(path: Path) -> tuple[str, int]:
+    """Return digest and size of a file, which is synced."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+        os.fsync(file.fileno())
+        return found.hexdigest(), file.tell()

@@ -1,0 +1,225 @@
+"""Side inputs in a query, as a user writes it: tables that change, timeouts, views, requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pe_agent.aligned import OperatorStream, Stream, stream
+from pe_agent.side import (
+    SideInputs,
+    SideRefresh,
+    Table,
+    TableStore,
+    Views,
+    side_list,
+    side_map,
+    side_multimap,
+    side_singleton,
+)
+from support.waiting import until
+
+SECONDS = 60.0
+TRADES = "id string, currency string"
+RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
+
+
+class Feed:
+    """Files of a stream, put there one by one."""
+
+    def __init__(self, spark: SparkSession, folder: Path, ddl: str) -> None:
+        self._folder = folder
+        folder.mkdir()
+        files = spark.readStream.schema(ddl).option("maxFilesPerTrigger", 1)
+        self.stream = stream(files.parquet(str(folder)))
+
+    def put(self, **columns: list[Any]) -> None:
+        name = f"{len(list(self._folder.iterdir()))}.parquet"
+        pq.write_table(pa.table(columns), self._folder / f".{name}")
+        (self._folder / f".{name}").rename(self._folder / name)
+
+
+class Rows:
+    """What a query gives, by output."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[dict[str, Any]]] = {}
+
+    def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
+        for tag, frame in frames.items():
+            rows = [row.asDict() for row in frame.collect()]
+            self.of.setdefault(tag, []).extend(rows)
+
+    def out(self, *names: str) -> list[tuple[Any, ...]]:
+        return sorted((tuple(row[n] for n in names) for row in self.of.get("out", [])), key=str)
+
+
+@contextmanager
+def running(made: OperatorStream, rows: Rows, checkpoint: Path) -> Iterator[StreamingQuery]:
+    query = made.for_each_window(rows, checkpoint=checkpoint)
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def put_rates(folder: Path, name: str = "a.parquet", **rates: float) -> None:
+    folder.mkdir(exist_ok=True)
+    table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
+    pq.write_table(table, folder / f".{name}")
+    (folder / f".{name}").rename(folder / name)
+
+
+def enriched(trades: Stream, table: Table) -> OperatorStream:
+    sides = trades.with_side_inputs(rates=side_map(table, key="currency"))
+    sides = sides.enrich("rates", on="currency", version="version")
+    return sides.to_stream(buckets=2, figures=True)
+
+
+def test_a_table_changes_between_two_windows_and_a_replay_sees_the_version_of_then(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Versions are swapped whole, a request brings one, a broken file brings none, old ones go."""
+    put_rates(tmp_path / "rates", EUR=1.0)
+    trades = Feed(spark, tmp_path / "trades", TRADES)
+    with TableStore(tmp_path / "store") as store:
+        table = store.folder("rates", tmp_path / "rates", every=None)
+        first, rows = table.state().version, Rows()
+
+        def fail(window: int, frames: dict[str, DataFrame]) -> None:
+            rows(window, {"out": frames["out"]})
+            raise RuntimeError("the sink is away")
+
+        trades.put(id=["a", "b"], currency=["EUR", "USD"])
+        query = enriched(trades.stream, table).for_each_window(fail, checkpoint=tmp_path / "ck")
+        with pytest.raises(Exception, match="the sink is away"):
+            query.awaitTermination()
+        put_rates(tmp_path / "rates", EUR=2.0, USD=3.0)
+        second = table.refresh().version
+        replayed = Rows()
+        with running(enriched(trades.stream, table), replayed, tmp_path / "ck") as query:
+            query.processAllAvailable()
+            assert rows.out("id", "rate", "version") == replayed.out("id", "rate", "version")
+            assert replayed.out("id", "rate", "version") == [
+                ("a", 1.0, first),
+                ("b", None, first),
+            ]
+            trades.put(id=["c"], currency=["USD"])
+            query.processAllAvailable()
+            (tmp_path / "rates" / "b.parquet").write_text("broken")
+            store.control.append(SideRefresh(input="rates"))
+            until(lambda: "b.parquet" in (table.state().error or ""), SECONDS, "the broken file")
+            (tmp_path / "rates" / "b.parquet").unlink()
+            put_rates(tmp_path / "rates", USD=4.0)
+            store.control.append(SideRefresh(input="rates"))
+            until(lambda: table.state().version != second, SECONDS, "a third version")
+            trades.put(id=["d"], currency=["USD"])
+            query.processAllAvailable()
+            trades.put(id=["e"], currency=["EUR"])
+            query.processAllAvailable()
+            third = table.state().version
+            assert replayed.out("id", "rate", "version")[2:] == [
+                ("c", 3.0, second),
+                ("d", 4.0, third),
+                ("e", None, third),
+            ]
+            store.clean()
+            assert table.state().kept == (third,)
+            (versions,) = {row["version"] for row in replayed.of["figures"][-1:]} - {None} or {
+                third
+            }
+            assert versions == third
+
+
+def test_rows_that_wait_too_long_wait_no_longer_though_nothing_comes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """C-48: of a map the default is seen; a singleton sends rows to the output errors."""
+    trades = Feed(spark, tmp_path / "trades", TRADES)
+    rates = Feed(spark, tmp_path / "rates", "currency string, rate double")
+    sides = trades.stream.with_side_inputs(
+        rates=side_map(rates.stream, key="currency", timeout=1.0, default=0.5),
+        limit=side_singleton(rates.stream, value="rate", timeout=2.0, on_timeout="error"),
+    )
+    rows = Rows()
+    made = sides.enrich("rates", on="currency").to_stream(buckets=1)
+    trades.put(id=["a", "b"], currency=["EUR", "USD"])
+    with running(made, rows, tmp_path / "ck") as query:
+        until(lambda: len(rows.of.get("errors", [])) == 2 or not query.isActive, SECONDS, "both")
+        rates.put(currency=["EUR"], rate=[2.0])
+        trades.put(id=["c"], currency=["EUR"])
+        until(lambda: bool(rows.of["out"]) or not query.isActive, SECONDS, "c")
+    assert {(row["input"], row["code"]) for row in rows.of["errors"]} == {("limit", "SideTimeout")}
+    assert rows.out("id", "rate") == [("c", 2.0)]
+
+
+def look(batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
+    found = views["rates"].lookup(batch.column("currency"))
+    count = pa.array([len(views["words"])] * batch.num_rows, pa.int64())
+    return pa.record_batch({"id": batch.column("id"), "rate": found, "words": count})
+
+
+def joined(sides: SideInputs) -> OperatorStream:
+    return sides.join_view("rates", on="currency", how="inner", buckets=2)
+
+
+def mapped(sides: SideInputs) -> OperatorStream:
+    return sides.map_batches(look, "id string, rate array<double>, words bigint", buckets=2)
+
+
+@pytest.mark.parametrize(
+    ("end", "columns", "expected"),
+    [
+        (joined, ("id", "rate"), [("a", 1.0), ("a", 1.5), ("b", 2.0)]),
+        pytest.param(
+            mapped,
+            ("id", "rate", "words"),
+            [("a", [1.0, 1.5], 2), ("b", [2.0], 2), ("c", [], 2)],
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_functions_and_joins_see_streams_that_are_keyed_and_broadcast(
+    spark: SparkSession,
+    tmp_path: Path,
+    end: Callable[[SideInputs], OperatorStream],
+    columns: tuple[str, ...],
+    expected: list[tuple[Any, ...]],
+) -> None:
+    trades = Feed(spark, tmp_path / "trades", TRADES)
+    rates = Feed(spark, tmp_path / "rates", "currency string, rate double")
+    words = Feed(spark, tmp_path / "words", "word string")
+    sides = trades.stream.key_by("currency").with_side_inputs(
+        rates=side_multimap(rates.stream, key="currency", keyed=True, ready="not required"),
+        words=side_list(words.stream),
+    )
+    rates.put(currency=["EUR", "USD", "EUR"], rate=[1.0, 2.0, 1.5])
+    words.put(word=["x", "y"])
+    trades.put(id=["a", "b", "c"], currency=["EUR", "USD", None])
+    rows = Rows()
+    with running(end(sides), rows, tmp_path / "ck") as query:
+        query.processAllAvailable()
+    assert rows.out(*columns) == expected
+
+
+def test_what_holds_is_told_before_anything_runs(spark: SparkSession, tmp_path: Path) -> None:
+    put_rates(tmp_path / "rates", EUR=1.0)
+    rate = stream(spark.readStream.format("rate").load())
+    with TableStore(tmp_path / "store") as store:
+        table = store.folder("rates", tmp_path / "rates", every=None)
+        sides = rate.with_side_inputs(rates=side_map(table, key="currency"), last=side_list(rate))
+        told = sides.explain()
+    assert "a table, once per process, replaced version by version" in told[1]
+    assert "rows wait for the first data (by default)" in told[2]
+    version = table.state().version
+    assert (
+        told[3] == f"`rates` is table rates, looked at when it is asked for; version {version} now."
+    )

@@ -1,0 +1,116 @@
+"""What Spark's tasks make of side inputs: ticks, requests, figures, joined rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pe_agent.side.inputs import side_map, side_singleton
+from pe_agent.side.joins import JoinRows, SideInputs
+from pe_agent.side.operator import FIGURES, MakeSide
+from pe_agent.side.shelves import Shelves
+from pe_agent.side.ticks import SideTick, TickReader, seconds_for
+from pe_agent.side.versions import REQUESTS
+from streambroker_core.control.operator import Window
+from streambroker_core.control.payloads import encode
+from streambroker_core.control.tuples import ControlTuple, Delivery, logged
+from streambroker_core.side import SideInput, SideJoin, SideRefresh, Views
+from streambroker_core.side.errors import SideDefinitionError
+from streambroker_core.side.shape import shape_of
+from streambroker_core.side.tables import content_of
+from streambroker_core.side.views import view_of
+from support.sides import Sink, batch_of
+
+RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
+TRADES = pa.schema([("id", pa.string()), ("currency", pa.string())])
+
+
+def made(folders: dict[str, str], **told: Any) -> tuple[Any, Sink]:
+    rates = SideInput(name="rates", kind="map", key=("currency",), schema=RATES, **told)
+    shape = shape_of(SideJoin(schema=TRADES, inputs=(rates,)))
+    make = MakeSide(shape=shape, function=None, tables=Shelves(folders=folders), figures=True)
+    operator, sink = make(), Sink()
+    operator.bind(Window(number=7, time=90_000_000, watermark=None, bucket=0, buckets=1), sink)
+    operator.begin_window()
+    return operator, sink
+
+
+def control(payload: object) -> ControlTuple:
+    kind, text = encode(payload)
+    return logged("log", 1, type_=kind, text=text, delivery=Delivery.BEGIN)
+
+
+def test_a_tick_ends_here_and_other_control_goes_on() -> None:
+    operator, _ = made({})
+    assert operator.process_control("main", control(SideTick(1)))
+    assert not operator.process_control("main", control(SideRefresh(input="planes")))
+
+
+def test_a_request_reaches_whoever_reads_the_table_once(tmp_path: Path) -> None:
+    operator, _ = made({"rates": str(tmp_path)}, static=True)
+    for _ in range(2):
+        assert operator.process_control("main", control(SideRefresh(input="rates")))
+    assert len(list((tmp_path / REQUESTS).iterdir())) == 1
+
+
+def test_figures_tell_what_waits_and_for_what() -> None:
+    operator, sink = made({})
+    operator.process("main", batch_of([{"id": "m1", "currency": "EUR"}], TRADES))
+    operator.end_window()
+    ((output, batch),) = sink.given
+    assert output == FIGURES
+    rates, main = batch.to_pylist()
+    assert (rates["input"], rates["waiting_rows"], rates["entries"]) == ("rates", 1, 0)
+    assert rates["stall"].startswith("1 row waits for side input `rates`")
+    assert (main["input"], main["waiting_rows"], main["stall"]) == ("main", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "expected"),
+    [
+        ("map", "left", [("1", 1.5), ("2", None), ("3", 1.5)]),
+        ("map", "inner", [("1", 1.5), ("3", 1.5)]),
+        ("multimap", "left", [("1", 1.0), ("1", 1.5), ("2", None), ("3", 1.0), ("3", 1.5)]),
+        ("multimap", "inner", [("1", 1.0), ("1", 1.5), ("3", 1.0), ("3", 1.5)]),
+    ],
+)
+def test_rows_are_joined_with_each_value_of_their_key(
+    kind: Any, how: str, expected: list[tuple[str, float | None]]
+) -> None:
+    side = SideInput(name="rates", kind=kind, key=("currency",), schema=RATES, static=True)
+    table = pa.table({"currency": ["EUR", "EUR", "USD"], "rate": [1.0, 1.5, 2.0]}, schema=RATES)
+    views = Views({"rates": view_of(side, content_of(side, table), "v1")}, None)
+    batch = pa.record_batch({"id": ["1", "2", "3"], "currency": ["EUR", None, "EUR"]})
+    join = JoinRows("rates", ("currency",), ("rate",), kind == "multimap", how == "inner")
+    rows = join(batch, views).to_pylist()
+    assert [(row["id"], row["rate"]) for row in rows] == expected
+
+
+def test_a_tick_comes_with_the_time_and_once_where_all_is_read_that_is_there() -> None:
+    reader = TickReader(3600.0)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, None)
+    assert end["tick"] > start["tick"]
+    (part,) = reader.partitions(start, end)
+    (batch,) = reader.read(part)
+    told = json.loads(batch.column(0)[0].as_py())
+    assert (told["type"], told["payload"]) == ("SideTick", {"number": end["tick"]})
+    later = {"tick": end["tick"] + 5}
+    assert reader.latestOffset(later, None) == later
+    assert reader.partitions(end, end) == []
+    assert (seconds_for(60.0), seconds_for(0.1)) == (15.0, 0.5)
+
+
+def test_settings_that_are_not_known_are_named() -> None:
+    given = side_map(None, key="k", updates="refuse")  # type: ignore[arg-type]
+    with pytest.raises(SideDefinitionError, match="updates is no setting; there are: key, value"):
+        given.define("rates", None)
+    with pytest.raises(SideDefinitionError, match="a str, and no stream; make it a table"):
+        side_singleton("rates").stream("rates")  # type: ignore[arg-type]
+    sides = SideInputs(main=None, given={})  # type: ignore[arg-type]
+    with pytest.raises(SideDefinitionError, match="late is no option; there are: order"):
+        sides.options(late=3)

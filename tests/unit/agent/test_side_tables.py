@@ -1,0 +1,291 @@
+"""Tables that are side inputs: what becomes a version, what does not, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pe_agent.side import SideVersion, Table, TableError, TableStore
+from pe_agent.side.announcing import CONTROL_FILE, READERS, VersionsReader, last_versions
+from pe_agent.side.versions import JOURNAL, Versions, path_of, read_version
+from streambroker_core.control.tuples import Delivery
+from streambroker_core.side import SideInput
+from streambroker_core.side.errors import SideDefinitionError, SideError
+from support.waiting import until
+
+RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TableStore]:
+    with TableStore(tmp_path / "store") as made:
+        yield made
+
+
+def put(folder: Path, name: str = "a.parquet", **rates: float) -> None:
+    folder.mkdir(exist_ok=True)
+    table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
+    hidden = folder / f".{name}"
+    pq.write_table(table, hidden)
+    hidden.rename(folder / name)
+
+
+def rates(name: str = "rates", **told: Any) -> SideInput:
+    return SideInput(name=name, kind="map", key=("currency",), schema=RATES, static=True, **told)
+
+
+def content(table: Table, version: str | None = None) -> dict[str, float]:
+    found = read_version(table.place, version or table.state().version)
+    return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
+
+def folder(store: TableStore, path: Path, **told: Any) -> Table:
+    return store.folder("rates", path, **{"every": None, **told})
+
+
+# -- what becomes a version ------------------------------------------------------------------
+
+
+def test_a_folder_is_read_as_a_whole_and_equal_content_is_no_new_version(
+    store: TableStore, tmp_path: Path
+) -> None:
+    put(tmp_path / "in", EUR=1.0)
+    put(tmp_path / "in", "b.parquet", USD=2.0)
+    (tmp_path / "in" / "_SUCCESS").touch()
+    table = folder(store, tmp_path / "in")
+    first = table.state()
+    assert (content(table), first.rows, first.error) == ({"EUR": 1.0, "USD": 2.0}, 2, None)
+    put(tmp_path / "in", EUR=1.0)
+    assert table.refresh().kept == (first.version,)
+    put(tmp_path / "in", EUR=9.0)
+    assert content(table, table.refresh().version) == {"EUR": 9.0, "USD": 2.0}
+    assert content(table, first.version) == {"EUR": 1.0, "USD": 2.0}
+
+
+def test_a_change_is_found_without_being_asked_for(store: TableStore, tmp_path: Path) -> None:
+    put(tmp_path / "in", EUR=1.0)
+    table = folder(store, tmp_path / "in", every=0.1)
+    put(tmp_path / "in", EUR=2.0)
+    until(lambda: content(table) == {"EUR": 2.0}, 20.0, "the new version")
+
+
+def test_a_folder_without_its_marker_is_not_read(store: TableStore, tmp_path: Path) -> None:
+    put(tmp_path / "in", EUR=1.0)
+    with pytest.raises(TableError, match="has no file _DONE yet"):
+        folder(store, tmp_path / "in", marker="_DONE")
+    (tmp_path / "in" / "_DONE").touch()
+    assert content(store.folder("again", tmp_path / "in", marker="_DONE")) == {"EUR": 1.0}
+
+
+def test_csv_files_have_the_types_of_the_first_version(store: TableStore, tmp_path: Path) -> None:
+    path = tmp_path / "rates.csv"
+    path.write_text("currency,rate\nEUR,1.5\n")
+    table = folder(store, path, format="csv")
+    path.write_text("currency,rate,more\nEUR,2,x\n")
+    table.refresh()
+    assert (content(table), table.schema) == ({"EUR": 2.0}, RATES)
+
+
+def test_a_database_is_asked_by_its_own_connection(store: TableStore, tmp_path: Path) -> None:
+    path = str(tmp_path / "db")
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("create table rates (currency text, rate real)")
+        base.execute("insert into rates values ('EUR', 1.5)")
+    query = "select currency, rate from rates order by currency"
+    table = store.query("rates", lambda: sqlite3.connect(path), query, schema=RATES, every=None)
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("insert into rates values ('USD', null)")
+    table.refresh()
+    assert content(table) == {"EUR": 1.5, "USD": None}
+
+
+# -- what does not ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda path: (path / "b.parquet").write_text("no"), "b.parquet: .*Parquet"),
+        (
+            lambda path: pq.write_table(pa.table({"currency": ["EUR"]}), path / "a.parquet"),
+            "a.parquet has no column rate",
+        ),
+        (
+            lambda path: pq.write_table(
+                pa.table({"currency": ["EUR"], "rate": ["much"]}), path / "a.parquet"
+            ),
+            "much",
+        ),
+        (lambda path: put(path, "b.parquet", EUR=2.0), "a table with several rows for one value"),
+        (lambda path: (path / "a.parquet").unlink(), "has no files"),
+    ],
+    ids=["broken", "column", "type", "twice", "empty"],
+)
+def test_what_cannot_be_used_leaves_the_version_before_and_says_why(
+    store: TableStore, tmp_path: Path, spoil: Any, why: str
+) -> None:
+    put(tmp_path / "in", EUR=1.0)
+    table = folder(store, tmp_path / "in")
+    table.bind(rates(update="refuse"))
+    before = table.state()
+    spoil(tmp_path / "in")
+    with pytest.raises(TableError, match=why):
+        table.refresh()
+    after = table.state()
+    assert after.error is not None
+    assert (after.version, after.kept, content(table)) == (
+        before.version,
+        before.kept,
+        {"EUR": 1.0},
+    )
+    put(tmp_path / "in", EUR=3.0)
+    (tmp_path / "in" / "b.parquet").unlink(missing_ok=True)
+    assert table.refresh().error is None
+    assert content(table) == {"EUR": 3.0}
+
+
+def test_a_table_that_was_never_read_is_refused_where_it_is_made(store: TableStore) -> None:
+    def connect() -> Any:
+        raise ConnectionError("nobody at db:5432")
+
+    with pytest.raises(TableError, match="Table `rates`: nobody at db:5432"):
+        store.query("rates", connect, "select 1")
+
+
+def test_a_table_that_does_not_fit_a_side_input_is_refused_where_it_is_said(
+    store: TableStore, tmp_path: Path
+) -> None:
+    table = store.query(
+        "rates", lambda: sqlite3.connect(":memory:"), "select null as currency, 1.0 as rate",
+        schema=RATES,
+    )  # fmt: skip
+    with pytest.raises(SideError, match="is null"):
+        table.bind(rates())
+    assert not (store.path / CONTROL_FILE).read_bytes().splitlines()[1:]
+
+
+def test_one_driver_uses_a_store(store: TableStore) -> None:
+    with pytest.raises(TableError, match="another driver uses the store"):
+        TableStore(store.path)
+
+
+def test_one_side_input_of_a_name_has_one_definition(store: TableStore, tmp_path: Path) -> None:
+    put(tmp_path / "in", EUR=1.0)
+    table = folder(store, tmp_path / "in")
+    table.bind(rates())
+    table.bind(rates())
+    with pytest.raises(SideDefinitionError, match="give one of them another name"):
+        table.bind(rates(update="refuse"))
+
+
+# -- what is announced -----------------------------------------------------------------------
+
+
+def announced(store: TableStore) -> list[tuple[str, str]]:
+    lines = (store.path / CONTROL_FILE).read_bytes().splitlines()[1:]
+    said = [json.loads(line)["payload"] for line in lines]
+    return [(one["input"], one["version"]) for one in said]
+
+
+def test_a_version_is_announced_once_to_each_side_input_and_is_there_before(
+    tmp_path: Path,
+) -> None:
+    put(tmp_path / "in", EUR=1.0)
+    with TableStore(tmp_path / "store") as store:
+        table = folder(store, tmp_path / "in")
+        table.bind(rates())
+        first = table.state().version
+        put(tmp_path / "in", EUR=2.0)
+        second = table.refresh().version
+        table.bind(rates("other"))
+        expected = [("rates", first), ("rates", second), ("other", second)]
+        assert announced(store) == expected
+        assert all(path_of(table.place, version).exists() for _, version in expected)
+    with TableStore(tmp_path / "store") as store:
+        table = folder(store, tmp_path / "in")
+        table.bind(rates())
+        assert announced(store) == expected
+
+
+def test_a_store_that_starts_again_goes_on_with_its_last_version(tmp_path: Path) -> None:
+    put(tmp_path / "in", EUR=1.0)
+    with TableStore(tmp_path / "store") as store:
+        before = folder(store, tmp_path / "in").state()
+    (tmp_path / "in" / "a.parquet").write_text("broken")
+    (tmp_path / "store" / "rates" / ".123").touch()
+    (tmp_path / "store" / "rates" / "v9-lost.arrow").touch()
+    with TableStore(tmp_path / "store") as store:
+        table = folder(store, tmp_path / "in")
+        assert (table.state().version, table.schema) == (before.version, RATES)
+        assert "a.parquet" in (table.state().error or "")
+        files = {path.name for path in table.place.iterdir()}
+        assert files == {JOURNAL, f"{before.version}.arrow"}
+
+
+def test_a_query_hears_of_each_side_input_its_last_version_alone(tmp_path: Path) -> None:
+    with TableStore(tmp_path / "store") as store:
+        for version in ("v1", "v2"):
+            for name in ("a", "b"):
+                store.control.append(SideVersion(input=name, version=version))
+        store.control.append(SideVersion(input="a", version="v3", at=5))
+        store.control.append(SideVersion(input="a", version="v4"), delivery=Delivery.END_WINDOW)
+        reader = VersionsReader(store.path / CONTROL_FILE)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, None)
+        (part,) = reader.partitions(start, end)
+    said = [json.loads(line)["payload"] for line in part.value]
+    assert [(one["input"], one["version"]) for one in said] == [
+        ("a", "v2"),
+        ("b", "v2"),
+        ("a", "v3"),
+        ("a", "v4"),
+    ]
+    assert last_versions(part.value) == part.value
+
+
+# -- what is kept ----------------------------------------------------------------------------
+
+
+def test_versions_are_kept_until_every_query_has_passed_them(tmp_path: Path) -> None:
+    put(tmp_path / "in", EUR=1.0)
+    with TableStore(tmp_path / "store", grace=60.0) as store:
+        table = folder(store, tmp_path / "in")
+        table.bind(rates())
+        names = [table.state().version]
+        slow, fast = (VersionsReader(store.path / CONTROL_FILE) for _ in range(2))
+        at = {one: one.initialOffset() for one in (slow, fast)}
+        at = {one: one.latestOffset(start, None) for one, start in at.items()}  # the first one
+        for value in (2.0, 3.0):
+            put(tmp_path / "in", EUR=value)
+            names.append(table.refresh().version)
+        for _ in range(2):
+            at[fast] = fast.latestOffset(at[fast], None)  # it has read all
+        slow.latestOffset(at[slow], None)  # it has finished the first, and pins all
+        store.clean()
+        assert table.state().kept == tuple(names)
+        (old,) = (
+            path for path in (store.path / READERS).iterdir() if path.stem == at[slow]["reader"]
+        )
+        os.utime(old, (0, time.time() - 61.0))
+        store.clean()
+        assert table.state().kept == (names[-1],)
+        assert [path.name for path in table.place.glob("*.arrow")] == [f"{names[-1]}.arrow"]
+
+
+def test_without_queries_the_last_version_is_kept(tmp_path: Path) -> None:
+    versions = Versions(tmp_path)
+    for value in (1.0, 2.0):
+        versions.write(pa.table({"v": [value]}), 0.0)
+    first, second = (one.name for one in versions.kept)
+    assert versions.clean(None, ["x"]) == [first]
+    assert [one.name for one in Versions(tmp_path).kept] == [second]
