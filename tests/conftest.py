@@ -29,7 +29,9 @@ def spark() -> Iterator[SparkSession]:
 
     # Spark's workers import operators and sources from here.
     tests = Path(__file__).parent
-    folders = [str(tests), str(tests.parent / "examples" / "03-control-tuples")]
+    examples = tests.parent / "examples"
+    programs = ("03-control-tuples", "05-side-inputs")
+    folders = [str(tests), *(str(examples / one) for one in programs)]
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([before] if before else [])])
     spark = session("tests", conf={**SMALL, "spark.driver.memory": "2g"})

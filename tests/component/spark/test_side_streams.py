@@ -161,17 +161,16 @@ def test_rows_that_wait_too_long_wait_no_longer_though_nothing_comes(
     assert rows.out("id", "rate") == [("c", 2.0)]
 
 
-def look(batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
-    found = views["rates"].lookup(batch.column("currency"))
-    count = pa.array([len(views["words"])] * batch.num_rows, pa.int64())
-    return pa.record_batch({"id": batch.column("id"), "rate": found, "words": count})
-
-
 def joined(sides: SideInputs) -> OperatorStream:
     return sides.join_view("rates", on="currency", how="inner", buckets=2)
 
 
 def mapped(sides: SideInputs) -> OperatorStream:
+    def look(batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
+        found = views["rates"].lookup(batch.column("currency"))
+        count = pa.array([len(views["words"])] * batch.num_rows, pa.int64())
+        return pa.record_batch({"id": batch.column("id"), "rate": found, "words": count})
+
     return sides.map_batches(look, "id string, rate array<double>, words bigint", buckets=2)
 
 
