@@ -313,7 +313,10 @@ class TableStore:
                     table.look()
             if now >= clean_at:
                 clean_at = now + _CLEAN_EVERY
-                self.clean()
+                try:
+                    self.clean()
+                except OSError as error:
+                    log.warning("versions in %s are not removed: %s", self.path, error)
 
     def clean(self) -> None:
         """Remove the versions that no query asks for any more."""
