@@ -25,10 +25,16 @@ PARTS = (
 
 
 def batches(
-    app: App, source: dict[str, Any], sink: dict[str, Any], checkpoint: str, *, count: int
+    app: App,
+    source: dict[str, Any],
+    sink: dict[str, Any],
+    checkpoint: str,
+    *,
+    count: int,
+    **more: Any,
 ) -> list[dict[str, Any]]:
     """Run a query and return ``count`` batches that had rows, after the warm-up."""
-    ran = app.run(source=source, sink=sink, checkpoint=checkpoint, batches=count + WARM)
+    ran = app.run(source=source, sink=sink, checkpoint=checkpoint, batches=count + WARM, **more)
     return [b for b in ran if b["rows"]][WARM:][:count]
 
 

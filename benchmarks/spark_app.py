@@ -1,8 +1,9 @@
 """A Spark application that runs the queries it is told to, one order after the other.
 
-Orders come as lines of JSON: ``{"source": {"kind": …}, "sink": {"kind": …}, "checkpoint": …,
-"batches": n | "rows": n | "seconds": s}``. The answer is the list of the query's progress reports,
-shortened. ``{"queries": [order, …]}`` runs several at once and answers with as many lists;
+Orders come as lines of JSON: ``{"source": {"kind": …}, "way": {"kind": …}, "sink": {"kind": …},
+"checkpoint": …, "batches": n | "rows": n | "seconds": s | "until": file}``; a way is one of
+:mod:`ways`, and without it rows go as they come. The answer is the list of the query's progress
+reports, shortened. ``{"queries": [order, …]}`` runs several at once and answers with as many lists;
 ``{"servers": …, "make": topic, "drop": topic}`` is about Kafka's topics. Lines with answers begin
 with ``@@``, since the JVM writes to the same place; ``@started`` comes before them.
 """
@@ -14,11 +15,13 @@ import os
 import sys
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kafka_queries
 import rows
 import sources
+import ways
 from processes import ANSWER, STARTED
 from timed_source import NOTES, TimedSource
 
@@ -79,6 +82,8 @@ class Application:
 
     def frame(self, kind: str, **more: Any) -> DataFrame:
         """Return a streaming DataFrame of one of the kinds of sources."""
+        if kind == "steady":
+            return self.spark.readStream.format("rate").load().selectExpr(*rows.FROM_VALUE)
         if kind == "rate":
             reader = (
                 self.spark.readStream.format("rate-micro-batch")
@@ -97,11 +102,13 @@ class Application:
             reader = reader.option(name, value)
         return reader.load()
 
-    def query(
-        self, source: dict[str, Any], sink: dict[str, Any], checkpoint: str
-    ) -> StreamingQuery:
+    def query(self, order: dict[str, Any]) -> StreamingQuery:
         """Start a query into one of the kinds of sinks."""
-        frame, kind = self.frame(**source), sink.pop("kind")
+        frame, sink = self.frame(**order["source"]), dict(order["sink"])
+        checkpoint, kind = order["checkpoint"], sink.pop("kind")
+        if "way" in order:
+            way = dict(order["way"])
+            frame = ways.WAYS[way.pop("kind")](frame, **way)
         if kind == "export":
             assert self.pe is not None
             return self.pe.publish(frame, checkpoint=checkpoint, **sink)
@@ -126,7 +133,7 @@ class Application:
         queries: list[StreamingQuery] = []
         deadline = time.monotonic() + max(o.get("seconds", 170.0) for o in orders)
         try:
-            queries += (self.query(o["source"], o["sink"], o["checkpoint"]) for o in orders)
+            queries += map(self.query, orders)
             pairs = list(zip(queries, orders, strict=True))
             _say_started(queries, deadline)
             while pairs and time.monotonic() < deadline:
@@ -161,6 +168,8 @@ def _say_started(queries: list[StreamingQuery], deadline: float) -> None:
 
 
 def _enough(query: StreamingQuery, order: dict[str, Any]) -> bool:
+    if "until" in order:
+        return Path(order["until"]).exists()
     if "rows" in order:
         return bool(sum(p["numInputRows"] for p in query.recentProgress) >= order["rows"])
     if "batches" in order:

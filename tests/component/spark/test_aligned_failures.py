@@ -14,9 +14,19 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent.aligned import Limits, Operator, Stream
 from pe_agent.aligned.stream import Rows
-from support.aligned import turns
+from streambroker_core.control.tuples import Delivery
+from support.aligned import Node, Turn, chain, note, sink, turns
+from support.aligned_model import simulate
 from support.aligned_operators import Failing, Multiply, NewerMultiply
-from support.aligned_spark import collected, renumbered, scripted
+from support.aligned_spark import (
+    IN_ORDER,
+    collected,
+    on_spark,
+    renumbered,
+    run,
+    scripted,
+    seen,
+)
 
 SCRIPT = renumbered(turns("D1 D2 D3 D4", "D5 D6 D7 D8", "D9"))
 
@@ -84,3 +94,38 @@ def test_a_checkpoint_of_another_kind_is_refused_and_not_overwritten(
         assert "Nothing was overwritten" in told
     rows = collected(multiplied(source, NewerMultiply).to_df(), checkpoint)
     assert sorted(v for _, v, _ in rows[1]) == [5, 6, 7, 8]
+
+
+def test_a_query_goes_on_with_other_tasks_and_the_partitions_of_its_checkpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A-24: tasks before the shuffle may change; behind it Spark keeps those of the checkpoint."""
+    script = renumbered(turns("D1 E(a) I(b) D2", "D3 E(c)", "I(d) D4 E(e)"))
+    graph = chain(Node(name="P", buckets=3), Node(name="Q", buckets=5, answer="forward"), sink(2))
+    query = ""
+    for until, tasks, partitions in ((1, 1, 2), (2, 4, 3), (3, 2, 1)):
+        source = scripted(spark, tmp_path, script[:until], tasks=tasks, seed=tasks)
+        nodes = on_spark(graph, source, tmp_path / "seen")
+        query = run(nodes["sink"], tmp_path / "ck", partitions=partitions)
+    assert seen(tmp_path / "seen", query) == simulate(graph, script)
+
+
+def test_ten_thousand_tuples_in_a_window_work_and_one_more_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A-30: the limit is that of a port, and is told with who emitted most."""
+    for count in (10_000, 10_001):
+        placed = tuple((0, note("x", Delivery.END_WINDOW, 0, 1, seq)) for seq in range(count))
+        script = [Turn(number=0, rows=(((1, 1, 0),),), control=placed)]
+        folder = tmp_path / str(count)
+        source = scripted(spark, folder, script, seed=IN_ORDER)
+        nodes = on_spark(chain(sink(2)), source, folder / "seen")
+        if count > 10_000:
+            with pytest.raises(StreamingQueryException, match="has 10001 control tuples"):
+                run(nodes["sink"], folder / "ck")
+            continue
+        log = seen(folder / "seen", run(nodes["sink"], folder / "ck"))
+        assert [len(log["sink", bucket][0][1]) for bucket in range(2)] in (
+            [10_003, 10_002],
+            [10_002, 10_003],
+        )

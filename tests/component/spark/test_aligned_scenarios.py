@@ -9,12 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from streambroker_core.control.tuples import Delivery
-from support.aligned import SOURCE, Edge, Graph, Node, chain, names_of, sink, told, turns
+from support.aligned import (
+    SOURCE,
+    Edge,
+    Graph,
+    Node,
+    Turn,
+    chain,
+    names_of,
+    sink,
+    told,
+    turns,
+)
+from support.aligned_draws import graphs, windows
 from support.aligned_model import simulate
-from support.aligned_spark import ends, on_spark, renumbered, run, scripted, seen
+from support.aligned_spark import IN_ORDER, ends, on_spark, renumbered, run, scripted, seen
 
 CHAIN = turns(
     "D1 I(a) D2 E(b)",
@@ -41,6 +56,79 @@ def test_a_chain_sees_what_the_model_says(
     nodes = on_spark(graph, source, tmp_path / "seen")
     query = run(nodes["sink"], tmp_path / "ck", partitions=partitions)
     assert seen(tmp_path / "seen", query) == simulate(graph, script)
+
+
+FUSED = ("where", "operator")
+
+
+@pytest.mark.parametrize("way", FUSED)
+@pytest.mark.parametrize("partitions", [1, 2, 4])
+@pytest.mark.parametrize("tasks", [pytest.param(1, id="in-one-batch"), 3])
+@pytest.mark.long
+def test_deliveries_do_not_depend_on_partitions_batches_and_shuffles(
+    spark: SparkSession, tmp_path: Path, way: str, partitions: int, tasks: int
+) -> None:
+    """A-28: what does not know of control runs in the same task, or behind a shuffle."""
+    script = renumbered(CHAIN)
+    graph = chain(Node(name="P"), sink(2))
+    source = scripted(
+        spark, tmp_path, script, tasks=tasks, seed=IN_ORDER if tasks == 1 else partitions
+    )
+    if way == "where":
+        source = source.where("v > 0").select("*").with_columns({"v": F.col("v") + 0})
+    nodes = on_spark(graph if way == "operator" else chain(sink(2)), source, tmp_path / "seen")
+    query = run(nodes["sink"], tmp_path / "ck", partitions=partitions)
+    of_sink = {where: found for where, found in simulate(graph, script).items() if "sink" in where}
+    log = seen(tmp_path / "seen", query)
+    assert {where: found for where, found in log.items() if "sink" in where} == of_sink
+
+
+@pytest.mark.parametrize("cut", [pytest.param(1, marks=LONG), 3])
+def test_a_stream_cut_into_windows_keeps_its_order(
+    spark: SparkSession, tmp_path: Path, cut: int
+) -> None:
+    """One batch or many: rows and tuples of a stream come in the same order."""
+    epochs = ["D1 I(a) D2 D3", "I(b) D4 D5", "D6 I(c) D7 E(d)"]
+    script = renumbered(turns(*epochs) if cut == len(epochs) else turns(" ".join(epochs)))
+    source = scripted(spark, tmp_path, script, tasks=3, seed=cut)
+    nodes = on_spark(chain(Node(name="P"), sink()), source, tmp_path / "seen")
+    log = seen(tmp_path / "seen", run(nodes["sink"], tmp_path / "ck"))
+    words = told(log, names_of(script))
+    assert " ".join(words[window] for window in sorted(words)) == "D1 a D2 D3 b D4 D5 D6 c D7 d"
+
+
+@pytest.mark.long
+@settings(max_examples=12, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+@given(graph=graphs(), script=windows(timed=False), drawn=st.tuples(*[st.integers(1, 4)] * 3))
+def test_any_graph_and_partitioning_gives_what_the_model_says(
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+    graph: Graph,
+    script: list[Turn],
+    drawn: tuple[int, int, int],
+) -> None:
+    assume(copies(graph) <= 8)
+    graph = replace(graph, nodes=tuple(replace(node, keyed=True) for node in graph.nodes))
+    script, (tasks, partitions, seed) = renumbered(script), drawn
+    folder = tmp_path_factory.mktemp("drawn")
+    source = scripted(spark, folder, script, tasks=tasks, seed=seed)
+    nodes = on_spark(graph, source, folder / "seen")
+    query = run(ends(nodes, last_of(graph)), folder / "ck", partitions=partitions)
+    assert seen(folder / "seen", query) == simulate(graph, script)
+
+
+def last_of(graph: Graph) -> list[str]:
+    """Return the nodes that feed no other."""
+    feeding = {edge.source for edge in graph.edges}
+    return [node.name for node in graph.nodes if node.name not in feeding]
+
+
+def copies(graph: Graph) -> int:
+    """Return how often operators stand in Spark's plan, which is a tree."""
+    count: dict[str, int] = {}
+    for node in graph.nodes:
+        count[node.name] = 1 + sum(count.get(edge.source, 0) for _, edge in graph.into(node.name))
+    return sum(count[name] for name in last_of(graph))
 
 
 def test_answers_and_emissions_come_as_the_model_says(spark: SparkSession, tmp_path: Path) -> None:

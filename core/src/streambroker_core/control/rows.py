@@ -7,7 +7,7 @@ sequence is not lower. The version is in the schema's metadata; a newer one is r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from streambroker_core.control.envelope import (
     decode_target,
     encode_target,
 )
-from streambroker_core.control.tuples import EVERYBODY, ControlError, ControlTuple
+from streambroker_core.control.tuples import EVERYBODY, ControlError, ControlTuple, Target
 from streambroker_core.errors import FormatTooNewError, ManifestError
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.fields import Fields
@@ -55,24 +55,25 @@ Placed = tuple[int, ControlTuple]
 
 def to_batch(placed: Sequence[Placed]) -> pa.RecordBatch:
     """Return Arrow rows, in the order given."""
-    rows = [
-        {
-            "position": position,
-            "type": one.type,
-            "id": one.id,
-            "delivery": one.delivery.value,
-            "at": one.at,
-            "epoch": one.epoch,
-            "emitter": one.emitter,
-            "seq": one.seq,
-            "payload": one.text,
-            "target": canonical(encode_target(one.target)).decode()
-            if one.target != EVERYBODY
-            else None,
-        }
-        for position, one in placed
+    given = [one for _, one in placed]
+    columns: Sequence[Sequence[Any]] = [
+        [position for position, _ in placed],
+        [one.type for one in given],
+        [one.id for one in given],
+        [one.delivery.value for one in given],
+        [one.at for one in given],
+        [one.epoch for one in given],
+        [one.emitter for one in given],
+        [one.seq for one in given],
+        [one.text for one in given],
+        [_target_text(one.target) for one in given],
     ]
-    return pa.RecordBatch.from_pylist(rows, schema=schema())
+    arrays = [pa.array(column, one.type) for column, one in zip(columns, schema(), strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema())
+
+
+def _target_text(target: Target) -> str | None:
+    return None if target == EVERYBODY else canonical(encode_target(target)).decode()
 
 
 def from_batch(batch: pa.RecordBatch) -> list[Placed]:
@@ -90,25 +91,36 @@ def from_batch(batch: pa.RecordBatch) -> list[Placed]:
             f"rows with the columns {', '.join(batch.schema.names)} are not control tuples: a"
             " control column has been changed on the way. Let control go around that step."
         )
-    return [(row["position"], _from_row(row)) for row in batch.to_pylist()]
+    columns = (column.to_pylist() for column in batch.columns)
+    return [(position, _from_row(*of)) for position, *of in zip(*columns, strict=True)]
 
 
-def _from_row(row: Mapping[str, Any]) -> ControlTuple:
+def _from_row(
+    type_: str,
+    id_: str,
+    delivery: str,
+    at: int | None,
+    epoch: int,
+    emitter: str,
+    seq: int,
+    text: str,
+    target: str | None,
+) -> ControlTuple:
     try:
-        delivery = DELIVERIES[row["delivery"]]
-        target = EVERYBODY
-        if row["target"] is not None:
-            target = decode_target(Fields(json.loads(row["target"]), "target"))
+        of = DELIVERIES[delivery]
+        whom = EVERYBODY
+        if target is not None:
+            whom = decode_target(Fields(json.loads(target), "target"))
     except (KeyError, ValueError, ManifestError) as error:
-        raise ControlError(f"control tuple {row['id']} cannot be read: {error}") from error
+        raise ControlError(f"control tuple {id_} cannot be read: {error}") from error
     return ControlTuple(
-        type=row["type"],
-        id=row["id"],
-        delivery=delivery,
-        at=row["at"],
-        epoch=row["epoch"],
-        emitter=row["emitter"],
-        seq=row["seq"],
-        text=row["payload"],
-        target=target,
+        type=type_,
+        id=id_,
+        delivery=of,
+        at=at,
+        epoch=epoch,
+        emitter=emitter,
+        seq=seq,
+        text=text,
+        target=whom,
     )

@@ -257,7 +257,8 @@ class _Emitted:
         for output, given in rows.items():
             who = f"operator {self._hosted.name}, output {output},"
             schema = self._hosted.schemas[output]
-            batches = [fitting(one.batch, schema, who) for one in given]
+            whole = pa.Table.from_batches([one.batch for one in given]).combine_chunks()
+            batches = [fitting(batch, schema, who) for batch in whole.to_batches()]
             self._rows_of(bucket, output, given[0].seq, batches)
         if self._hosted.report is not None and outcome.applied:
             told = [_told(self._hosted.name, one) for one in outcome.applied]

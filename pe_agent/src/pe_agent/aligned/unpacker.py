@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pe_agent.aligned import notes
 from pe_agent.aligned.forms import (
@@ -142,6 +143,14 @@ def _runs(
     batch: pa.RecordBatch, places: pa.Array
 ) -> Iterator[tuple[int, pa.RecordBatch, bytes | None]]:
     """Give runs of rows of one part, and control rows one by one."""
+    if not batch.num_rows:
+        return
+    mixed = CONTROL in batch.schema.names and batch.column(CONTROL).null_count < batch.num_rows
+    low, high = (one.as_py() for one in pc.min_max(places).values())
+    if not mixed and places.null_count == 0 and low >> RUNNING_BITS == high >> RUNNING_BITS:
+        hidden = [name for name in (CONTROL, SEQ) if name in batch.schema.names]
+        yield low >> RUNNING_BITS, batch.drop_columns(hidden), None
+        return
     seq = places.to_pylist()
     control = [None] * batch.num_rows
     if CONTROL in batch.schema.names:

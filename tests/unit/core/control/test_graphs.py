@@ -10,88 +10,21 @@ from hypothesis import strategies as st
 
 from streambroker_core.control.aligned import Outcome
 from streambroker_core.control.cutting import epochs_of_window, head_of
-from streambroker_core.control.packing import sequence
 from streambroker_core.control.rows import Placed
 from streambroker_core.control.tuples import Delivery
 from support.aligned import (
-    SOURCE,
-    Edge,
     Entry,
     Graph,
-    Node,
     Plant,
     Row,
     Turn,
     Wild,
-    at_time,
     chain,
     note,
     sink,
 )
+from support.aligned_draws import ROW, graphs, windows
 from support.aligned_model import simulate
-
-BY_NODES = [Delivery.BEGIN, Delivery.IMMEDIATE, Delivery.END_WINDOW]
-
-
-@st.composite
-def nodes(draw: st.DrawFn, name: str) -> Node:
-    answer = draw(st.sampled_from([None, "forward", "block", "repeat", "new"]))
-    return Node(
-        name=name,
-        inputs=draw(st.sampled_from([("in",), ("x", "y")])),
-        outputs=draw(st.sampled_from([("out",), ("out", "two")])),
-        buckets=draw(st.sampled_from([1, 1, 2, 3, 5])),
-        answer=answer,
-        emits=tuple(draw(st.sets(st.sampled_from(["begin", "row", "end"]), max_size=2))),
-        delivery=draw(st.sampled_from(BY_NODES)),
-        once=draw(st.booleans()),
-        keyed=draw(st.booleans()),
-    )
-
-
-@st.composite
-def graphs(draw: st.DrawFn) -> Graph:
-    made: list[Node] = []
-    edges: set[Edge] = set()
-    ordered: list[Edge] = []
-    for at in range(draw(st.integers(1, 4))):
-        node = draw(nodes(f"n{at}"))
-        outputs = [(SOURCE, "out"), *((one.name, tag) for one in made for tag in one.outputs)]
-        for port in node.inputs:
-            for source, output in draw(st.lists(st.sampled_from(outputs), min_size=1, max_size=2)):
-                edge = Edge(source=source, output=output, target=node.name, port=port)
-                if edge not in edges:
-                    edges.add(edge)
-                    ordered.append(edge)
-        made.append(node)
-    return Graph(nodes=tuple(made), edges=tuple(ordered))
-
-
-ROW = st.tuples(st.integers(0, 5), st.integers(0, 40), st.integers(0, 20))
-
-
-@st.composite
-def windows(draw: st.DrawFn) -> list[Turn]:
-    out, watermark = [], None
-    for number in range(1, draw(st.integers(1, 4)) + 1):
-        rows: list[tuple[Row, ...]] = []
-        placed: list[Placed] = []
-        for partition in range(draw(st.integers(1, 3))):
-            rows.append(tuple(draw(st.lists(ROW, max_size=6))))
-            for seq in range(draw(st.integers(0, 3))):
-                delivery = draw(st.sampled_from(list(Delivery)))
-                plain = Delivery.END_WINDOW if delivery is Delivery.AT_TIME else delivery
-                control = note(f"c{partition}_{seq}", plain, partition, number, seq)
-                if delivery is Delivery.AT_TIME:
-                    control = at_time(control, draw(st.integers(0, 25)))
-                at = draw(st.integers(0, len(rows[-1])))
-                placed.append((sequence(part=partition, number=at), control))
-        if draw(st.booleans()):
-            watermark = max(watermark or 0, draw(st.integers(0, 25)))
-        out.append(
-            Turn(number=number, rows=tuple(rows), control=tuple(placed), watermark=watermark)
-        )
-    return out
 
 
 def check(graph: Graph, script: list[Turn], seed: int) -> None:
