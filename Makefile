@@ -120,7 +120,7 @@ bench: $(READY) ## measure, offline; figures to benchmarks/results/
 	$(BIN)/python -m benchmarks $(BENCH)
 
 .PHONY: bench-setup
-bench-setup: $(READY) ## fetch Kafka, the peer of some benchmarks, into benchmarks/peer (needs Maven)
+bench-setup: $(READY) ## fetch Kafka and Flink, peers of some benchmarks, into benchmarks/peer (needs Maven)
 	$(BIN)/python benchmarks/peer_jars.py
 
 .PHONY: lock

@@ -40,6 +40,7 @@ NAMES = (
     "aligned_state",
     "matching",
     "cep",
+    "cep_peer",
     "side",
     "cold_start",
     "feed",

@@ -1,4 +1,4 @@
-"""Kafka and Spark's connector to it: ``make bench-setup`` fetches them, ``make bench`` finds them.
+"""Kafka, Spark's connector to it, Flink: ``make bench-setup`` fetches, ``make bench`` finds them.
 
 What is fetched stands in ``peer.lock``, each jar with its SHA-256. Maven fetches, from where its
 settings say. What does not have the sum is not kept.
@@ -23,8 +23,8 @@ PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependenci
 class PeerMissingError(Exception):
     """The peer is not there, or not whole."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"the peer is missing ({why}): `make bench-setup` fetches it")
+    def __init__(self, why: str, remedy: str = "`make bench-setup` fetches it") -> None:
+        super().__init__(f"the peer is missing ({why}): {remedy}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def locked() -> list[Jar]:
 
 
 def jars(folder: str) -> list[str]:
-    """Return the paths of the jars of ``kafka`` or of the ``connector``.
+    """Return the paths of the jars of ``kafka``, the ``connector`` or ``flink``.
 
     Raises:
         PeerMissingError: one of them is not there.

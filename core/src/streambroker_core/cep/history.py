@@ -101,15 +101,17 @@ class Node:
 
     Attributes:
         memo: answers to terms so far, by their texts; None if there are none.
+        text: what was taken up to it as JSON without its end, once it was told what came of it.
     """
 
-    __slots__ = ("before", "event", "memo", "stage")
+    __slots__ = ("before", "event", "memo", "stage", "text")
 
     def __init__(self, event: Event, stage: int, before: Node | None) -> None:
         self.event = event
         self.stage = stage
         self.before = before
         self.memo: dict[str, Any] | None = None
+        self.text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

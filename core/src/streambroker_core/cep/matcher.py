@@ -46,41 +46,42 @@ class Match:
 
     Attributes:
         node: the last event that it took; through it all others.
+        names: of the stages, by their numbers.
         time: of its last event or, where a last stage is negated, when its window ended.
         noticed: the time at which that was known: of an event, or the watermark.
     """
 
-    __slots__ = ("_names", "node", "noticed", "time")
+    __slots__ = ("names", "node", "noticed", "time")
 
     def __init__(self, node: Node, names: tuple[str, ...], time: int, noticed: int) -> None:
-        self.node, self._names = node, names
+        self.node, self.names = node, names
         self.time, self.noticed = time, noticed
 
     @property
     def events(self) -> dict[str, list[Event]]:
         """By stage, in the order of the pattern; stages that took nothing are left out."""
-        return events_of(self.node, self._names)
+        return events_of(self.node, self.names)
 
 
 class Timeout:
     """A partial match whose time is over.
 
     Attributes:
-        node: as of `Match`.
+        node, names: as of `Match`.
         time: when it was over.
         waited: what it waited for.
     """
 
-    __slots__ = ("_names", "node", "time", "waited")
+    __slots__ = ("names", "node", "time", "waited")
 
     def __init__(self, node: Node, names: tuple[str, ...], time: int, waited: str) -> None:
-        self.node, self._names = node, names
+        self.node, self.names = node, names
         self.time, self.waited = time, waited
 
     @property
     def events(self) -> dict[str, list[Event]]:
         """By stage, as of `Match`."""
-        return events_of(self.node, self._names)
+        return events_of(self.node, self.names)
 
 
 def events_of(node: Node, names: tuple[str, ...]) -> dict[str, list[Event]]:
@@ -167,11 +168,12 @@ class Matcher:
         runs: list[Run] = []
         found: list[Run] = []
         same = True
-        asked, run_bits, made = automaton.asked, truths.run_bits, automaton.made
+        asked, made = automaton.asked, automaton.made
+        open_ = truths.run_bits & bits  # of the others the event alone has decided
         for run in self.runs:
             state, own = run.state, bits
             ask = asked[state]
-            if ask & run_bits:
+            if ask & open_:
                 own = truths.of_run(bits, ask, event, run.node)
             decision = made[state].get(own & ask) or automaton.decide(state, own)
             if decision.same:
@@ -181,7 +183,7 @@ class Matcher:
                 self._continued(run, event, decision, runs, found)
         state, own = automaton.start, bits
         ask = asked[state]
-        if ask & run_bits:
+        if ask & open_:
             own = truths.of_run(bits, ask, event, None)
         decision = made[state].get(own & ask) or automaton.decide(state, own)
         if (decision.steps and self._begun(event, decision, runs, found)) or not same:

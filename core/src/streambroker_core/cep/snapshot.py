@@ -116,7 +116,7 @@ def read(
         StateError: the blob is damaged, or of a newer release.
     """
     try:
-        version, *parts = json.loads(data, object_hook=_read_rare)
+        version, *parts = _decode(data.decode())
         if type(version) is int and version > VERSION:
             raise StateError(
                 f"state of patterns has form {version}, of a newer release; this one reads up to"
@@ -146,6 +146,9 @@ def read(
 
 def _read_rare(given: dict[str, str]) -> Any:
     return Reader(b64decode(given[""], validate=True)).value()
+
+
+_decode = json.JSONDecoder(object_hook=_read_rare).decode
 
 
 def _read_events(names: list[str], given: list[list[Any]]) -> list[Event]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from streambroker_core.cep.engine import BY_TIME, Result
 from streambroker_core.cep.history import Event, Node, Row, fill
-from streambroker_core.cep.matcher import Match, Timeout
+from streambroker_core.cep.matcher import Match, Timeout, events_of
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.refusals import PatternArgumentError, RunError
 from streambroker_core.control.tuples import END_OF_TIME
@@ -254,20 +254,75 @@ def _batch(results: list[Result]) -> pa.RecordBatch:
         texts,
         [time for time, _ in times],
         [noticed for _, noticed in times],
-        [events_json(result.outcome.events) for result in results],  # type: ignore[union-attr]
+        _texts(results),
     ]
     arrays = [pa.array(each, one.type) for each, one in zip(columns, RESULTS, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=RESULTS)
 
 
-def events_json(events: Mapping[str, list[Event]]) -> str:
-    """Return the events of a match as JSON: stage → rows, in order."""
-    parts = []
-    for stage, taken in events.items():
-        rows = []
-        for event in taken:
-            if event.text is None:
-                event.text = _json(event.row)
-            rows.append(event.text)
-        parts.append(f"{_quoted(stage)}:[{','.join(rows)}]")
-    return f"{{{','.join(parts)}}}"
+def _texts(results: list[Result]) -> list[str]:
+    """Return what results have taken as JSON; each event, and each shared past, is written once."""
+    lasts = [(each.outcome.node, each.outcome.names) for each in results]  # type: ignore[union-attr]
+    new: dict[int, Event] = {}
+    for node, _ in lasts:
+        each: Node | None = node
+        while each is not None and each.text is None:
+            if each.event.text is None:
+                new[id(each.event)] = each.event
+            each = each.before
+    _write(list(new.values()))
+    return [_events_json(node, names) for node, names in lasts]
+
+
+def _write(events: list[Event]) -> None:
+    """Write the rows of events as JSON.
+
+    All in one go, which costs half: `},{` and the name that all rows begin with stand between two
+    rows, and there alone if that is so often as it has to be.
+    """
+    rows = [event.row for event in events]
+    first = {next(iter(row), None) for row in rows}
+    if len(first) == 1 and None not in first:
+        head = f"{{{_quoted(first.pop())}:"
+        parts = _json(rows)[1 + len(head) : -2].split("}," + head)
+        if len(parts) == len(events):
+            for event, part in zip(events, parts, strict=True):
+                event.text = f"{head}{part}}}"
+            return
+    for event in events:
+        event.text = _json(event.row)
+
+
+def _events_json(node: Node, names: tuple[str, ...]) -> str:
+    """Return what was taken up to a node as JSON: stage → rows, in order."""
+    before = node.before
+    if before is not None and before.text is None:
+        before.text = _lead(before, names)
+    lead = _lead(node, names)
+    if lead:
+        return f"{lead}]}}"
+    stages = events_of(node, names).items()
+    texts = ((stage, ",".join(each.text or "" for each in taken)) for stage, taken in stages)
+    return f"{{{','.join(f'{_quoted(stage)}:[{text}]' for stage, text in texts)}}}"
+
+
+def _lead(node: Node, names: tuple[str, ...]) -> str:
+    """Return the JSON up to a node, without its end; empty if a stage comes back, as in a group."""
+    new: list[Node] = []
+    known: Node | None = node
+    while known is not None and known.text is None:
+        new.append(known)
+        known = known.before
+    lead, stage = "{", -1
+    if known is not None:
+        lead, stage = known.text or "", known.stage
+    for each in reversed(new):
+        if each.stage < stage or not lead:
+            return ""
+        if each.stage == stage:
+            lead = f"{lead},{each.event.text}"
+        else:
+            between = "" if stage < 0 else "],"
+            lead = f"{lead}{between}{_quoted(names[each.stage])}:[{each.event.text}"
+        stage = each.stage
+    return lead

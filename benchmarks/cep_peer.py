@@ -1,0 +1,117 @@
+"""Patterns on the core's engine against Flink CEP: the same events, the same matches, one core."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+from flink_peer import Flink, write
+from measure import Figures, Settings, turns
+from pattern_runs import BATCH, Engine, Workload
+
+PURPOSE = "patterns over Arrow batches without Spark, one core, against Flink CEP on one core"
+WORKLOADS = (
+    *(Workload(shape="relaxed", share=share) for share in (0.001, 0.01, 0.1)),
+    Workload(shape="relaxed", stages=5),
+    *(Workload(shape="strict", share=share) for share in (0.001, 0.01, 0.1)),
+    Workload(shape="strict", stages=5),
+    *(Workload(shape="loop", share=share) for share in (0.01, 0.1)),
+    Workload(shape="negation", stages=2),
+    Workload(shape="relaxed", keys=100_000),
+)
+CHAINED = (WORKLOADS[1], WORKLOADS[9])
+"""Measured also without Flink's exchange."""
+
+
+class MatchesDifferError(Exception):
+    """Ours and the peer's are not the same number."""
+
+    def __init__(self, workload: Workload, ours: int, theirs: int) -> None:
+        super().__init__(f"{workload}: {ours:,} matches, and Flink has {theirs:,}")
+
+
+class Prepared:
+    """The events of a workload, in memory and as a file."""
+
+    def __init__(self, workload: Workload, count: int, place: Path) -> None:
+        self.workload = workload
+        self.batch: pa.RecordBatch = workload.events(count)
+        self.file = place / f"events-{workload.share}-{workload.keys}"
+        if not self.file.exists():
+            write(self.batch, self.file)
+
+
+def checked(workload: Workload, ours: int, theirs: int) -> None:
+    """See that both have found the same.
+
+    Raises:
+        MatchesDifferError: they have not.
+    """
+    if ours != theirs:
+        raise MatchesDifferError(workload, ours, theirs)
+
+
+def run(settings: Settings) -> Figures:
+    """Measure the workloads in turns; of each first one side, then the other."""
+    figures = Figures()
+    given = {str(each): Prepared(each, settings.rows, settings.place) for each in WORKLOADS}
+    flink = Flink(settings.place, cores=1)
+    try:
+        for round_ in settings.turns:
+            if round_:
+                figures.yardstick()
+            for name in turns(list(given), round_):
+                settings.say(f"round {round_}: {name}")
+                found = _both(given[name], flink, ours_first=bool(round_ % 2))
+                for what, rate in found.items() if round_ else ():
+                    figures.add(f"{name}{what}", rate, "M/s")
+    finally:
+        flink.end()
+    for name in given:
+        for peer in (", Flink", ", Flink without exchange"):
+            if f"{name}{peer}" in figures.samples:
+                figures.ratio(f"{name}: against{peer[1:]}", name, f"{name}{peer}")
+    figures.note(
+        f"{settings.rows:,} events; ours in windows of {BATCH:,}, state written and read each"
+        " window; Flink 1.20 with its state in memory, no checkpoints, object reuse, event time."
+    )
+    figures.note("The number of matches was the same, of all workloads and in each round.")
+    return figures
+
+
+def _both(given: Prepared, flink: Flink, *, ours_first: bool) -> dict[str, float]:
+    """Return M events/s of each side."""
+    found: dict[str, float] = {}
+    counts: dict[str, int] = {}
+
+    def ours() -> None:
+        engine = Engine([given.workload.pattern()])
+        with one_core():
+            ran = engine.run(given.batch)
+        found[""], counts["ours"] = ran.seconds, ran.matches
+
+    def theirs() -> None:
+        answer = flink.run(given.workload, given.file)
+        found[", Flink"], counts["theirs"] = answer.seconds, answer.matches
+        if given.workload in CHAINED:
+            answer = flink.run(given.workload, given.file, exchange=False)
+            found[", Flink without exchange"] = answer.seconds
+
+    for side in (ours, theirs) if ours_first else (theirs, ours):
+        side()
+    checked(given.workload, counts["ours"], counts["theirs"])
+    return {what: given.batch.num_rows / seconds / 1e6 for what, seconds in found.items()}
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this thread on the core that the peer has, which rests meanwhile."""
+    every = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(every)[:1])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, every)
