@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import queries
 from measure import Figures, Settings, turns
@@ -61,7 +62,7 @@ def _touch(figures: Figures, app: App, name: str, held: dict[str, int], settings
 
 def _run(
     app: App, word: str, keys: int, rows: int, count: int, settings: Settings
-) -> list[dict[str, int]]:
+) -> list[dict[str, Any]]:
     app.send(
         source={"kind": "rate", "rows": rows},
         way={"kind": "keeping", "keys": keys},

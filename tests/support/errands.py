@@ -57,7 +57,7 @@ class Errander:
         """Fetch, do and answer until nothing waits."""
         done: list[Done] = []
         while True:
-            answer = await rest("POST", f"{pe}/errands", encode_done(done), **headers)
+            answer = await rest("POST", f"{pe}/errands", encode_done(done), data=None, **headers)
             assert answer.status == 200, answer.body
             errands = decode_errands(answer.body)
             if not errands:
@@ -68,7 +68,7 @@ class Errander:
 @asynccontextmanager
 async def errander(rest: Rest, pe: str, **headers: str) -> AsyncIterator[Errander]:
     """Register an agent that asks again and again, without hints."""
-    assert (await rest("PUT", pe, AGENT, **headers)).status == 200
+    assert (await rest("PUT", pe, AGENT, data=None, **headers)).status == 200
     one = Errander()
 
     async def run() -> None:

@@ -340,8 +340,8 @@ def settings(spark: SparkSession, partitions: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            spark.conf.set(name, str(value))
+        for name, former in before.items():
+            spark.conf.set(name, str(former))
 
 
 def run_on_spark(

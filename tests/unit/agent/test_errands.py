@@ -81,7 +81,12 @@ def test_what_fails_is_answered_with_its_code_and_the_next_one_is_done() -> None
 def test_no_broker_can_ask_for_more_than_is_meant_for_it() -> None:
     stopped: list[object] = []
     broker = Broker(errand_of("stop", {}, id_of(0)))
-    Errands({"stop": lambda b: {"n": stopped.append(b)}}, broker).round()
+
+    def stop(given: object) -> dict[str, object]:
+        stopped.append(given)
+        return {}
+
+    Errands({"stop": stop}, broker).round()
 
     assert (stopped, broker.answers[0].code) == ([], "ErrandUnknown")
 
