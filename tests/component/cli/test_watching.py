@@ -180,15 +180,19 @@ async def test_a_route_that_goes_on_with_another_filter_is_shown_with_it(rest: R
     assert (event["event"], event["was"]) == ("route-changed", {"filter": "price > 10.0"})
 
 
+async def two_lines(process: CliProcess) -> list[str]:
+    return [await process.line(), await process.line()]
+
+
 async def test_an_export_that_ends_is_shown_as_ended(rest: Rest) -> None:
     view = (await rest("GET", "/job/feed/pe/0")).headers["ETag"]
     async with running(rest.url, "watch", "exports") as process:
-        line = asyncio.ensure_future(process.line())
-        while not line.done():  # it says nothing when it begins
+        said = asyncio.ensure_future(two_lines(process))
+        while not said.done():  # it says nothing when it begins
             for told in ("other", "trades"):
                 await rest("GET", "/job/feed/pe/0", If_None_Match=view, Ended=told)
-            await asyncio.wait([line], timeout=0.05)
-        lines = [await line, await process.line()]
+            await asyncio.wait([said], timeout=0.05)
+        lines = await said
 
     assert sorted(line.rstrip().endswith(", ended") for line in lines) == [False, True]
 
