@@ -14,7 +14,6 @@ from typing import Any
 from aiohttp import web
 
 from streambroker_core.control.emission import read_emission
-from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire import errand as wire
 from streambroker_core.wire.errand import Done, Errand, errand_of
@@ -49,7 +48,7 @@ routes = web.RouteTableDef()
 async def emit(request: web.Request) -> web.Response:
     """Send a control tuple to the importers of an export."""
     key = export_of(request).key
-    what = _what(await json_body(request))
+    what = read_emission(await json_body(request)).encode()
     body = {"export": key.port, "request": _request_id(request), "what": what}
     return await _append(request, key.owner, wire.EMIT, body)
 
@@ -65,8 +64,8 @@ async def get_emitted(request: web.Request) -> web.Response:
 async def send(request: web.Request) -> web.Response:
     """Send a control tuple to a job's own operators, through the control log of the PE's agent."""
     pe = known_pe(request)
-    what = _what(_targeted(await json_body(request), request.query.get("operator")))
-    body = {"request": _request_id(request), "what": what}
+    what = read_emission(_targeted(await json_body(request), request.query.get("operator")))
+    body = {"request": _request_id(request), "what": what.encode()}
     return await _append(request, pe, wire.APPEND, body)
 
 
@@ -85,18 +84,6 @@ async def fetch(request: web.Request) -> web.Response:
     answer = json_answer(wire.encode_errands(found), headers={"Cache-Control": "no-store"})
     answer[QUIET] = True
     return answer
-
-
-def _what(body: Any) -> dict[str, Any]:
-    """Return a tuple as agents take it.
-
-    Raises:
-        ManifestError, ControlLimitError: it cannot be one.
-    """
-    try:
-        return read_emission(body).encode()
-    except RecursionError as error:
-        raise ManifestError(path="payload", reason="is nested too deeply") from error
 
 
 def _targeted(body: Any, operator: str | None) -> Any:
