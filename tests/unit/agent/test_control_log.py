@@ -242,8 +242,8 @@ def test_entries_are_counted_by_delivery_when_they_come_and_when_readers_have_ap
 ) -> None:
     for request, delivery in (("a", "BEGIN"), ("b", "END_WINDOW"), ("b", "END_WINDOW")):
         made.log.append(request, {"type": "set", "delivery": delivery})
-    for reader, next_ in (("one", 0), ("two", 0), ("one", 1), ("two", 2), ("one", 1), ("two", 0)):
+    for reader, next_ in (("one", 0), ("two", 0), ("one", 1), ("two", 2), ("one", 1), ("one", 2)):
         made.log.acknowledge(reader, next_)
 
     assert made.log.accepted == {"BEGIN": 1, "END_WINDOW": 1}
-    assert made.log.applied == {"BEGIN": 2, "END_WINDOW": 1}
+    assert made.log.applied == {"BEGIN": 2, "END_WINDOW": 2}

@@ -185,7 +185,7 @@ class ControlLog:
         with self._lock:
             known = self._readers.get(reader)
             self._readers[reader] = (next_, self._clock())
-            if known is not None and known[0] < next_:
+            if known is not None:
                 self.applied.update(self._deliveries(known[0], next_))
             if known is None or known[0] != next_:
                 self._store.write(
