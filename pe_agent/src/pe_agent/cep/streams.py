@@ -106,7 +106,8 @@ def pattern_processors(
         control: file through which rules reach the query. It belongs to the query's checkpoint:
             keep both, or neither. None for one in the directory of the stream's PE, by ``name``.
         key: key columns, or expressions; none for that of the stream, and for one key for all.
-        event_time: column with the event time; None for processing time.
+        event_time: column with the event time; None for that of the stream's watermark or, where it
+            has none, for processing time.
         watermark: how much later rows may come, as Spark writes it: ``10 seconds``.
         tie_break: a column by which rows of one time are ordered.
         functions: what rules may name.
@@ -171,7 +172,8 @@ def pattern(
         pattern: a pattern, or a rule; without a key of its own. Its Python functions need not be
             among ``functions``.
         key: as for `pattern_processors`, and so are the others.
-        event_time: column with the event time; None for processing time.
+        event_time: column with the event time; None for that of the stream's watermark or, where it
+            has none, for processing time.
         watermark: how much later rows may come.
         tie_break: a column by which rows of one time are ordered.
         functions: what the rule may name.
@@ -242,6 +244,8 @@ class _Made:
             if event_time is None:
                 raise AlignedError("a watermark without an event time: name it with event_time=.")
             given = given.with_watermark(event_time, watermark)
+        if event_time is None and given.event_time is not None:
+            event_time = given.event_time[0]
         found = arrow_of(given.schema())
         chosen = checked(selector_of(key) or given.key, found.names, "the key")
         for what, column in (("event time", event_time), ("tie break", tie_break)):
