@@ -1,0 +1,57 @@
+"""Rules on the rows of an import, which come packed, with control tuples of the exporter among."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+
+from pe_agent.cep import pattern_processors
+from support.feeds import DDL, Feed
+from support.pattern_spark import Given
+from support.session import SECONDS, Session
+from support.waiting import until
+
+
+def rule(name: str, version: int, *lines: int) -> dict[str, Any]:
+    """Return the rule of lines that follow each other, counted anew after each 33."""
+    stages: list[dict[str, Any]] = [
+        {"name": f"a{line}", "where": f"line % 33 == {line}", "join": "followed_by"}
+        for line in lines
+    ]
+    del stages[0]["join"]
+    return {"id": name, "version": version, "pattern": {"stages": stages}}
+
+
+@pytest.mark.parametrize("selectors", [[], [["price"]]], ids=["packed as read", "copied"])
+def test_rules_see_the_rows_of_an_import(jobs: Session, selectors: list[list[str]]) -> None:
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    feed = Feed(jobs.folder / "in", rows_per_file=11)
+    jobs.publish(exporter, feed, "out", properties={"kind": "a"})
+    stream = importer.subscribe(
+        "in", 'kind == "a"', control=True, start="earliest", schema=DDL, filter="line != 5"
+    )
+    made = pattern_processors(
+        stream, Given([rule("r", 1, 0, 11), rule("none", 1, 5)]), key="name", buckets=3,
+        selectors=selectors,
+    )  # fmt: skip
+    found: list[tuple[str, int, list[int]]] = []
+
+    def take(window: int, frames: dict[str, DataFrame]) -> None:
+        for row in frames["matches"].collect():
+            events = json.loads(row.events).values()
+            lines = [event["line"] for taken in events for event in taken]
+            found.append((row.rule, row.version, lines))
+
+    query = made.for_each_window(take, checkpoint=jobs.folder / "ck")
+    jobs.queries.append(query)
+    assert (importer.data_dir / "rules-patterns").exists()
+    feed.release(2)
+    until(lambda: found == [("r", 1, [0, 11])], SECONDS, f"the first match, not {found}")
+    made.processors.manager.on_pattern_processors_updated([rule("r", 2, 22, 0)])
+    feed.release(2)
+    until(lambda: found[1:] == [("r", 2, [22, 33])], SECONDS, f"the second match, not {found}")
+    query.stop()
+    until(lambda: not made.processors.running, SECONDS, "the rules are closed with the query")
