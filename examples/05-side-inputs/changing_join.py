@@ -28,8 +28,12 @@ def run(spark: SparkSession, folder: Path) -> dict[str, Result]:
     return {"spark": with_spark(spark, folder / "1"), "side input": with_side(spark, folder / "2")}
 
 
-def twice(make: Callable[[], DataFrame], folder: Path, change: Callable[[], None],
-          take: Callable[[DataFrame, int], DataFrame] | None = None) -> Result:  # fmt: skip
+def twice(
+    make: Callable[[], DataFrame],
+    folder: Path,
+    change: Callable[[], None],
+    take: Callable[[DataFrame, int], DataFrame] | None = None,
+) -> Result:
     """Run a query whose sink fails once, and again after a change; return what it gave."""
     found: Result = []
 
