@@ -1,7 +1,7 @@
-"""A stateful operator that takes control tuples, against a bare hop and Spark's own state.
+"""A stateful operator that takes control tuples against a bare hop, from an import and the JVM.
 
-Rows come from an import, packed in ``read()``, or from a JVM source, packed before the shuffle. The
-bare hop brings the same rows to partitions and hands them to Python and back, and does nothing.
+An import is packed in ``read()``, rows of the JVM before the shuffle. The bare hop brings the same
+rows to partitions and hands them to Python and back, and does nothing.
 """
 
 from __future__ import annotations
@@ -14,58 +14,67 @@ from measure import Figures, Settings, turns
 from processes import Agent, App, Broker, Family
 
 PURPOSE = "rows/s through an operator with state, from an import and from the JVM, against a hop"
-WAYS = ("operator", "hop", "transformWithState", "applyInPandasWithState")
 SOURCES = ("import", "JVM")
-SLOW = WAYS[2:]
 
 
 def run(settings: Settings) -> Figures:
-    """Measure: one application, the queries take turns."""
+    """Measure; one application, the queries take turns."""
+    figures = measured(settings, ("operator", "hop"), agent_to_spark.epochs(settings))
+    name = "operator from an import / hop from the JVM"
+    figures.ratio(name, "import: operator: rows", "JVM: hop: rows")
+    return figures
+
+
+def measured(settings: Settings, ways: tuple[str, ...], count: int) -> Figures:
+    """Measure ways from both sources; ratios are those of the first way to each other."""
     figures, family = Figures(), Family()
     broker = family.with_(Broker(settings.place))
     feed = family.with_(Agent(settings.place, "feed", broker.url))
     app = family.with_(App(settings.place, "taker", broker=broker.url, cores=2)).ready()
-    variants = [f"{source}: {way}" for way in WAYS for source in SOURCES]
+    variants = [f"{source}: {way}" for way in ways for source in SOURCES]
     try:
         agent_to_spark.publish(feed, settings)
-        for round_ in range(settings.rounds + 1):
+        for round_ in settings.turns:
             figures.yardstick() if round_ else None
             for name in turns(variants, round_):
-                _measure(figures, app, name, round_, settings)
+                ran = _batches(app, name, round_, count if round_ else 1, settings)
+                if round_:
+                    queries.add(figures, name, ran, settings.rows)
             settings.say(f"round {round_} of {settings.rounds} done")
     finally:
         family.end()
+    first, *others = ways
     for source in SOURCES:
-        for way in WAYS[1:]:
-            over, under = f"{source}: operator: rows", f"{source}: {way}: rows"
-            figures.ratio(f"{source}: operator / {way}", over, under)
-    figures.ratio(
-        "operator from an import / hop from the JVM", "import: operator: rows", "JVM: hop: rows"
-    )
+        for way in others:
+            over, under = f"{source}: {first}: rows", f"{source}: {way}: rows"
+            figures.ratio(f"{source}: {first} / {way}", over, under)
     figures.note(
         f"batches of {settings.rows:,} rows of seven columns, 1,000 keys, into noop; local[2], two"
-        f" partitions behind the shuffle, 64 buckets; {agent_to_spark.epochs(settings)} batches per"
-        f" round and variant after {queries.WARM}, two of those of transformWithState and"
-        " applyInPandasWithState; an event costs each of the three the same few lines of Python."
+        f" partitions behind the shuffle, 64 buckets; {count} batches per round and variant after"
+        f" {queries.WARM}. An event costs those with state the same few lines of Python."
     )
     return figures
 
 
-def _measure(figures: Figures, app: App, name: str, round_: int, settings: Settings) -> None:
+def _batches(
+    app: App, name: str, round_: int, count: int, settings: Settings
+) -> list[dict[str, Any]]:
     source, _, way = name.partition(": ")
+    checkpoint = str(settings.place / f"checkpoint-{source}-{way}-{round_}")
     ran = queries.batches(
         app,
-        given(source, way, settings),
+        _source(source, way, settings),
         {"kind": "noop"},
-        str(settings.place / f"checkpoint-{source}-{way}-{round_}"),
-        count=2 if way in SLOW or not round_ else agent_to_spark.epochs(settings),
+        checkpoint,
+        count=count,
         way={"kind": way},
     )
-    if round_:
-        queries.add(figures, name, ran, settings.rows)
+    took = ", ".join(str(batch["ms"]["triggerExecution"]) for batch in ran)
+    settings.say(f"{name}: batches of {took} ms")
+    return ran
 
 
-def given(source: str, way: str, settings: Settings) -> dict[str, Any]:
+def _source(source: str, way: str, settings: Settings) -> dict[str, Any]:
     """Return the order for a source; an operator's import is read with control."""
     if source == "JVM":
         return {"kind": "rate", "rows": settings.rows}

@@ -25,7 +25,6 @@ def run(settings: Settings) -> Figures:
     try:
         for word, keys in held.items():
             _fill(figures, app, word, keys, settings)
-            settings.say(f"{keys:,} keys are held")
         variants = [f"{touched:,} of {word}" for touched in TOUCHED for word in held]
         for round_ in range(1, settings.rounds + 1):
             figures.yardstick()
@@ -49,6 +48,7 @@ def _fill(figures: Figures, app: App, word: str, keys: int, settings: Settings) 
     rows = min(keys, FILLING)
     ran = _run(app, word, keys, rows, keys // rows, settings)
     seconds = sum(batch["ms"]["triggerExecution"] for batch in ran) / 1e3
+    settings.say(f"{keys:,} keys are held, after {seconds:.0f} s")
     figures.add(f"put {word} keys into the state", keys / seconds / 1e6, "M keys/s")
 
 
@@ -57,6 +57,7 @@ def _touch(figures: Figures, app: App, name: str, held: dict[str, int], settings
     touched = int(text.replace(",", ""))
     ran = _run(app, word, held[word], touched, 4 + queries.WARM, settings)[queries.WARM :]
     took = statistics.median(batch["ms"]["triggerExecution"] for batch in ran)
+    settings.say(f"touch {text} of {word} keys: {took:.0f} ms")
     figures.add(f"touch {text} of {word} keys", took, "ms")
 
 

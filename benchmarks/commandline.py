@@ -36,6 +36,7 @@ NAMES = (
     "explain",
     "control",
     "aligned",
+    "aligned_by_row",
     "aligned_control",
     "aligned_state",
     "matching",

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from streambroker_core.control.buckets import Layout, buckets_of
 from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.rows import Placed, from_batch, to_batch
+from streambroker_core.control.rows import Placed, from_batch, keep_first, merge, to_batch
 from streambroker_core.control.tuples import ControlError
 from streambroker_core.errors import FormatTooNewError
 
@@ -135,9 +135,7 @@ def pack_control(placed: Iterable[Placed], port: str, buckets: int) -> pa.Record
     """Pack control tuples, for all buckets. Of copies of one tuple the first in order stays."""
     first: dict[str, Placed] = {}
     for position, control in placed:
-        known = first.get(control.id)
-        if known is None or position < known[0]:
-            first[control.id] = (position, control)
+        keep_first(first, position, control)
     if not first:
         return packed_rows([])
     whole = to_batch(sorted(first.values(), key=lambda one: one[0]))
@@ -200,6 +198,24 @@ def unpack(packed: Packed) -> Arrival:
         FormatTooNewError: it is of a newer release.
         ControlError: it is no packed row, or damaged.
     """
+    metadata, batch = _opened(packed)
+    port = metadata[_PORT].decode()
+    if _LAYOUT in metadata:
+        return Arrival(port=port, layout=metadata[_LAYOUT].decode(), rows=batch)
+    return Arrival(port=port, control=_control(packed.payload, _bare(batch, metadata)))
+
+
+def merge_control(packed: Packed, into: dict[str, Placed]) -> None:
+    """Read the control tuples of a packed row into what is there; see ``rows.merge``.
+
+    Raises:
+        FormatTooNewError, ControlError: as for :func:`unpack`.
+    """
+    metadata, batch = _opened(packed)
+    merge(_bare(batch, metadata), into)
+
+
+def _opened(packed: Packed) -> tuple[Mapping[bytes, bytes], pa.RecordBatch]:
     try:
         with pa.ipc.open_stream(packed.payload) as reader:
             metadata: Mapping[bytes, bytes] = reader.schema.metadata or {}
@@ -220,11 +236,13 @@ def unpack(packed: Packed) -> Arrival:
         raise ControlError(
             f"a payload has {batch.num_rows} rows and its packed row says {packed.n}."
         )
-    port = metadata[_PORT].decode()
-    if _LAYOUT in metadata:
-        return Arrival(port=port, layout=metadata[_LAYOUT].decode(), rows=batch)
+    return metadata, batch
+
+
+def _bare(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> pa.RecordBatch:
+    """Return control tuples without what packing has added."""
     kept = {key: value for key, value in metadata.items() if key not in (_VERSION, _PORT)}
-    return Arrival(port=port, control=_control(packed.payload, batch, kept))
+    return batch.replace_schema_metadata(kept)
 
 
 def _rising(seq: pa.Array, layout: Layout) -> pa.Array:
@@ -238,14 +256,12 @@ def _rising(seq: pa.Array, layout: Layout) -> pa.Array:
     return seq
 
 
-def _control(
-    payload: bytes, batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]
-) -> tuple[Placed, ...]:
+def _control(payload: bytes, batch: pa.RecordBatch) -> tuple[Placed, ...]:
     """Read control tuples; every bucket gets the same ones, so the last are remembered."""
     if payload not in _REMEMBERED:
         if len(_REMEMBERED) >= _REMEMBER:
             _REMEMBERED.clear()
-        _REMEMBERED[payload] = tuple(from_batch(batch.replace_schema_metadata(metadata)))
+        _REMEMBERED[payload] = tuple(from_batch(batch))
     return _REMEMBERED[payload]
 
 

@@ -83,6 +83,40 @@ def from_batch(batch: pa.RecordBatch) -> list[Placed]:
         FormatTooNewError: they are of a newer release.
         ControlError: they are no control tuples.
     """
+    _check(batch)
+    return _read(batch)
+
+
+def merge(batch: pa.RecordBatch, into: dict[str, Placed]) -> None:
+    """Read Arrow rows into what is there by identity; of copies the first place stays.
+
+    Of copies only identity and place are read: each bucket of an operator that takes control sends
+    every tuple on.
+
+    Raises:
+        FormatTooNewError, ControlError: as for :func:`from_batch`.
+    """
+    _check(batch)
+    names, positions = (batch.column(name).to_pylist() for name in ("id", "position"))
+    new = []
+    for at, (name, position) in enumerate(zip(names, positions, strict=True)):
+        known = into.get(name)
+        if known is None:
+            new.append(at)
+        elif position < known[0]:
+            into[name] = (position, known[1])
+    for position, control in _read(batch.take(new)) if new else ():
+        keep_first(into, position, control)
+
+
+def keep_first(into: dict[str, Placed], position: int, control: ControlTuple) -> None:
+    """Add a tuple by its identity; of copies the first place stays."""
+    known = into.get(control.id)
+    if known is None or position < known[0]:
+        into[control.id] = (position, control)
+
+
+def _check(batch: pa.RecordBatch) -> None:
     found = (batch.schema.metadata or {}).get(_MARK)
     if found is not None and found.isdigit() and int(found) > VERSION:
         raise FormatTooNewError(path=_MARK.decode(), found=int(found), newest=VERSION, what=WHAT)
@@ -91,6 +125,9 @@ def from_batch(batch: pa.RecordBatch) -> list[Placed]:
             f"rows with the columns {', '.join(batch.schema.names)} are not control tuples: a"
             " control column has been changed on the way. Let control go around that step."
         )
+
+
+def _read(batch: pa.RecordBatch) -> list[Placed]:
     columns = (column.to_pylist() for column in batch.columns)
     return [(position, _from_row(*of)) for position, *of in zip(*columns, strict=True)]
 

@@ -28,13 +28,14 @@ from streambroker_core.control.buckets import Layout
 from streambroker_core.control.operator import OperatorError
 from streambroker_core.control.packing import (
     Packed,
+    merge_control,
     pack,
     pack_control,
     pack_watermark,
     packed_rows,
     unpack,
 )
-from streambroker_core.control.rows import Placed
+from streambroker_core.control.rows import Placed, keep_first
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
 
 PLACED, REFUSED, AT_END = "placed", "refused", "end"
@@ -46,14 +47,14 @@ class _Task:
     """What one task has for every bucket.
 
     Attributes:
-        control: its control tuples, placed.
+        control: its control tuples, placed, by identity.
         notes: what operators before this one tell of their time.
         latest: the largest event time of its rows.
         began: it has anything at all.
         numbering: of rows that have no place yet.
     """
 
-    control: list[Placed] = field(default_factory=list)
+    control: dict[str, Placed] = field(default_factory=dict)
     notes: list[notes.Note] = field(default_factory=list)
     latest: int | None = None
     began: bool = False
@@ -111,7 +112,7 @@ class Packer:
                     " END_WINDOW or AT_TIME, or say through(…, immediate='end')."
                 )
             place = LAST
-        task.control.append((place, found))
+        keep_first(task.control, place, found)
 
     def _rows(self, batch: pa.RecordBatch, task: _Task) -> pa.RecordBatch:
         if not batch.num_rows or SEQ not in batch.schema.names:
@@ -129,7 +130,7 @@ class Packer:
 
     def end(self, task: _Task) -> Iterator[pa.RecordBatch]:
         """Pack what a task has for every bucket."""
-        yield pack_control(task.control, self.layout.port, self.layout.buckets)
+        yield pack_control(task.control.values(), self.layout.port, self.layout.buckets)
         if task.notes:
             yield packed_rows(
                 (bucket, _noted(task.notes)) for bucket in range(-1, self.layout.buckets)
@@ -163,7 +164,7 @@ class Repacker:
             elif kind == NOTES:
                 task.notes += notes.decode(payload)
             else:
-                task.control += tuples_of(n, payload)
+                merge_control(Packed(seq=0, n=n, payload=payload), task.control)
         yield from packer.end(task)
 
 

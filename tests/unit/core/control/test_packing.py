@@ -22,6 +22,7 @@ from streambroker_core.control.packing import (
     PACKED,
     Packed,
     by_bucket,
+    merge_control,
     numbers,
     pack,
     pack_control,
@@ -29,7 +30,7 @@ from streambroker_core.control.packing import (
     sequence,
     unpack,
 )
-from streambroker_core.control.rows import Placed, to_batch
+from streambroker_core.control.rows import Placed, merge, to_batch
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
 from streambroker_core.errors import FormatTooNewError
 
@@ -223,6 +224,19 @@ def test_control_goes_to_every_bucket_each_identity_once_at_its_first_place() ->
         assert arrival.port == "in"
         assert arrival.control == ((3, control(1)), (4, control(0)))
     assert pack_control([], "in", 3).num_rows == 0
+
+
+def test_copies_are_joined_at_their_first_place_wherever_it_is_read() -> None:
+    merged: dict[str, Placed] = {}
+    for placed in ([(5, control(0)), (7, control(1))], [(3, control(1)), (9, control(0))]):
+        for _, one in by_bucket(pack_control(placed, "in", 1)):
+            merge_control(one, merged)
+    assert merged == {"e/1/0": (5, control(0)), "e/1/1": (3, control(1))}
+    whole = to_batch([(4, control(2)), (2, control(2))])
+    merge(whole, merged)
+    assert merged["e/1/2"] == (2, control(2))
+    with pytest.raises(ControlError, match="are not control tuples"):
+        merge(whole.replace_schema_metadata(None), merged)
 
 
 def test_payloads_that_are_none_are_refused() -> None:
