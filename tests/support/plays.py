@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from streambroker_core.offset import Offset
 from support import queries
@@ -52,7 +53,24 @@ class Lagging(Play):
         )
 
 
-class Away(Play):
+class Opened(Play):
+    """The step is armed, and the first batch published, once the importer has opened the export.
+
+    So it is one of a batch with rows, however late the exporter is.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.cut.disarm()
+
+    def _may_publish(self) -> bool:
+        if not self.opened():
+            return False
+        self.cut = Cut(self.cast.cuts, self.step)
+        return True
+
+
+class Away(Opened):
     """The importer, its driver and its agent, is killed, and comes back when it is waited for.
 
     By then its lease has ended, so that it is away and not only slow. Nothing is published before
@@ -69,13 +87,6 @@ class Away(Play):
         self.buffer: Mapping[str, str] = {**SMALL, "grace": grace}
         self.back = False
         super().__init__(cast, step, victim, batches=8, reading={"maxBytesPerBatch": "1"})
-        self.cut.disarm()
-
-    def _may_publish(self) -> bool:
-        if not self.opened():
-            return False
-        self.cut = Cut(self.cast.cuts, self.step)
-        return True
 
     def _kill(self, at: int) -> None:
         super()._kill(at)
@@ -119,8 +130,10 @@ class Lost(Away):
         return True
 
 
-class Unreached(Play):
+class Unreached(Opened):
     """The exporter's agent is killed and stays away until the importing query gives up.
+
+    A query gives up only where it has planned something: without news it waits for ever.
 
     Args:
         cast: who plays.
