@@ -1,4 +1,4 @@
-"""A query that publishes what it imports waits at its gate, and not in its tasks."""
+"""Queries that publish what they import: at the gate, and in a ring."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from support.session import SECONDS, Session, exporter_status
 from support.waiting import until
 
 SMALL = {"maxBytes": "64Ki"}
+ROUND, ROUNDS = 100.0, 3
+"""What each way round a ring adds to the price, which is less before; and how often a row goes."""
 
 
 def gated(relay: PE) -> bool:
@@ -55,3 +57,39 @@ def test_while_its_export_is_full_a_relay_holds_no_task_and_loses_nothing(
     assert set(sink.rows) == {row for file in range(21) for row in feed.rows(file)}
     assert max(sink.rows.values()) == 1
     until(lambda: not gated(relay), SECONDS, "the gate is open")
+
+
+def epochs(pe: PE, port: str) -> int:
+    """Return how many epochs an export has published."""
+    return sum(s["next"] for s in exporter_status(pe, port)["streams"].values())
+
+
+def test_a_ring_of_two_jobs_passes_each_row_on_as_often_as_it_says_and_does_not_spin(
+    jobs: Session, tmp_path: Path
+) -> None:
+    feed = Feed(tmp_path / "feed", rows_per_file=50)
+    exporter, relay, back = jobs.pe("feed"), jobs.pe("relay"), jobs.pe("back")
+    jobs.publish(exporter, feed, "out", properties={"kind": "new"})
+    both = 'kind == "new" || kind == "again"'
+    frame = relay.subscribe("in", both, start="earliest", schema=DDL)
+    once = relay.publish(
+        frame, "out", properties={"kind": "all"}, checkpoint=tmp_path / "ck-relay"
+    )
+    frame = back.subscribe("in", 'kind == "all"', start="earliest", schema=DDL)
+    again = frame.where(f"price < {ROUND * ROUNDS}").withColumn("price", frame.price + ROUND)
+    kind = {"kind": "again"}
+    jobs.queries += [once, back.publish(again, "out", properties=kind, checkpoint=tmp_path / "ck")]
+    wanted = back.subscribe("all", 'kind == "all"', start="earliest", schema=DDL)
+    _, sink = jobs.collect(wanted, "all")
+
+    for file in range(3):
+        feed.release()
+        sink.await_rows((file + 1) * (ROUNDS + 1) * feed.rows_per_file)
+    # Alone in the ring, a batch is an epoch; the last time round has no rows, and is none.
+    assert epochs(relay, "out") == 3 * (ROUNDS + 1)
+    assert epochs(back, "out") == 3 * ROUNDS
+    feed.release(5)
+    sink.await_rows(8 * (ROUNDS + 1) * feed.rows_per_file)
+    rows = [row for file in range(8) for row in feed.rows(file)]
+    rounds = range(ROUNDS + 1)
+    assert sink.rows == {(n, price + ROUND * r, name): 1 for n, price, name in rows for r in rounds}

@@ -20,6 +20,8 @@ from support.session import SECONDS, Session, Sink, exporter_status
 from support.waiting import until
 
 SCHEMA = "line bigint, price double, name string"
+WAIT_MS = 500
+"""Half of what a source waits for news that has a query to itself."""
 
 
 def rows_of(feed: Feed, *files: int) -> set[tuple[int, float, str]]:
@@ -191,19 +193,30 @@ def test_an_import_beside_another_source_does_not_hold_it_up(
     frame = importer.subscribe("in", 'kind == "a"', start="earliest", schema=SCHEMA)
     other = Feed(tmp_path / "other", rows_per_file=50, first_line=10_000)
     both = frame.union(jobs.files(other))
-    jobs.queries.append(
-        importer.publish(both, "all", properties={"kind": "all"}, checkpoint=jobs.folder / "ck-all")
+    published = importer.publish(
+        both, "all", properties={"kind": "all"}, checkpoint=jobs.folder / "ck-all"
     )
+    jobs.queries.append(published)
+
+    def await_rows(count: int) -> None:
+        def there() -> bool:
+            streams = exporter_status(importer, "all")["streams"].values()
+            return bool(sum(s["rows"] for s in streams) == count)
+
+        until(there, SECONDS, f"{count} rows of both sources")
+
     feed.release(1)
     other.release(1)
+    await_rows(100)
+    for file in range(3):
+        other.release(1)
+        await_rows(150 + 50 * file)
 
-    until(
-        lambda: sum(s["rows"] for s in exporter_status(importer, "all")["streams"].values()) == 100,
-        SECONDS,
-        "rows of both sources",
-    )
     (query,) = importer.status()["imports"]["queries"].values()
     assert query == {"export": "all", "imports": 1, "foreign": True, "gated": False}
+    until(lambda: published.lastProgress.batchId >= 3, SECONDS, "the progress of the last batch")
+    asked = [p.durationMs["latestOffset"] for p in published.recentProgress[-3:]]
+    assert min(asked) < WAIT_MS, asked
 
 
 def test_an_idle_import_is_one_batch_and_no_more(jobs: Session, feed: Feed) -> None:
