@@ -111,7 +111,10 @@ class StreambrokerDataSource(DataSource):
         return StreambrokerStreamWriter(schema, Options.read(self.options, "export"), overwrite)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Refuse batch writes: without a batch id nothing could be published exactly once."""
+        """Refuse batch writes: without a batch id nothing could be published exactly once.
+
+        Why no options take its place: ``docs/decisions/0039-batch-writes-are-refused.md``.
+        """
         raise OptionError(
             "format streambroker writes streams only: use df.writeStream, or pe.publish(df, port)."
         )
