@@ -4,7 +4,8 @@
 (under ``wait``, with a filter that changes, with a slow importer and a policy that changes), and
 beside them two Spark jobs. At drawn moments a process is killed: a driver, a Python worker, an
 agent, the broker. At the end each batch is compared with the rows that were fed, the counts have to
-be exact, and neither the agents' memory nor their disk may have grown over the last two thirds.
+be exact, and neither the memory of agents and broker nor the disk of agents may grow in the second
+half.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import statistics
 import sys
 import tempfile
 import threading
@@ -28,6 +28,7 @@ from typing import Any
 from streambroker_core.errors import StreambrokerError
 from support.cast import Cast, kill
 from support.checkpoints import batches, received
+from support.drift import drift
 from support.lanes import FILTERS, Lane, Nature
 from support.waiting import until
 from support.world import World, check_rows
@@ -40,8 +41,8 @@ NATURES = [
 BETWEEN = (3.0, 12.0)
 """Seconds between two deeds."""
 LOOK_SECONDS = 5.0
-GROWTH, SLACK = 1.15, 24 << 20
-"""What the last third may have more than the middle one: a factor, and bytes."""
+BOUNDS = {"rss": (0.08, 12 << 20), "disk": (0.05, 8 << 20)}
+"""By how much each may grow over the second half: a part of what it has there, and bytes."""
 END_SECONDS = 240.0
 
 
@@ -144,9 +145,11 @@ class Soak:
         agents = {"exporter": self.cast.exporter, "importer": self.cast.importer}
         return {
             "seconds": round(time.monotonic() - self.began, 1),
-            "rss": {n: resident(a.process.pid) for n, a in agents.items() if a.process},
+            "rss": {
+                **{n: resident(a.process.pid) for n, a in agents.items() if a.process},
+                "broker": resident(self.cast.broker.process.pid),
+            },
             "disk": {n: on_disk(a.home) for n, a in agents.items()},
-            "broker": resident(self.cast.broker.process.pid),
         }
 
     def _end(self) -> dict[str, Any]:
@@ -175,16 +178,16 @@ class Soak:
         }
 
     def _growth(self) -> dict[str, list[int]]:
-        """Return the medians of the middle and the last third of what must not grow."""
-        third = len(self.looks) // 3
+        """Return of what must not grow its median over the second half, and by how much it grew."""
+        half = self.looks[len(self.looks) // 2 :]
         found = {}
-        for what, of in (("rss", "exporter"), ("rss", "importer"), ("disk", "exporter")):
-            series = [look[what].get(of) or 0 for look in self.looks]
-            middle, last = (
-                int(statistics.median(series[third * n : third * (n + 1)] or [0])) for n in (1, 2)
-            )
-            assert last <= middle * GROWTH + SLACK, f"{what} of {of} grows: {middle} to {last}"
-            found[f"{what} of {of}"] = [middle, last]
+        for what, (part, slack) in BOUNDS.items():
+            for of in half[0][what]:
+                # A process that was killed at that moment has none.
+                series = [(k["seconds"], k[what][of]) for k in half if k[what].get(of)]
+                middle, grown = drift(series)
+                found[f"{what} of {of}"] = [round(middle), round(grown)]
+                assert grown <= middle * part + slack, f"{what} of {of} grows: {found}"
         return found
 
 
