@@ -72,9 +72,7 @@ def test_a_ring_of_two_jobs_passes_each_row_on_as_often_as_it_says_and_does_not_
     jobs.publish(exporter, feed, "out", properties={"kind": "new"})
     both = 'kind == "new" || kind == "again"'
     frame = relay.subscribe("in", both, start="earliest", schema=DDL)
-    once = relay.publish(
-        frame, "out", properties={"kind": "all"}, checkpoint=tmp_path / "ck-relay"
-    )
+    once = relay.publish(frame, "out", properties={"kind": "all"}, checkpoint=tmp_path / "ck-relay")
     frame = back.subscribe("in", 'kind == "all"', start="earliest", schema=DDL)
     again = frame.where(f"price < {ROUND * ROUNDS}").withColumn("price", frame.price + ROUND)
     kind = {"kind": "again"}
