@@ -59,7 +59,7 @@ def _window(app: App, name: str, round_: int, settings: Settings) -> float:
         checkpoint=str(settings.place / f"checkpoint-{name}-{round_}"),
         batches=3,
     )
-    took = [batch["ms"]["triggerExecution"] for batch in ran if batch["rows"]][:3]
+    took: list[float] = [batch["ms"]["triggerExecution"] for batch in ran if batch["rows"]][:3]
     settings.say(f"{name} tuples: windows of {', '.join(map(str, took))} ms")
     return statistics.median(took[1:])
 

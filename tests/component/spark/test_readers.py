@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from pe_agent.agent.process import read_address
 from support.checkpoints import batches, committed, offset, planned
@@ -214,8 +215,12 @@ def test_an_import_beside_another_source_does_not_hold_it_up(
 
     (query,) = importer.status()["imports"]["queries"].values()
     assert query == {"export": "all", "imports": 1, "foreign": True, "gated": False}
-    until(lambda: published.lastProgress.batchId >= 3, SECONDS, "the progress of the last batch")
-    asked = [p.durationMs["latestOffset"] for p in published.recentProgress[-3:]]
+
+    def progress() -> list[StreamingQueryProgress]:
+        return list(published.recentProgress)
+
+    until(lambda: progress()[-1].batchId >= 3, SECONDS, "the progress of the last batch")
+    asked = [p.durationMs["latestOffset"] for p in progress()[-3:]]
     assert min(asked) < WAIT_MS, asked
 
 
