@@ -133,6 +133,7 @@ def test_another_broker_that_knows_nothing_of_the_request_gets_the_same_identity
         one.unlink()
     outside.start_broker()
     outside.ask("PUT", TRADES, EXPORT)
+    outside.agent.restart()
 
     def known() -> bool:
         try:
