@@ -10,14 +10,16 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.atomic.LongAdder;
 import org.apache.flink.api.common.functions.OpenContext;
+import org.apache.flink.api.common.typeinfo.Types;
 import org.apache.flink.cep.CEP;
 import org.apache.flink.cep.functions.PatternProcessFunction;
+import org.apache.flink.cep.functions.TimedOutPartialMatchHandler;
 import org.apache.flink.cep.pattern.Pattern;
 import org.apache.flink.cep.pattern.conditions.IterativeCondition;
 import org.apache.flink.cep.pattern.conditions.SimpleCondition;
 import org.apache.flink.configuration.Configuration;
-import org.apache.flink.configuration.TaskManagerOptions;
 import org.apache.flink.configuration.MemorySize;
+import org.apache.flink.configuration.TaskManagerOptions;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.datastream.DataStreamUtils;
 import org.apache.flink.streaming.api.datastream.KeyedStream;
@@ -26,12 +28,15 @@ import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
 import org.apache.flink.streaming.api.functions.source.RichParallelSourceFunction;
 import org.apache.flink.streaming.api.watermark.Watermark;
 import org.apache.flink.util.Collector;
+import org.apache.flink.util.OutputTag;
 
 /**
  * The same patterns on Flink CEP. Reads orders from its input, one a line, and answers each with a
  * line: matches, seconds from the first event to the end of the job, processor seconds meanwhile.
  *
- * <p>An order is {@code file shape stages window parallelism exchange}. A file has the number of
+ * <p>An order is {@code file shape stages window parallelism mode}; the mode is {@code plain},
+ * {@code chained}, where source and matching are one task, or {@code timeouts}, where partial
+ * matches whose time is over are told too. A file has the number of
  * events and then, column by column, key, kind and price of each; its place is its time. It is read
  * before the job begins, so the job only makes events of arrays.
  */
@@ -44,6 +49,7 @@ public final class FlinkPatterns {
   private static byte[] kinds;
   private static double[] prices;
   private static volatile long began;
+  private static volatile long usedBefore;
   private static final LongAdder matches = new LongAdder();
 
   private FlinkPatterns() {}
@@ -65,7 +71,7 @@ public final class FlinkPatterns {
       read(order[0]);
       Pattern<Event, ?> pattern = pattern(order[1], Integer.parseInt(order[2]));
       pattern = pattern.within(Duration.ofMillis(Long.parseLong(order[3])));
-      System.out.println("done " + run(pattern, Integer.parseInt(order[4]), "yes".equals(order[5])));
+      System.out.println("done " + run(pattern, Integer.parseInt(order[4]), order[5]));
     }
   }
 
@@ -86,7 +92,7 @@ public final class FlinkPatterns {
     held = file;
   }
 
-  private static String run(Pattern<Event, ?> pattern, int parallelism, boolean exchange)
+  private static String run(Pattern<Event, ?> pattern, int parallelism, String mode)
       throws Exception {
     Configuration settings = new Configuration();
     settings.set(TaskManagerOptions.NETWORK_MEMORY_MAX, MemorySize.ofMebiBytes(64));
@@ -94,16 +100,16 @@ public final class FlinkPatterns {
     flink.getConfig().enableObjectReuse();
     DataStream<Event> events = flink.addSource(new Replay());
     KeyedStream<Event, Long> keyed =
-        exchange
-            ? events.keyBy(event -> event.key)
-            : DataStreamUtils.reinterpretAsKeyedStream(events, event -> event.key);
-    CEP.pattern(keyed, pattern).inEventTime().process(new Count()).sinkTo(new DiscardingSink<>());
+        mode.equals("chained")
+            ? DataStreamUtils.reinterpretAsKeyedStream(events, event -> event.key)
+            : events.keyBy(event -> event.key);
+    Count count = mode.equals("timeouts") ? new CountAll() : new Count();
+    CEP.pattern(keyed, pattern).inEventTime().process(count).sinkTo(new DiscardingSink<>());
     matches.reset();
     began = 0;
-    long used = used();
     flink.execute();
     double seconds = (System.nanoTime() - began) / 1e9;
-    return matches.sum() + " " + seconds + " " + (used() - used) / 1e9;
+    return matches.sum() + " " + seconds + " " + (used() - usedBefore) / 1e9;
   }
 
   private static long used() {
@@ -158,6 +164,7 @@ public final class FlinkPatterns {
     @Override
     public void open(OpenContext context) {
       if (began == 0) {
+        usedBefore = used();
         began = System.nanoTime();
       }
     }
@@ -188,12 +195,23 @@ public final class FlinkPatterns {
   }
 
   /** Counts matches and hands on how many stages each has. */
-  private static final class Count extends PatternProcessFunction<Event, Integer> {
+  private static class Count extends PatternProcessFunction<Event, Integer> {
     @Override
     public void processMatch(
         Map<String, List<Event>> match, Context context, Collector<Integer> out) {
       matches.increment();
       out.collect(match.size());
+    }
+  }
+
+  /** Hands on partial matches whose time is over as well. */
+  private static final class CountAll extends Count
+      implements TimedOutPartialMatchHandler<Event> {
+    private static final OutputTag<Integer> TIMEOUTS = new OutputTag<>("timeouts", Types.INT);
+
+    @Override
+    public void processTimedOutMatch(Map<String, List<Event>> match, Context context) {
+      context.output(TIMEOUTS, match.size());
     }
   }
 }

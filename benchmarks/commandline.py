@@ -42,6 +42,7 @@ NAMES = (
     "matching",
     "cep",
     "cep_peer",
+    "cep_spark",
     "side",
     "cold_start",
     "feed",

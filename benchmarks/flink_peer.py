@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 import peer_jars
@@ -22,6 +23,7 @@ from pe_agent.local import java_home
 PROGRAM = "FlinkPatterns"
 JVM = ["-Xms2g", "-Xmx2g", "--add-opens=java.base/java.util=ALL-UNNAMED"]
 SECONDS = 120.0
+Mode: TypeAlias = Literal["plain", "chained", "timeouts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class Answer:
     Attributes:
         matches: how many.
         seconds: of the clock, from the first event to the end.
-        processor: seconds of all its cores meanwhile, and of the job's start.
+        processor: seconds of all its cores meanwhile.
     """
 
     matches: int
@@ -63,14 +65,15 @@ class Flink(Child):
             self.end()
             raise
 
-    def run(self, workload: Workload, file: Path, *, exchange: bool = True) -> Answer:
+    def run(self, workload: Workload, file: Path, mode: Mode = "plain") -> Answer:
         """Run a job over the events of a file.
 
         Args:
             workload: its pattern is built there anew.
             file: what `write` has written.
-            exchange: rows go through Flink's exchange by key, as in any job with a key. Without,
-                source and matching are one task, which is so only where there is one of them.
+            mode: `chained` makes source and matching one task, without the exchange by key that any
+                job with a key has, and is only for one task of each; `timeouts` has partial
+                matches told whose time is over, as ours always are.
         """
         order = (
             file,
@@ -78,7 +81,7 @@ class Flink(Child):
             workload.stages,
             workload.window,
             self._cores,
-            "yes" if exchange else "no",
+            mode,
         )
         assert self.process.stdin is not None
         self.process.stdin.write(" ".join(map(str, order)) + "\n")

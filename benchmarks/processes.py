@@ -301,12 +301,18 @@ class Agent:
 
 
 class App(Child):
-    """A Spark application in a process of its own; see :mod:`spark_app`."""
+    """A Spark application in a process of its own; see :mod:`spark_app`.
+
+    Attributes:
+        program: the module that it runs.
+    """
+
+    program = "spark_app"
 
     def __init__(self, place: Path, job: str, **plan: Any) -> None:
         self.home = place / f"home-{job}"
         text = json.dumps({"job": job, "home": str(self.home), **plan})
-        super().__init__([sys.executable, "-m", "spark_app", text], place / f"{job}.log")
+        super().__init__([sys.executable, "-m", self.program, text], place / f"{job}.log")
 
     def ready(self) -> App:
         """Wait until the session is there."""

@@ -48,7 +48,8 @@ def session(plan: dict[str, Any]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local[{plan['cores']}]").appName(plan["job"])
-    for key, value in {**(CONF if plan.get("tuned", True) else {}), **QUIET}.items():
+    settings = {**(CONF if plan.get("tuned", True) else {}), **QUIET, **plan.get("conf", {})}
+    for key, value in settings.items():
         builder = builder.config(key, value)
     if plan.get("jars"):
         builder = builder.config("spark.jars", ",".join(plan["jars"]))
@@ -146,7 +147,7 @@ class Application:
             for query in queries:
                 query.stop()
         return [
-            [_short(p) for p in query.recentProgress if p["numInputRows"] or p["durationMs"]]
+            [shortened(p) for p in query.recentProgress if p["numInputRows"] or p["durationMs"]]
             for query in queries
         ]
 
@@ -177,7 +178,8 @@ def _enough(query: StreamingQuery, order: dict[str, Any]) -> bool:
     return False
 
 
-def _short(progress: Any) -> dict[str, Any]:
+def shortened(progress: Any) -> dict[str, Any]:
+    """Return what is told of a progress report."""
     began = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")).timestamp()
     return {
         "batch": progress["batchId"],

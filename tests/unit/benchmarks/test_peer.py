@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -88,3 +89,43 @@ def test_rows_are_counted_inside_a_batch_too(monkeypatch: pytest.MonkeyPatch) ->
     assert queries.ended(ran, 150) == 22.0
     with pytest.raises(RuntimeError, match="only 200 rows"):
         queries.ended(ran, 201)
+
+
+def test_flink_reads_the_events_that_we_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    runs, peer = importlib.import_module("pattern_runs"), importlib.import_module("flink_peer")
+    batch = runs.events(1_000, 0.1, 7)
+    peer.write(batch, tmp_path / "events")
+    data = (tmp_path / "events").read_bytes()
+    assert int.from_bytes(data[:8], "little") == 1_000
+    assert np.frombuffer(data, "<i8", 1_000, 8).tolist() == batch.column("key").to_pylist()
+    kinds = [runs.KINDS[code] for code in data[8_008:9_008]]
+    assert kinds == batch.column("kind").to_pylist()
+    assert np.frombuffer(data, "<f8", 1_000, 9_008).tolist() == batch.column("price").to_pylist()
+    assert len(data) == 17_008
+
+
+def test_without_a_compiler_flink_is_not_measured(
+    peer_jars: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    peer = importlib.import_module("flink_peer")
+    monkeypatch.setattr(peer, "java_home", lambda: tmp_path)
+    with pytest.raises(peer_jars.PeerMissingError, match=r"no javac.*install a JDK"):
+        peer.compiled(tmp_path / "flink")
+
+
+@pytest.mark.parametrize("shape", ["relaxed", "strict", "loop", "negation"])
+def test_the_engine_that_is_measured_finds_what_matchers_without_masks_find(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    runs, cep = importlib.import_module("pattern_runs"), importlib.import_module("cep")
+    work = runs.Workload(shape=shape, share=0.15, keys=10)
+    batch = work.events(2_000)
+    monkeypatch.setattr(runs, "BATCH", 400)
+    ran = runs.Engine([work.pattern()]).run(batch)
+    _, matches = cep.one_by_one(work.pattern(), batch)
+    assert ran.matches == matches > 0
+    assert ran.runs >= ran.held > 0

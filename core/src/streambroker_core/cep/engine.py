@@ -54,6 +54,10 @@ class Result(NamedTuple):
     trigger: int
 
 
+_new_result = tuple.__new__
+"""As `Run` is made."""
+
+
 @dataclass(slots=True)
 class Metrics:
     """What a rule has done in this bucket since the object was made; see `RuleFigures`.
@@ -414,8 +418,8 @@ class Engine:
             timeouts = list(told.values())
         metrics.timeouts += len(timeouts)
         metrics.matches += len(matches)
-        results += [Result(name, version, key, timeout, trigger) for timeout in timeouts]
-        results += [Result(name, version, key, match, trigger) for match in matches]
+        outcomes: list[Match | Timeout] = [*timeouts, *matches]
+        results += [_new_result(Result, (name, version, key, one, trigger)) for one in outcomes]
 
 
 def _trigger(result: Result) -> int:

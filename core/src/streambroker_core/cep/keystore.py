@@ -123,9 +123,10 @@ class KeyStore:
             if place not in self._loaded:
                 found.append((time_of(key[len(_DUE) :]), place))
         for place, matchers in self._loaded.items():
-            first = _first(matchers)
-            if first <= time:
-                found.append((first, place))
+            if matchers:
+                first = _first(matchers)
+                if first <= time:
+                    found.append((first, place))
         return [place for _, place in sorted(found)]
 
     def first_due(self) -> int | None:
@@ -162,7 +163,7 @@ class KeyStore:
 
     def save(self) -> None:
         """Write back into the state what has changed of what was loaded."""
-        changed = [place for place in sorted(self._loaded) if self._has_changed(place)]
+        changed = sorted(place for place in self._loaded if self._has_changed(place))
         nodes = {place: nodes_of(self._loaded[place].values()) for place in changed}
         fill(_events(nodes.values()))
         for place in changed:
@@ -198,7 +199,10 @@ def _events(nodes: Iterable[Mapping[int, Any]]) -> Iterator[Event]:
 
 
 def _first(matchers: Mapping[RuleKey, Matcher]) -> int:
-    return min((each.due for each in matchers.values()), default=NEVER)
+    first = NEVER
+    for each in matchers.values():
+        first = min(first, each.due)
+    return first
 
 
 def _first_held(matchers: Mapping[RuleKey, Matcher]) -> int:

@@ -203,9 +203,16 @@ class Matcher:
             return [], []
         states = self.automaton.states
         self.changed = True
-        over = [run for run in self.runs if run.due <= now]
-        self.runs = [run for run in self.runs if run.due > now]
-        self.due = min((run.due for run in self.runs), default=NEVER)
+        over: list[Run] = []
+        left: list[Run] = []
+        due = NEVER
+        for run in self.runs:
+            if run.due <= now:
+                over.append(run)
+            else:
+                left.append(run)
+                due = min(due, run.due)
+        self.runs, self.due = left, due
         pending = [run for run in over if states[run.state].kind == "pending"]
         timeouts = [
             Timeout(run.node, self.automaton.stages, run.due, states[run.state].waits)
@@ -260,7 +267,7 @@ class Matcher:
         if step.target != FINAL and not decision.stopped:
             runs.append(self.run_in(step.target, node, start, began))
         if step.match:
-            found.append(Run(FINAL, node, start, began, NEVER))
+            found.append(_new_run(Run, (FINAL, node, start, began, NEVER)))
 
     def run_in(self, state: int, node: Node, start: int, began: int) -> Run:
         """Return a run in a state, with the time at which it is over."""

@@ -125,7 +125,7 @@ class View:
     def __init__(self, rows: Rows, selector: Selector, *, many: bool = False) -> None:
         self.rows, self._selector, self._many = rows, selector, many
         self._lists: tuple[list[int], list[int], list[int]] | None = None
-        self._made: tuple[pa.Array, list[Any]] | None = None
+        self._made: tuple[pa.Array, Any] | None = None
         self._places: dict[int, bytes] = {}
         self._order: tuple[pa.Array, pa.Array] | None = None
 
@@ -150,22 +150,30 @@ class View:
         place = self._places.get(code)
         if place is None:
             value = self._coded()[1][code]
+            if isinstance(value, pa.Scalar):
+                value = value.as_py() if self.rows.places is not None else (value.as_py(),)
             if self.rows.places is None:
                 value = place_of(self._selector, value)
             place = self._places[code] = value
         return place
 
-    def _coded(self) -> tuple[pa.Array, list[Any]]:
+    def _coded(self) -> tuple[pa.Array, Any]:
         if self._made is None:
             self._made = self._code()
         return self._made
 
-    def _code(self) -> tuple[pa.Array, list[Any]]:
-        """Return the codes of the rows, and the values or the bytes of each code."""
+    def _code(self) -> tuple[pa.Array, Any]:
+        """Return the codes of the rows, and the values or the bytes of each code.
+
+        Those of one column stay Arrow's: of many keys a rule takes notice of few.
+        """
         if self.rows.places is not None:
             encoded = self.rows.places.dictionary_encode()
-            return encoded.indices, encoded.dictionary.to_pylist()
+            return encoded.indices, encoded.dictionary
         columns = key_columns(self.rows.batch, self._selector)
+        if len(columns) == 1:
+            encoded = columns[0].dictionary_encode("encode")
+            return encoded.indices, encoded.dictionary
         if not columns:
             return pa.repeat(pa.scalar(0, pa.int32()), self.rows.batch.num_rows), [()]
         return coded(columns)
