@@ -267,9 +267,9 @@ class Play:
         return True
 
     def opened(self) -> bool:
-        """Whether the importer has opened the export; from then on it keeps all epochs for it."""
+        """Whether a batch of the importer that opened the export has ended: it keeps all epochs."""
         log = queries.Checkpoint(self.folder / "importing")
-        return bool((log.read("offsets", log.last("offsets")) or {}).get("last"))
+        return bool((log.read("offsets", log.last("commits")) or {}).get("last"))
 
     def _through(self) -> bool:
         self._turn()
