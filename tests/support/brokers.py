@@ -63,7 +63,7 @@ class Answer:
 
 
 class Rest:
-    """A client of one broker; paths begin below ``/api/subscriptions``."""
+    """A client of one broker; paths begin below ``/api/subscriptions``, or with ``/api/``."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url = url
@@ -83,8 +83,9 @@ class Rest:
         if method in ("PUT", "PATCH", "POST"):
             data = json.dumps(body).encode() if data is None else data
             sent.setdefault("Content-Type", "application/json")
+        where = path if path.startswith("/api/") else f"/api/subscriptions{path}"
         async with self.session.request(
-            method, f"{self.url}/api/subscriptions{path}", headers=sent, data=data
+            method, f"{self.url}{where}", headers=sent, data=data
         ) as answer:
             text = await answer.read()
             assert_conforms(method, answer.url.raw_path, answer.status, answer.headers, text)

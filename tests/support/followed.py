@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from streambroker_core.board import Action, Board, Event, Synced, Unreadable
-from streambroker_core.model import Kind, PeKey, Resource
-from streambroker_core.wire.manifest import PLURALS
+from streambroker_core.model import RULE, AnyKind, PeKey
+from streambroker_core.wire.manifest import OBJECTS
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
@@ -28,12 +28,12 @@ from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
 from streambroker_operator.kubernetes.objects import Objects
 from streambroker_operator.kubernetes.reflector import ReflectorFeeder
 from streambroker_operator.kubernetes.registrations import Registrations
+from streambroker_operator.kubernetes.rule_statuses import RuleStatuses
 from streambroker_operator.kubernetes.statuses import Statuses
 from streambroker_operator.kubernetes.writes import KubernetesStore
 from streambroker_operator.runtime import Runtime
 from support.cluster import GROUP, ApiServer
 from support.kube_proxy import KubeProxy
-from support.object_store import KINDS
 from support.waiting import until
 
 T = TypeVar("T")
@@ -141,6 +141,7 @@ class Followed:
             events = EventWriter(api, "broker-0")
             desk = Desk(self.board, self.store, events, leads=lambda: False, relay=lambda *_: None)
             desk.statuses = Statuses(self.board, lambda *_: None)
+            desk.rule_statuses = RuleStatuses(self.board, lambda *_: None)
             self.runtime = Runtime(self.store, sender, self.board, desk)
             desk.deliver, desk.why_cut = self.runtime.deliver, self.runtime.why_cut
             self.feeder = kind(client, self._namespaces, desk.look)
@@ -246,6 +247,7 @@ def _uids(board: Board) -> set[str]:
 def _entries(board: Board, feeder: ApiFeeder) -> dict[str, Entry]:
     found: dict[str, Entry] = {export.uid: export for export in board.each_export()}
     found |= {import_.uid: import_ for import_ in board.each_import()}
+    found |= {rule.uid: rule for rule in board.rules}
     for kind, feed in feeder.feeds.items():
         for uid in list(feed.following._known):
             what = board.unreadable(kind, uid)
@@ -275,25 +277,23 @@ class Scan:
 
 def scan(api: ApiServer, namespaces: Sequence[str]) -> Scan | None:
     """Return what a server holds; None while it cannot say."""
-    bodies: list[tuple[Kind, Any]] = []
-    for kind in KINDS:
+    bodies: list[tuple[AnyKind, Any]] = []
+    for kind, plural in OBJECTS.items():
         for namespace in namespaces:
-            answer = api.request("GET", f"{GROUP}/namespaces/{namespace}/{PLURALS[kind]}")
+            answer = api.request("GET", f"{GROUP}/namespaces/{namespace}/{plural}")
             if answer.status != 200:
                 return None
             bodies += [(kind, body) for body in answer.body["items"]]
     board, entries = Board(), {}
-    for kind in KINDS:
+    for kind in OBJECTS:
         found = [read(kind, sighting_of(body)) for of, body in bodies if of == kind]
         entries.update({one.uid: one for one in found})
-        listed: tuple[tuple[Resource, int], ...] = tuple(
-            (one, 1) for one in found if not isinstance(one, Unreadable)
-        )
+        listed = tuple((one, 1) for one in found if not isinstance(one, Unreadable))
         unreadable = tuple(one for one in found if isinstance(one, Unreadable))
         board.handle(Synced(kind=kind, listed=listed, version=1, unreadable=unreadable))
     registrations = Registrations(Objects(HttpApi(Access(server=api.url))), board)
     for kind, body in bodies:
-        agent = registrations.saw(kind, body)
+        agent = None if kind == RULE else registrations.saw(kind, body)
         if agent is not None:
             board.handle(agent)
     return Scan(entries=entries, board=board)

@@ -12,6 +12,7 @@ from typing import Literal
 import aiohttp
 from aiohttp import web
 
+from streambroker_core.wire.manifest import OBJECTS
 from streambroker_operator.kubernetes.access import Access, Credentials
 
 What = Literal["list", "marks", "watch", "get", "crd", "other"]
@@ -240,7 +241,7 @@ def _asked(request: web.Request) -> Asked:
     if "customresourcedefinitions/" in request.path:
         what, plural = "crd", last.partition(".")[0]
     elif "/streambroker.io/" in request.path:
-        if last in ("exports", "imports"):
+        if last in OBJECTS.values():
             plural = last
             what = "marks" if "PartialObjectMetadataList" in headers.get("Accept", "") else "list"
             what = "watch" if request.query.get("watch") == "true" else what

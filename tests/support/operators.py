@@ -110,11 +110,12 @@ class Operator:
     def call(
         self, token: str, method: str, path: str, body: Any = None, **headers: str
     ) -> tuple[int, Any, Message]:
-        """Send a request below ``/api/subscriptions``; return status, body and headers."""
+        """Send a request below ``/api/subscriptions``, or to ``/api/…``; return what came of it."""
         data = None if body is None else json.dumps(body).encode()
         sent = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", **headers}
+        where = path if path.startswith("/api/") else f"/api/subscriptions{path}"
         request = urllib.request.Request(
-            f"{self.url}/api/subscriptions{path}", data=data, method=method, headers=sent
+            f"{self.url}{where}", data=data, method=method, headers=sent
         )
         try:
             with _OPEN.open(request, timeout=20.0) as answer:

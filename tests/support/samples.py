@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from streambroker_core.board.rulebook import rule_problem
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
-from streambroker_core.model import Import, Resource
-from streambroker_core.wire.manifest import read_manifest, size_problem
+from streambroker_core.model import RULE, Import, Resource, Rule
+from streambroker_core.wire.manifest import OBJECTS, read_manifest, size_problem
+from streambroker_core.wire.rules import read_rule_manifest
 from streambroker_operator.cli.plain_yaml import load_all
 
 _FOLDER = Path(__file__).parents[2] / "crds" / "samples"
@@ -49,7 +51,7 @@ class Sample:
     @property
     def plural(self) -> str:
         """The resource's name in paths."""
-        return f"{self.documents[0]['kind'].lower()}s"
+        return next(word for kind, word in OBJECTS.items() if kind == self.documents[0]["kind"])
 
 
 def samples(folder: str) -> list[Sample]:
@@ -64,12 +66,14 @@ def samples(folder: str) -> list[Sample]:
     return found
 
 
-def accepted(document: object) -> Resource:
+def accepted(document: object) -> Resource | Rule:
     """Read a document and check all that the broker checks of it alone.
 
     Raises:
         StreambrokerError: the broker would not accept it.
     """
+    if isinstance(document, dict) and document.get("kind") == RULE:
+        return _accepted_rule(document)
     resource = read_manifest(document)
     problem: StreambrokerError | None = size_problem(resource)
     if problem is not None:
@@ -78,3 +82,11 @@ def accepted(document: object) -> Resource:
         parse(resource.subscription or "", "subscription")
         parse(resource.filter or "", "filter")
     return resource
+
+
+def _accepted_rule(document: object) -> Rule:
+    rule = read_rule_manifest(document)
+    problem = rule_problem(rule)
+    if problem is not None:
+        raise problem
+    return rule

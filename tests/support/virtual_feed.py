@@ -161,6 +161,7 @@ class Replica:
     def _list(self, event: Synced) -> None:
         self._handle(event)
         kind = event.kind
+        assert kind != "PatternProcessor"
         self.gap.discard(kind)
         self.listed[kind] = event.version
         self.missed[kind] = {v for v in self.missed[kind] if v > event.version}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.properties import Value
@@ -29,9 +29,13 @@ Policy: TypeAlias = Literal["wait", "drop"]
 OnCongestion: TypeAlias = Literal["inherit", "drop"]
 Start: TypeAlias = Literal["latest", "earliest"]
 Kind: TypeAlias = Literal["Export", "Import"]
+RuleKind: TypeAlias = Literal["PatternProcessor"]
+AnyKind: TypeAlias = Literal["Export", "Import", "PatternProcessor"]
+RULE: RuleKind = "PatternProcessor"
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_RULE_ID = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,251}[A-Za-z0-9])?")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,4}")
 _PORT = re.compile(r"[A-Za-z_][-A-Za-z0-9_]{0,62}")
 
@@ -49,6 +53,11 @@ def is_resource_name(text: str) -> bool:
 def is_port_name(text: str) -> bool:
     """Say whether a text can name a port."""
     return _PORT.fullmatch(text) is not None
+
+
+def is_rule_id(text: str) -> bool:
+    """Say whether a text can name a rule of a job here; it stands in addresses."""
+    return _RULE_ID.fullmatch(text) is not None
 
 
 class PeKey(NamedTuple):
@@ -102,6 +111,17 @@ class PortKey(NamedTuple):
             raise ManifestError(path="", reason=f"{text!r} is not namespace/job/pe/port")
         pe = PeKey.parse(owner)
         return cls(namespace=pe.namespace, job=pe.job, pe=pe.pe, port=port)
+
+
+class RuleKey(NamedTuple):
+    """Which rule of which job; its text is ``namespace/job/id``."""
+
+    namespace: str
+    job: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.job}/{self.id}"
 
 
 def port_of(key: str) -> str:
@@ -228,6 +248,29 @@ class Import:
     schema: Schema | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule of patterns that a job is to run.
+
+    Attributes:
+        name: name of the resource.
+        uid: identity; deleting and creating again gives a new one.
+        generation: counts the changes of the spec.
+        created: seconds since 1970, UTC; the older of two rivals wins.
+        document: the rule as `streambroker_core.cep.document.read_rule` reads it, or as it was
+            written where that refuses it; with its id.
+        enable: counted up to have a rule run again that an error has turned off.
+    """
+
+    key: RuleKey
+    uid: str
+    name: str = ""
+    generation: int = 1
+    created: float = 0.0
+    document: Mapping[str, Any]
+    enable: int = 0
+
+
 Resource: TypeAlias = Export | Import
 
 
@@ -244,6 +287,14 @@ def resource_order(resource: Resource) -> tuple[PortKey, float, str]:
 def seniority(resource: Resource) -> tuple[float, str]:
     """Return what decides between rivals for a port or a name: the lowest holds it."""
     return resource.created, resource.uid
+
+
+def rule_name_of(rule: Rule) -> str:
+    """Return the name of a rule's resource; where none was given, one made of job and id.
+
+    Kubernetes takes no capitals and no ``_`` there, so ids that differ in these alone need names.
+    """
+    return rule.name or f"{rule.key.job}.{rule.key.id}".lower().replace("_", "-")[:253].rstrip("-.")
 
 
 def name_of(resource: Resource) -> str:

@@ -6,8 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from streambroker_core.board import Event
-from streambroker_core.model import Kind, PeKey, PortKey, Resource
+from streambroker_core.board import (
+    Event,
+    ExportApplied,
+    ExportRemoved,
+    ImportApplied,
+    ImportRemoved,
+)
+from streambroker_core.model import Export, Kind, PeKey, PortKey, Resource, Rule, RuleKey, kind_of
 from streambroker_core.whatif import Proposal
 from streambroker_core.wire.registration import Registration
 from streambroker_operator.idempotency import Answered
@@ -33,6 +39,17 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRule:
+    """A rule of patterns as it is kept; attributes as of `Stored`."""
+
+    rule: Rule
+    version: int
+    created: bool = False
+    changed: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownPe:
     """A PE that was registered or had a resource; without an agent if it never registered."""
 
@@ -44,6 +61,20 @@ class KnownPe:
 def by_port(stored: Stored) -> PortKey:
     """Return what orders resources of one kind: their ports."""
     return stored.resource.key
+
+
+def applied_event(stored: Stored) -> ExportApplied | ImportApplied:
+    """Return what to tell a board of a resource that was put."""
+    resource = stored.resource
+    if isinstance(resource, Export):
+        return ExportApplied(export=resource, version=stored.version)
+    return ImportApplied(import_=resource, version=stored.version)
+
+
+def removed_event(stored: Stored) -> ExportRemoved | ImportRemoved:
+    """Return what to tell a board of a resource that was deleted."""
+    removed = ExportRemoved if kind_of(stored.resource) == "Export" else ImportRemoved
+    return removed(uid=stored.resource.uid, version=stored.version)
 
 
 class Backing(Protocol):
@@ -114,6 +145,29 @@ class Backing(Protocol):
 
         Raises:
             RequestError: 404, there is none; 409, nobody else declares it.
+        """
+        ...
+
+    async def put_rule(
+        self, rule: Rule, *, touched: Touched | None = None, terms: Terms = FREELY
+    ) -> StoredRule:
+        """Create or replace a rule.
+
+        Args:
+            rule: without uid.
+            touched: what of its spec is meant; None for all of it.
+            terms: on which this is done.
+
+        Raises:
+            RequestError: it cannot be done; nothing is changed.
+        """
+        ...
+
+    async def delete_rule(self, key: RuleKey, *, terms: Terms = FREELY) -> StoredRule | None:
+        """Delete a rule; return what it was, None if there is none.
+
+        Raises:
+            RequestError: it cannot be done; nothing is changed.
         """
         ...
 

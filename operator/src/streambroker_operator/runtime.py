@@ -29,12 +29,14 @@ from streambroker_core.board import (
     ImportRemoved,
     PeWithdrawn,
     RoutesChanged,
+    RuleApplied,
+    RuleRemoved,
     StatusChanged,
     Synced,
     Unreadable,
 )
 from streambroker_core.model import (
-    Export,
+    RULE,
     Kind,
     PeKey,
     PortKey,
@@ -55,7 +57,7 @@ from streambroker_core.whatif import (
 from streambroker_core.wire import capability, hints
 from streambroker_core.wire.registration import Registered, Registration, derive_key
 from streambroker_core.wire.view import ImportRoute, View, with_capabilities
-from streambroker_operator.backing import Backing, Stored
+from streambroker_operator.backing import Backing, Stored, applied_event, removed_event
 from streambroker_operator.changes import ChangeLog, Word
 from streambroker_operator.endings import Endings, HeardEndings
 from streambroker_operator.errors import RequestError
@@ -63,11 +65,14 @@ from streambroker_operator.heard import Heard
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.idempotency import Answered
 from streambroker_operator.long_work import in_turns, keep_from_collector, without_collector
+from streambroker_operator.rules import Rules
 from streambroker_operator.terms import FREELY, Terms, Touched
 
 _log = logging.getLogger("streambroker.matching")
 
-_OfResource: TypeAlias = ExportApplied | ExportRemoved | ImportApplied | ImportRemoved
+_OfResource: TypeAlias = (
+    ExportApplied | ExportRemoved | ImportApplied | ImportRemoved | RuleApplied | RuleRemoved
+)
 
 _AT_ONCE = 50
 """Resources that a later list changes in one turn."""
@@ -122,6 +127,7 @@ class Runtime:
 
     Attributes:
         wants_acknowledgements: whether somebody wants to know at once which views agents run.
+        rules: commands about rules of patterns.
     """
 
     def __init__(
@@ -138,6 +144,7 @@ class Runtime:
         self._hints = hints
         self.sender = sender
         self.board = Board() if board is None else board
+        self.rules = Rules(backing, self.board, self._take_own)
         self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
         self._closing = False
         self._warned = False
@@ -362,7 +369,7 @@ class Runtime:
         """
         before = self._routes_at(kind, key)
         stored = await self._backing.release(kind, key, terms=terms)
-        self._take_own(_applied(stored))
+        self._take_own(applied_event(stored))
         return self._written(stored, before)
 
     async def apply(
@@ -392,7 +399,7 @@ class Runtime:
         puts = len(proposal.puts)
         # What was found as it should be may still be news where others write.
         done = [one for one in stored[:puts] if one.changed or not self._backing.ordered]
-        self._take_own(*map(_applied, done), *map(_removed, stored[puts:]))
+        self._take_own(*map(applied_event, done), *map(removed_event, stored[puts:]))
         return stored
 
     def _take_own(self, *events: _OfResource) -> None:
@@ -426,10 +433,11 @@ class Runtime:
         if isinstance(event, ExportRemoved | ImportRemoved):
             kind = "Export" if isinstance(event, ExportRemoved) else "Import"
             return [(kind, event.uid, event.version)]
+        # Whoever follows changes is told of ports, not of rules.
+        if not isinstance(event, Unreadable | Synced) or event.kind == RULE:
+            return []
         if isinstance(event, Unreadable):
             return [(event.kind, event.uid, event.version)]
-        if not isinstance(event, Synced):
-            return []
         # All else is known as it is: a list is long.
         listed = {resource.uid: resource for resource, _ in event.listed}
         here = self.board.each_export() if event.kind == "Export" else self.board.each_import()
@@ -557,7 +565,7 @@ class Runtime:
         if isinstance(action, RoutesChanged):
             self.changes.touch(action.pe, new=action.new, moved=action.moved)
             self._wake(action.pe)
-        elif isinstance(action, StatusChanged):
+        elif isinstance(action, StatusChanged) and action.kind != RULE:
             self.changes.touch_status(action.kind, action.uid)
         elif isinstance(action, Hint):
             self._hint(action)
@@ -581,15 +589,3 @@ class Runtime:
         key = self.key(order.pe, registration)
         datagram = hints.encode(key, str(order.pe), order.version, order.point)
         self.sender.send(order.pe, registration.hint, datagram)
-
-
-def _applied(stored: Stored) -> ExportApplied | ImportApplied:
-    resource = stored.resource
-    if isinstance(resource, Export):
-        return ExportApplied(export=resource, version=stored.version)
-    return ImportApplied(import_=resource, version=stored.version)
-
-
-def _removed(stored: Stored) -> ExportRemoved | ImportRemoved:
-    removed = ExportRemoved if kind_of(stored.resource) == "Export" else ImportRemoved
-    return removed(uid=stored.resource.uid, version=stored.version)

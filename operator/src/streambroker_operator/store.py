@@ -22,14 +22,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 from streambroker_core.board import AgentRegistered, Event, PeDeclared, Synced
-from streambroker_core.model import Kind, PeKey, PortKey, Resource, kind_of
+from streambroker_core.model import Kind, PeKey, PortKey, Resource, Rule, RuleKey, kind_of
 from streambroker_core.whatif import Proposal
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.manifest import read_spec, write_spec
 from streambroker_core.wire.registration import Registration
-from streambroker_operator.backing import KnownPe, Stored, by_port
+from streambroker_operator.backing import KnownPe, Stored, StoredRule, by_port
 from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
 from streambroker_operator.idempotency import Answered
+from streambroker_operator.rule_store import TABLE as RULES_TABLE
+from streambroker_operator.rule_store import RuleTable
 from streambroker_operator.terms import FREELY, Terms, Touched
 
 FORMAT_VERSION = 1
@@ -116,7 +118,7 @@ class Store:
                 f"{FORMAT_VERSION}. Start the newer release or give another file with --db."
             )
         with self.transaction():
-            for statement in _TABLES.split(";"):
+            for statement in (*_TABLES.split(";"), RULES_TABLE):
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
             self._db.execute(
@@ -127,6 +129,9 @@ class Store:
         latest = self._db.execute("SELECT max(created) FROM resources").fetchone()[0]
         self._latest = 0.0 if latest is None else float(latest)
         self.answered = Answered(self._db, self._clock)
+        self._rules = RuleTable(
+            self._db, self.transaction, self._next_version, self._clock, self._new_uid
+        )
 
     def close(self) -> None:
         """Close the file and let another broker have it."""
@@ -226,6 +231,8 @@ class Store:
                 yield AgentRegistered(
                     pe=known.pe, registration=known.registration, version=known.version
                 )
+        # Before the ports, so that the first views have them.
+        yield self._rules.listed(version)
         for kind in get_args(Kind):
             listed = ((s.resource, s.version) for s in self.resources(kind))
             yield Synced(kind=kind, listed=listed, version=version)
@@ -329,6 +336,16 @@ class Store:
             )
             self._note(kind, key, None)
         return Stored(resource=known.resource, version=version, changed=True)
+
+    async def put_rule(
+        self, rule: Rule, *, touched: Touched | None = None, terms: Terms = FREELY
+    ) -> StoredRule:
+        """Create or replace a rule, as `RuleTable.put` does."""
+        return self._rules.put(rule)
+
+    async def delete_rule(self, key: RuleKey, *, terms: Terms = FREELY) -> StoredRule | None:
+        """Delete a rule, as `RuleTable.delete` does."""
+        return self._rules.delete(key)
 
     def owner(self, pe: PeKey) -> str | None:
         """Return the name of the token that a PE's agent is bound to; None if to none."""

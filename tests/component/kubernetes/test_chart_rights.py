@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from streambroker_core.wire.manifest import OBJECTS
 from support import charts
 
 Rule = tuple[str, str, str, tuple[str, ...], frozenset[str]]
@@ -15,7 +16,7 @@ NAMES = {
     "all": (),
     "the Lease": ("streambroker",),
     "the key": ("streambroker-key",),
-    "both of streambroker": ("exports.streambroker.io", "imports.streambroker.io"),
+    "those of streambroker": tuple(f"{plural}.streambroker.io" for plural in OBJECTS.values()),
 }
 
 

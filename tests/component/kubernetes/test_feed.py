@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from streambroker_core.board import ExportRemoved, FeedLost, PointMoved, Synced
+from streambroker_core.wire.manifest import OBJECTS
 from streambroker_operator.kubernetes.access import from_kubeconfig
 from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder, Order
 from support.cluster import GROUP, ApiServer
@@ -54,9 +55,9 @@ def await_kopf(followed: Followed) -> None:
     if isinstance(feeder, KopfFeeder):
         proxy = followed.proxy
         until(
-            lambda: {a.plural for a in proxy.asked if a.what == "watch"} == {"exports", "imports"},
+            lambda: {a.plural for a in proxy.asked if a.what == "watch"} == set(OBJECTS.values()),
             40.0,
-            "kopf watches both kinds",
+            "kopf watches all kinds",
         )
 
 

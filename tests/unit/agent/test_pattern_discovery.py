@@ -361,3 +361,18 @@ def test_a_table_that_has_no_rules_is_refused_by_its_columns(tmp_path: Path) -> 
 def test_what_is_no_name_of_a_table_is_refused(database: Path, table: str) -> None:
     with pytest.raises(ValueError, match="is no name of a table"):
         TableDiscoverer(sqlite_table(database), table=table)
+
+
+def test_a_manifest_counts_as_the_rule_in_it(tmp_path: Path) -> None:
+    manifest = {
+        "apiVersion": "streambroker.io/v1alpha1",
+        "kind": "PatternProcessor",
+        "metadata": {"name": "named"},
+        "spec": {"job": "alerts", "enable": 3, "version": 2, "pattern": PATTERN},
+    }
+    put(tmp_path / "a.json", manifest)
+    put(tmp_path / "b.json", {**manifest, "spec": {**manifest["spec"], "id": "own"}})  # type: ignore[dict-item]
+    kept = Kept()
+
+    with watched(DirectoryDiscoverer(tmp_path), kept):
+        assert kept.rules() == [("named", 2), ("own", 2)]

@@ -73,7 +73,8 @@ def test_what_may_be_forced_is_what_the_description_lets_be_forced() -> None:
 
 @pytest.mark.parametrize(("method", "path"), RULES)
 def test_force_needs_a_right_more_and_never_one_less(method: str, path: str) -> None:
-    whole = Ask(verb="patch", resource="exports" if "/export/" in path else "imports")
+    of_ports = "exports" if "/export/" in path else "imports"
+    whole = Ask(verb="patch", resource="patternprocessors" if "/patterns" in path else of_ports)
     usual = judge(PERSON, method=method, path=path, pe=ALERTS, bound="spark")
     forced = judge(PERSON, method=method, path=path, pe=ALERTS, bound="spark", force=True)
     own = judge(POD, method=method, path=path, pe=ALERTS, bound="spark", force=True)

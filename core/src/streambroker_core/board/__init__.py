@@ -16,11 +16,14 @@ from streambroker_core.board.events import (
     PeWithdrawn,
     PointMoved,
     RoutesChanged,
+    RuleApplied,
+    RuleRemoved,
     Status,
     StatusChanged,
     Synced,
     Unreadable,
 )
+from streambroker_core.board.rulebook import RuleBook
 from streambroker_core.board.shown import stream_of
 from streambroker_core.board.state import Board
 
@@ -41,6 +44,9 @@ __all__ = [
     "PeWithdrawn",
     "PointMoved",
     "RoutesChanged",
+    "RuleApplied",
+    "RuleBook",
+    "RuleRemoved",
     "Status",
     "StatusChanged",
     "Synced",

@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from streambroker_core.model import Export, Import, Kind, PeKey, PortKey, Resource, Route
+from streambroker_core.model import (
+    AnyKind,
+    Export,
+    Import,
+    PeKey,
+    PortKey,
+    Resource,
+    Route,
+    Rule,
+)
 from streambroker_core.wire.hints import Point
 from streambroker_core.wire.registration import Registration
 from streambroker_core.wire.view import RefusedPair
@@ -66,6 +75,32 @@ class ImportRemoved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RuleApplied:
+    """A rule of patterns was seen at a version: new, changed, or the same again.
+
+    Attributes:
+        early: as of `ExportApplied`.
+    """
+
+    rule: Rule
+    version: int
+    early: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleRemoved:
+    """A rule was seen to go; the version is the deletion's own.
+
+    Attributes:
+        early: as of `ExportRemoved`.
+    """
+
+    uid: str
+    version: int
+    early: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
     """A resource was seen at a version, and what it says cannot be read.
 
@@ -82,7 +117,7 @@ class Unreadable:
         path: the field at fault, as ``spec.buffer.maxBytes``; empty if it is no single one.
     """
 
-    kind: Kind
+    kind: AnyKind
     uid: str
     version: int = field(compare=False)
     namespace: str
@@ -102,7 +137,7 @@ class PointMoved:
         uid: the resource that was seen at that version as it was before; None if it was none.
     """
 
-    kind: Kind
+    kind: AnyKind
     version: int
     uid: str | None = None
 
@@ -141,8 +176,8 @@ class Synced:
         unreadable: what the list had besides, each with its own version.
     """
 
-    kind: Kind
-    listed: Iterable[tuple[Resource, int]]
+    kind: AnyKind
+    listed: Iterable[tuple[Resource | Rule, int]]
     version: int
     unreadable: tuple[Unreadable, ...] = ()
 
@@ -155,7 +190,7 @@ class FeedLost:
         reason: a word for why, as ``CrdMissing``; empty if nobody asked.
     """
 
-    kind: Kind
+    kind: AnyKind
     reason: str = ""
 
 
@@ -168,11 +203,11 @@ class CaughtUp:
     has to remember who is gone until the next `Synced`.
 
     Attributes:
-        kind: of which this is said; None for both and the agents.
+        kind: of which this is said; None for all of them and the agents.
     """
 
     version: int
-    kind: Kind | None = None
+    kind: AnyKind | None = None
 
 
 Event: TypeAlias = (
@@ -180,6 +215,8 @@ Event: TypeAlias = (
     | ExportRemoved
     | ImportApplied
     | ImportRemoved
+    | RuleApplied
+    | RuleRemoved
     | Unreadable
     | PointMoved
     | AgentRegistered
@@ -228,7 +265,7 @@ class RoutesChanged:
 class StatusChanged:
     """Order: bring the status of a resource up to date."""
 
-    kind: Kind
+    kind: AnyKind
     uid: str
 
 

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from streambroker_core.board.events import Unreadable
-from streambroker_core.model import Export, Import
+from streambroker_core.model import Export, Import, Rule
 
-R = TypeVar("R", Export, Import)
+R = TypeVar("R", Export, Import, Rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,8 @@ class Change(Generic[R]):
     @property
     def moves(self) -> bool:
         """Whether it has another port now, for which nothing of the old one holds."""
-        return self.old is not None and self.new is not None and self.old.key != self.new.key
+        old, new = self.old, self.new
+        return old is not None and new is not None and tuple(old.key) != tuple(new.key)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,9 +11,13 @@ from typing import Any
 
 from streambroker_core.board.events import AgentRegistered, Status, Unreadable
 from streambroker_core.board.half import Half
+from streambroker_core.board.rulebook import RuleBook
+from streambroker_core.board.shelf import Shelf
 from streambroker_core.board.views import ACCEPTED, route_of, view_of
 from streambroker_core.matching import Figures, IndexMatcher, Match, Matcher, Outcome
 from streambroker_core.model import (
+    RULE,
+    AnyKind,
     Export,
     Import,
     Kind,
@@ -42,9 +46,13 @@ class Shown:
 
     Args:
         matcher: decides pairs; an index by default.
+
+    Attributes:
+        rules: of patterns; only the board changes them.
     """
 
     def __init__(self, matcher: Matcher | None = None) -> None:
+        self.rules = RuleBook()
         self._matcher: Matcher = IndexMatcher() if matcher is None else matcher
         self._exports: Half[Export] = Half(stream_of)
         self._imports: Half[Import] = Half(lambda _: None)
@@ -58,6 +66,9 @@ class Shown:
 
     def _side(self, kind: Kind) -> Half[Any]:
         return self._exports if kind == "Export" else self._imports
+
+    def _shelf(self, kind: AnyKind) -> Shelf[Any]:
+        return self.rules.shelf if kind == RULE else self._side(kind).shelf
 
     def _route(self, export_uid: str, import_uid: str) -> Route | None:
         export = self._exports.shelf.get(export_uid)
@@ -87,7 +98,8 @@ class Shown:
         version = self._versions.get(pe)
         if not version:
             return None
-        drawn = view_of(pe, self._exports, self._imports, self.registration)
+        wanted = self.rules.wanted(pe[:2])
+        drawn = view_of(pe, self._exports, self._imports, self.registration, wanted)
         return replace(drawn, version=version.hex(), point=self.point)
 
     def version(self, pe: PeKey) -> str | None:
@@ -167,15 +179,13 @@ class Shown:
         """Return how the matcher is filled."""
         return self._matcher.figures()
 
-    def get(self, kind: Kind, uid: str) -> Resource | None:
-        """Return a resource by its uid."""
-        side = self._side(kind)
-        return side.shelf.get(uid)
+    def get(self, kind: AnyKind, uid: str) -> Resource | None:
+        """Return an Export or an Import by its uid; the board's ``rules`` have the rules."""
+        return None if kind == RULE else self._side(kind).shelf.get(uid)
 
-    def unreadable(self, kind: Kind, uid: str) -> Unreadable | None:
+    def unreadable(self, kind: AnyKind, uid: str) -> Unreadable | None:
         """Return what is known of a resource that is there and cannot be read, by its uid."""
-        side = self._side(kind)
-        return side.shelf.unreadable(uid)
+        return self._shelf(kind).unreadable(uid)
 
     def version_of(self, kind: Kind, uid: str) -> int:
         """Return the version at which a resource changed last; 0 where it is not known."""
@@ -204,8 +214,10 @@ class Shown:
         """Return the Import that holds a port."""
         return self._imports.holder_at(key)
 
-    def status(self, kind: Kind, uid: str) -> Status | None:
+    def status(self, kind: AnyKind, uid: str) -> Status | None:
         """Return what there is to say about a resource; None before the board is synced."""
+        if kind == RULE:
+            return self.rules.status(uid) if self._settled else None
         there = self.get(kind, uid) or self.unreadable(kind, uid)
         known = self._settled and there is not None
         return self._statuses.get((kind, uid), ACCEPTED) if known else None

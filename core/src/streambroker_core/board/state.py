@@ -29,6 +29,8 @@ from streambroker_core.board.events import (
     PeWithdrawn,
     PointMoved,
     RoutesChanged,
+    RuleApplied,
+    RuleRemoved,
     Status,
     StatusChanged,
     Synced,
@@ -48,12 +50,15 @@ from streambroker_core.board.views import (
 )
 from streambroker_core.matching import Match, Matcher, Outcome
 from streambroker_core.model import (
+    RULE,
+    AnyKind,
     Export,
     Import,
     Kind,
     PeKey,
     PortKey,
     Route,
+    Rule,
 )
 
 _DEARER = 4
@@ -80,6 +85,7 @@ class Board(Shown):
         self._dirty: set[PeKey] = set()
         self._dirty_statuses: dict[Kind, set[str]] = {"Export": set(), "Import": set()}
         self._new: set[tuple[Kind, str]] = set()
+        self._dirty_rules: set[str] = set()
         # Pairs whose route is another since views were settled, and the route as it was.
         self._moved: dict[tuple[str, str], Route | None] = {}
 
@@ -113,7 +119,7 @@ class Board(Shown):
         it is only half told.
         """
         for event in events:
-            yield from self._take(event)
+            yield from self._take_rule(event) if _of_rules(event) else self._take(event)
         if self._exports.shelf.synced and self._imports.shelf.synced:
             yield from self._settle()
 
@@ -125,6 +131,8 @@ class Board(Shown):
         Where the store was restored they say less, and the list itself has to say the rest.
         """
         unread = {what.uid for what in event.unreadable}
+        if event.kind == RULE:
+            return
         found = self._side(event.kind).shelf.news(event.listed, unread, event.version)
         removed = ExportRemoved if event.kind == "Export" else ImportRemoved
         for one in found:
@@ -179,9 +187,9 @@ class Board(Shown):
         if isinstance(event, CaughtUp):
             self._forget(event.version, event.kind)
         elif isinstance(event, FeedLost):
-            self._side(event.kind).shelf.lost()
+            self._shelf(event.kind).lost()
         else:
-            self._side(event.kind).shelf.touch(event.uid, event.version)
+            self._shelf(event.kind).touch(event.uid, event.version)
 
     def _agent(self, event: AgentRegistered | PeDeclared | PeWithdrawn) -> None:
         pe = event.pe
@@ -216,16 +224,17 @@ class Board(Shown):
         if self._settled:
             self._dirty.add(pe)
 
-    def _forget(self, version: int, kind: Kind | None) -> None:
+    def _forget(self, version: int, kind: AnyKind | None) -> None:
         """Forget who was gone at a version that a feed, or all feeds have passed."""
         if kind is not None:
-            shelf = self._side(kind).shelf
+            shelf = self._shelf(kind)
             shelf.touch(None, version)
             shelf.caught_up(version)
             return
         self._caught_up = max(self._caught_up, version)
         self._exports.shelf.caught_up(version)
         self._imports.shelf.caught_up(version)
+        self.rules.shelf.caught_up(version)
         self._withdrawn = {pe: at for pe, at in self._withdrawn.items() if at > version}
 
     def _mark_importers(self, export_uid: str) -> None:
@@ -291,6 +300,38 @@ class Board(Shown):
                 self._mark("Export", peer)
                 if was is not now:
                     self._move(self._exports.shelf.get(peer), import_, was, now)
+
+    def _take_rule(self, event: Event) -> Iterator[None]:
+        shelf = self.rules.shelf
+        match event:
+            case RuleApplied(rule=rule, version=version, early=early):
+                return self._rule_changes(shelf.apply(rule, version, early=early))
+            case RuleRemoved(uid=uid, version=version, early=early):
+                return self._rule_changes(shelf.remove(uid, version, early=early))
+            case Unreadable():
+                return self._rule_changes(shelf.apply(event, event.version))
+            case Synced():
+                listed = cast("Iterable[tuple[Rule, int]]", event.listed)
+                unread = [(what, what.version) for what in event.unreadable]
+                first = not shelf.synced
+                found = shelf.relist(chain(listed, unread), event.version)
+                return self._rule_changes(found, everywhere=first)
+        return iter(())
+
+    def _rule_changes(
+        self, changes: Iterable[Change[Rule]], *, everywhere: bool = False
+    ) -> Iterator[None]:
+        """Take in changes of rules; nothing is matched by them.
+
+        Args:
+            changes: what they are.
+            everywhere: all views say now which rules there are, if only that there are none.
+        """
+        jobs, uids = self.rules.enter(changes)
+        if self._settled:
+            self._dirty_rules |= uids
+            self._dirty.update(pe for pe in self._versions if everywhere or pe[:2] in jobs)
+        yield None
 
     def _note_fault(self, uid: str) -> None:
         import_ = self._imports.shelf.get(uid)
@@ -364,6 +405,9 @@ class Board(Shown):
             for uid in sorted(uids if self._settled else self._side(kind).shelf.uids()):
                 yield from self._settle_status(kind, uid)
             uids.clear()
+        for uid in sorted(self._dirty_rules if self._settled else self.rules.shelf.uids()):
+            yield StatusChanged(kind=RULE, uid=uid)
+        self._dirty_rules.clear()
         self._dirty.clear()
         self._left.clear()
         self._new.clear()
@@ -391,7 +435,8 @@ class Board(Shown):
             return [RoutesChanged(pe=pe, version=None)] if before else []
         if pe not in self._versions:
             return []
-        after = view_version(pe, self._exports, self._imports, self._marks)
+        wanted = self.rules.wanted(pe[:2])
+        after = view_version(pe, self._exports, self._imports, self._marks, wanted)
         if before == after:
             return []
         self._versions[pe] = bytes.fromhex(after)
@@ -419,3 +464,10 @@ class Board(Shown):
             self._statuses[(kind, uid)] = after
         same = before == after and self._settled and (kind, uid) not in self._new
         return [] if same else [StatusChanged(kind=kind, uid=uid)]
+
+
+def _of_rules(event: Event) -> bool:
+    """Say whether an event is about rules, and not merely about how far their feed has come."""
+    if isinstance(event, Unreadable | Synced):
+        return event.kind == RULE
+    return isinstance(event, RuleApplied | RuleRemoved)

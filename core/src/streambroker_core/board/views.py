@@ -30,6 +30,7 @@ from streambroker_core.wire.view import (
     View,
     version_of,
 )
+from streambroker_core.wire.wanted import WantedRules
 
 R = TypeVar("R", Export, Import)
 
@@ -42,9 +43,10 @@ def view_of(
     exports: Half[Export],
     imports: Half[Import],
     registration: Callable[[PeKey], Registration | None],
+    rules: WantedRules | None = None,
 ) -> View:
     """Return a PE's view, without version, point and capabilities."""
-    bare = _bare(pe, exports, imports)
+    bare = _bare(pe, exports, imports, rules)
     return replace(
         bare,
         exports={
@@ -58,9 +60,15 @@ def view_of(
     )
 
 
-def view_version(pe: PeKey, exports: Half[Export], imports: Half[Import], marks: Marks) -> str:
+def view_version(
+    pe: PeKey,
+    exports: Half[Export],
+    imports: Half[Import],
+    marks: Marks,
+    rules: WantedRules | None = None,
+) -> str:
     """Return the version of a PE's view, without going through its routes."""
-    bare = _bare(pe, exports, imports)
+    bare = _bare(pe, exports, imports, rules)
     return version_of(
         bare,
         {name: marks.of_exports.get(port.uid, 0) for name, port in bare.exports.items()},
@@ -68,10 +76,13 @@ def view_version(pe: PeKey, exports: Half[Export], imports: Half[Import], marks:
     )
 
 
-def _bare(pe: PeKey, exports: Half[Export], imports: Half[Import]) -> View:
+def _bare(
+    pe: PeKey, exports: Half[Export], imports: Half[Import], rules: WantedRules | None
+) -> View:
     """Return a PE's view without routes."""
     return View(
         pe=pe,
+        rules=rules,
         exports={export.key.port: _export_port(export) for export in exports.holders(pe)},
         imports={
             import_.key.port: _import_port(import_, exports, imports)

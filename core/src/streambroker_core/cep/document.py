@@ -24,6 +24,7 @@ from streambroker_core.cep.pattern import (
     Stage,
 )
 from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.refusals import ConditionError
 from streambroker_core.cep.schema import PATTERN_FIELDS, RULE_FIELDS, STAGE_FIELDS, TIMES_FIELDS
 from streambroker_core.errors import ManifestError
 
@@ -106,7 +107,9 @@ def read_pattern(
         stage=skip.get("stage"),
         throw_on_miss=_of(skip.get("throwOnMiss", False), bool, f"{path}.skip.throwOnMiss"),
     )
-    pattern = _read_stages(given["stages"], f"{path}.stages", functions or {}, chosen)
+    pattern = _read_stages(
+        given["stages"], f"{path}.stages", {} if functions is None else functions, chosen
+    )
     if given.get("within") is not None:
         return pattern.within(given["within"])
     return pattern
@@ -186,7 +189,10 @@ def _read_times(pattern: Pattern, document: Any, path: str) -> Pattern:
 
 def _condition(document: Any, path: str, functions: Functions) -> Condition:
     if isinstance(document, str):
-        return condition(document)
+        try:
+            return condition(document)
+        except ConditionError as error:
+            raise error.at(path) from None
     given = _fields(document, path, ("function", "all", "any"))
     if len(given) != 1:
         raise ManifestError(path=path, reason="needs one of `function`, `all` and `any`")

@@ -39,10 +39,24 @@ class PatternArgumentError(PatternError, ValueError):
 
 
 class ConditionError(ExpressionError):
-    """A text that is not a condition."""
+    """A text that is not a condition.
+
+    Attributes:
+        path: the field of a document that it stands in; empty for none.
+    """
 
     code = "ConditionInvalid"
     kind = "condition"
+    path = ""
+
+    def at(self, path: str) -> ConditionError:
+        """Return the error of a field of a document."""
+        found = ConditionError(
+            position=self.position, found=self.found, expected=self.expected, hint=self.hint
+        )
+        found.path = path
+        found.args = (str(self).replace(" at ", f" at {path}, ", 1),)
+        return found
 
 
 class RunError(StreambrokerError):

@@ -12,13 +12,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from streambroker_core.errors import ManifestError, PropertyError, SchemaError
 from streambroker_core.model import (
     DEFAULT_NAMESPACE,
     DEFAULT_SCOPE,
     MAX_PE,
+    RULE,
+    AnyKind,
     Application,
     Buffer,
     Export,
@@ -27,6 +29,7 @@ from streambroker_core.model import (
     PortKey,
     Properties,
     Resource,
+    Rule,
     StreamName,
     is_label,
     is_port_name,
@@ -53,6 +56,12 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
 """The kinds as paths, rights and the command line name them."""
+OBJECTS: Mapping[AnyKind, str] = {
+    "Export": "exports",
+    "Import": "imports",
+    RULE: "patternprocessors",
+}
+"""All kinds of objects in a cluster, likewise."""
 
 MAX_EXPRESSION_FIELD = 64 * 1024
 """Bytes taken in here; the expression parser has the real, lower limit."""
@@ -102,7 +111,8 @@ _METADATA = (
     "uid",
 )
 """All that Kubernetes has there; what is not read is not kept."""
-_LARGEST = (1 << 63) - 1
+LARGEST = (1 << 63) - 1
+"""Of what is counted."""
 
 
 def read_manifest(
@@ -130,15 +140,44 @@ def read_manifest(
     kind = fields.word("kind", kinds, "Export")
     if not fields.has("spec"):
         raise fields.bad("spec", "is required")
-    metadata = fields.child("metadata")
-    metadata.only(_METADATA)
-    where = metadata.text("namespace", namespace, check=is_label, wanted="a DNS label")
+    metadata = read_metadata(fields.child("metadata"), namespace)
+    where = metadata.namespace
     resource = read_spec(kind, fields.get("spec"), namespace=where, path="spec", loose=loose)
     return replace(
         resource,
+        name=metadata.name,
+        uid=metadata.uid,
+        generation=metadata.generation,
+        created=metadata.created,
+    )
+
+
+class Metadata(NamedTuple):
+    """What of a resource's metadata counts here."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    created: float
+
+
+def read_metadata(metadata: Fields, namespace: str) -> Metadata:
+    """Read what of the metadata counts; a field that Kubernetes does not have is refused.
+
+    Args:
+        metadata: the object.
+        namespace: where the resource goes if it names none.
+
+    Raises:
+        ManifestError: a field is wrong; the error names it.
+    """
+    metadata.only(_METADATA)
+    return Metadata(
+        namespace=metadata.text("namespace", namespace, check=is_label, wanted="a DNS label"),
         name=metadata.text("name", "", check=is_resource_name, wanted="made of a-z, 0-9, - and ."),
         uid=metadata.text("uid", ""),
-        generation=metadata.integer("generation", 1, low=0, high=_LARGEST),
+        generation=metadata.integer("generation", 1, low=0, high=LARGEST),
         created=_created(metadata),
     )
 
@@ -473,22 +512,30 @@ def write_manifest(resource: Resource, *, version: int | None = None) -> dict[st
         resource: what to write.
         version: its resource version, or None to leave that out.
     """
-    metadata: dict[str, Any] = {
-        "name": name_of(resource),
-        "namespace": resource.key.namespace,
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind_of(resource),
+        "metadata": write_metadata(resource, name_of(resource), version),
+        "spec": write_spec(resource),
     }
+
+
+def write_metadata(resource: Resource | Rule, name: str, version: int | None) -> dict[str, Any]:
+    """Return the metadata of a resource; identity only where it has one.
+
+    Args:
+        resource: whose.
+        name: what it is called.
+        version: its resource version, or None to leave that out.
+    """
+    metadata: dict[str, Any] = {"name": name, "namespace": resource.key.namespace}
     if resource.uid:
         metadata["uid"] = resource.uid
         metadata["generation"] = resource.generation
         metadata["creationTimestamp"] = _moment(resource.created)
     if version is not None:
         metadata["resourceVersion"] = str(version)
-    return {
-        "apiVersion": API_VERSION,
-        "kind": kind_of(resource),
-        "metadata": metadata,
-        "spec": write_spec(resource),
-    }
+    return metadata
 
 
 def _moment(seconds: float) -> str:

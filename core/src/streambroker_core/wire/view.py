@@ -29,6 +29,7 @@ from streambroker_core.schema import Schema, from_items, to_items
 from streambroker_core.wire.canonical import canonical, digest
 from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.hints import Point
+from streambroker_core.wire.wanted import WantedRules, read_wanted, write_wanted
 
 VIEW_VERSION = 1
 MAX_REFUSED = 20
@@ -146,6 +147,8 @@ class View:
         point: processed versions of (exports, imports).
         exports: ports by name.
         imports: ports by name.
+        rules: of patterns, of the whole job; None while the broker does not know of any, which
+            says nothing about those that the job has.
     """
 
     pe: PeKey
@@ -153,6 +156,7 @@ class View:
     point: Point = (0, 0)
     exports: Mapping[str, ExportPort] = field(default_factory=dict)
     imports: Mapping[str, ImportPort] = field(default_factory=dict)
+    rules: WantedRules | None = None
 
     @property
     def namespace(self) -> str:
@@ -208,6 +212,8 @@ def version_of(view: View, exports: Mapping[str, int], imports: Mapping[str, int
     for ports, marks in ((body["exports"], exports), (body["imports"], imports)):
         for name, mark in marks.items():
             ports[name]["routes"] = f"{mark % MARKS:x}"
+    if view.rules is not None:
+        body["patterns"] = view.rules.digest
     return digest(body)
 
 
@@ -257,8 +263,10 @@ def with_capabilities(view: View, sign: Callable[[PortKey, ImportRoute], str | N
 
 def encode(view: View) -> dict[str, Any]:
     """Return the view as JSON-like data, lists sorted by key."""
+    rules = {} if view.rules is None else {"patterns": write_wanted(view.rules)}
     return {
         "v": VIEW_VERSION,
+        **rules,
         "namespace": view.pe.namespace,
         "job": view.pe.job,
         "pe": view.pe.pe,
@@ -362,6 +370,7 @@ def decode(body: object) -> View:
         point=_point(fields),
         exports=_ports(fields.child("exports"), _read_export),
         imports=_ports(fields.child("imports"), _read_import),
+        rules=read_wanted(fields, "patterns", _ROUTES),
     )
     return view if view.version else seal(view)
 

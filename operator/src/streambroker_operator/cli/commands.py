@@ -18,6 +18,7 @@ from streambroker_operator.cli import (
     explain,
     get,
     operator,
+    patterns,
     release,
     setters,
     top,
@@ -37,6 +38,7 @@ GROUPS = (
     setters,
     release,
     emit,
+    patterns,
     top,
     completion,
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
+from streambroker_operator.cli import patterns
 from streambroker_operator.cli.addresses import SINGULAR, WORDS, address_of, names_of
 from streambroker_operator.cli.client import Caller
 from streambroker_operator.cli.errors import OK
@@ -64,6 +65,8 @@ _NAMED = {
     "set-subscription": "imports",
     "set-properties": "exports",
 }
+_FIXED: Mapping[str, Iterable[str]] = {"completion": SHELLS, "patterns": patterns.ACTIONS}
+"""The first words of commands that have a few."""
 _WITH_VALUE = (
     *("--url", "-n", "--namespace", "-o", "--output", "--request-timeout", "--delete"),
     *("--delivery", "--at", "--operator", "--bucket", "--key", "--timeout", "--request-id"),
@@ -125,8 +128,8 @@ def _arguments(
     command: str, given: Sequence[str], current: str, before: Sequence[str]
 ) -> Iterable[str]:
     """Return kinds, or the names that a broker knows."""
-    if command == "completion":
-        return SHELLS if not given else []
+    if command in _FIXED:
+        return _FIXED[command] if not given else []
     if command in _NAMED:
         return _names(_NAMED[command], before, at=1) if not given else []
     if command == "explain":

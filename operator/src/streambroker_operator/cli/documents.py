@@ -55,7 +55,7 @@ def read_resources(files: Sequence[str], namespace: str) -> Documents:
             of one name; nothing has been sent yet.
         RequestError: a property cannot be kept.
     """
-    documents = list(_documents(files))
+    documents = list(read_documents(files))
     passed_over = [place for place, document in documents if _is_shown_only(document)]
     read = _all_read([pair for pair in documents if not _is_shown_only(pair[1])], namespace)
     if not read:
@@ -124,8 +124,8 @@ def _claims(resource: Resource) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield f"for the name {resource.name!r}", (kind, key.namespace, resource.name, "")
 
 
-def _documents(files: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield each document that holds something, with the words for its place."""
+def read_documents(files: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield each document of files that holds something, with the words for its place."""
     for file in _files(files):
         for number, document in enumerate(_loaded(_text(file), file), start=1):
             place = f"{file}, document {number}"

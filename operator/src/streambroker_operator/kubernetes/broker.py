@@ -14,7 +14,8 @@ from typing import Any, get_args
 from aiohttp import web
 
 from streambroker_core.board import Board, Event, ExportApplied, ImportApplied
-from streambroker_core.model import Kind, PeKey
+from streambroker_core.model import RULE, Kind, PeKey
+from streambroker_core.wire.told import ToldRules
 from streambroker_operator.errands import Errands, hint_by
 from streambroker_operator.errors import AddressError, RequestError
 from streambroker_operator.hinting import HintSender
@@ -38,7 +39,9 @@ from streambroker_operator.kubernetes.objects import Objects
 from streambroker_operator.kubernetes.probes import counting, create_probes, parting
 from streambroker_operator.kubernetes.programming import AgentState
 from streambroker_operator.kubernetes.reflector import ReflectorFeeder
+from streambroker_operator.kubernetes.rule_statuses import RuleStatuses
 from streambroker_operator.kubernetes.status_pace import StatusPace
+from streambroker_operator.kubernetes.status_sources import StatusSources
 from streambroker_operator.kubernetes.status_writer import Name, StatusWriter
 from streambroker_operator.kubernetes.statuses import Statuses
 from streambroker_operator.kubernetes.tls import Certificate
@@ -258,20 +261,35 @@ class ClusterBroker:
             applied=self._applied,
             all_anew=self._all_anew,
         )
-        self.writer = StatusWriter(self._api, self.desk.statuses, leads=self._leads, pace=pace)
+        self.desk.rule_statuses = RuleStatuses(
+            board, lambda name, urgent: self.writer.offer(name, urgent=urgent)
+        )
+        sources = StatusSources(self.desk.statuses, self.desk.rule_statuses)
+        self.writer = StatusWriter(self._api, sources, leads=self._leads, pace=pace)
         endings = ShownEndings(self.desk.statuses, self._leads, self._relay)
         self.runtime = Runtime(self.store, self._sender, board, self.desk, self._leads, endings)
+        self.runtime.rules.shown = self.desk.rule_statuses.shows
+        self.runtime.rules.on_told = self._rules_told
         self.desk.deliver = self.runtime.deliver
         self.desk.why_cut = self.runtime.why_cut
         self.feeder = self._feeder()
 
     def _told_by_replicas(self, secret: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:
         statuses = self.desk.statuses
-        return relay.handler(secret, statuses.heard, statuses.ends_heard)
+        rules = self.desk.rule_statuses.heard
+        return relay.handler(secret, statuses.heard, statuses.ends_heard, rules)
+
+    def _rules_told(self, pe: PeKey, told: ToldRules) -> None:
+        """Have it written what an agent says of its job's rules, by whoever leads."""
+        self.desk.rule_statuses.heard(pe, told)
+        if not self._leads():
+            self._relay.note_rules(pe, told)
 
     def _turned(self, name: Name) -> None:
-        self.runtime.changes.touch_status(*name)
-        self.runtime.changes.settle()
+        kind, uid = name
+        if kind != RULE:
+            self.runtime.changes.touch_status(kind, uid)
+            self.runtime.changes.settle()
 
     def _feeder(self) -> ApiFeeder:
         settings = self._settings
@@ -320,6 +338,7 @@ class ClusterBroker:
         self.desk.statuses.lead(leads and bool(self._settings.address))
         if leads:
             self._all_anew()
+            self.desk.rule_statuses.offer_all()
             current = self.desk.statuses.programming.runs_current
             agents = self.runtime.board.registrations()
             # Whoever led before may have ended before it told them.

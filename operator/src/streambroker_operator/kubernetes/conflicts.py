@@ -12,7 +12,16 @@ from datetime import datetime
 from typing import Any
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.ownership import Document, Holder, Path, others
+from streambroker_operator.kubernetes.change import Edit, kept_by_others
+from streambroker_operator.kubernetes.ownership import (
+    API,
+    Document,
+    Holder,
+    Path,
+    held_at,
+    others,
+    own_fields,
+)
 
 _OWNER = re.compile(r'conflict with "((?:[^"\\]|\\.)*)"')
 _APPLIES_AGAIN = "kubectl-client-side-apply"
@@ -111,6 +120,28 @@ def taken(kind: str, name: str, what: Iterable[Held]) -> tuple[str, ...]:
         + ("" if one.by_hand else " " + _AFTERWARDS)
         for one in what
     )
+
+
+def check_others(kind: str, name: str, live: Document, edit: Edit) -> None:
+    """Refuse to take away what others hold, or what nobody is known to hold.
+
+    Raises:
+        RequestError: 409 `OwnedByOther`.
+    """
+    found: list[tuple[Path, Holder | None]] = list(kept_by_others(live, edit))
+    ours = held_at(own_fields(live, API), ("spec",)) or {}
+    blamed = {path for path, _ in found}
+    strays = (path for path in edit.removed if path not in blamed)
+    found += [(path, None) for path in strays if held_at(ours, path) is None]
+    if found:
+        raise owned_by_other(kind, name, kept(found), removing=True)
+
+
+def tag_of(document: Document | None) -> str | None:
+    """Return the ETag of an object; None where there is none."""
+    if document is None:
+        return None
+    return f"{document['metadata']['uid']}.{document['metadata']['generation']}"
 
 
 _AFTERWARDS = (

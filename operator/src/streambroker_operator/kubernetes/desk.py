@@ -15,7 +15,7 @@ from streambroker_core.board import (
     RoutesChanged,
     Synced,
 )
-from streambroker_core.model import Kind, PeKey, PortKey, Resource, Route
+from streambroker_core.model import RULE, AnyKind, Kind, PeKey, PortKey, Resource, Route
 from streambroker_core.wire.ends import Ends
 from streambroker_operator.kubernetes.client import Body
 from streambroker_operator.kubernetes.events import (
@@ -25,6 +25,7 @@ from streambroker_operator.kubernetes.events import (
     transitions,
 )
 from streambroker_operator.kubernetes.relay import Relay
+from streambroker_operator.kubernetes.rule_statuses import RuleStatuses
 from streambroker_operator.kubernetes.status import Shown
 from streambroker_operator.kubernetes.status_writer import StatusWrite
 from streambroker_operator.kubernetes.statuses import Statuses
@@ -44,7 +45,8 @@ class Desk:
     Attributes:
         deliver: takes events for the board; the runtime's, set once that is there.
         why_cut: gives the reason word of a route that is gone; likewise.
-        statuses: what has to stand in statuses; likewise.
+        statuses: what has to stand in statuses of ports; likewise.
+        rule_statuses: what has to stand in those of rules; likewise.
     """
 
     def __init__(
@@ -65,11 +67,15 @@ class Desk:
         self.deliver: Callable[[Event], None]
         self.why_cut: Callable[[Route], str]
         self.statuses: Statuses
+        self.rule_statuses: RuleStatuses
 
     # ---- of the feed -------------------------------------------------------
 
-    def look(self, kind: Kind, body: Body, listed: bool) -> None:
+    def look(self, kind: AnyKind, body: Body, listed: bool) -> None:
         """Take in an object as the API server has it, before the events that come of it."""
+        if kind == RULE:
+            self.rule_statuses.look(body)
+            return
         uid = str(body["metadata"]["uid"])
         steered = self._store.steering.words(uid)
         seen = self._store.saw(kind, dict(body))
@@ -90,10 +96,11 @@ class Desk:
     def followed(self, event: Event, actions: Sequence[Action]) -> None:
         """Take in what an event has done to the board."""
         self.statuses.followed(event, actions)
+        self.rule_statuses.followed(event, actions)
         if isinstance(event, ExportRemoved | ImportRemoved):
             kind: Kind = "Export" if isinstance(event, ExportRemoved) else "Import"
             self._forget(kind, {event.uid})
-        elif isinstance(event, Synced):
+        elif isinstance(event, Synced) and event.kind != RULE:
             there = {resource.uid for resource, _ in event.listed}
             there.update(unread.uid for unread in event.unreadable)
             self._forget(event.kind, self._seen[event.kind] - there)

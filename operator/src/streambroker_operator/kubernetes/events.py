@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from streambroker_core.model import Kind, PortKey, Resource, kind_of
+from streambroker_core.model import AnyKind, PortKey, Resource, kind_of
 from streambroker_core.wire.manifest import API_VERSION
 from streambroker_operator.kubernetes.api import Api, ApiUnreachableError, micro_time
 from streambroker_operator.kubernetes.objects import MERGE
@@ -53,7 +53,7 @@ class Note:
         text: a sentence.
     """
 
-    kind: Kind
+    kind: AnyKind
     namespace: str
     name: str
     uid: str

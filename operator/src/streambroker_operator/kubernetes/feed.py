@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from streambroker_core.board import Event, Synced
-from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import GROUP, PLURALS
+from streambroker_core.model import RULE, AnyKind
+from streambroker_core.wire.manifest import GROUP, OBJECTS
 from streambroker_operator.kubernetes.client import (
     LIST_MARKS,
     OBJECT_MARK,
     ApiClient,
     ApiError,
     Body,
+    within,
 )
 from streambroker_operator.kubernetes.following import (
     Following,
@@ -39,7 +40,9 @@ from streambroker_operator.long_work import without_collector
 
 _log = logging.getLogger("streambroker.kubernetes")
 
-KINDS: tuple[Kind, Kind] = ("Export", "Import")
+PORTS: tuple[AnyKind, ...] = ("Export", "Import")
+"""The kinds without which there are no views."""
+KINDS: tuple[AnyKind, ...] = (RULE, *PORTS)
 FeederName: TypeAlias = Literal["kopf", "reflector"]
 FEEDERS: tuple[FeederName, ...] = get_args(FeederName)
 
@@ -48,6 +51,7 @@ jitter = random.Random()  # noqa: S311 - nobody gains by guessing it
 """What makes pauses uneven; its own, so that whoever seeds the common one makes none alike."""
 
 _LONGEST_PAUSE_S = 30.0
+_RULES_S = 5.0
 _AT_ONCE = 20
 """Objects that are read without letting anything else have its turn."""
 _FETCHED_ONE_BY_ONE = 100
@@ -56,7 +60,7 @@ _FETCHED_ONE_BY_ONE = 100
 Deliver = Callable[[Event], None]
 Load = Callable[[Synced], Awaitable[None]]
 """Takes a whole list, which may take some turns of the loop."""
-Look = Callable[[Kind, Body, bool], None]
+Look = Callable[[AnyKind, Body, bool], None]
 """Takes each whole object that was seen, and whether by a list."""
 Change = tuple["str | None", Body]
 """The type of an event, None for one of kopf's lists, and the object."""
@@ -72,12 +76,12 @@ class FeedHealth:
 
     Attributes:
         kind: which feeder it is.
-        synced: whether both kinds have been listed, and neither is lost.
-        stale_for_s: since the last sign of life of the quieter kind, in seconds.
+        synced: whether Exports and Imports have been listed, and neither is lost.
+        stale_for_s: since the last sign of life of the quieter of these, in seconds.
         relists: whole lists taken in, the first ones included.
         swept: removals that only a sweep brought to light.
         last_error: what failed last, empty once all is well again.
-        reason: a word for why a kind is lost, as ``CrdMissing``; empty if none is.
+        reason: a word for why one of them is lost, as ``CrdMissing``; empty if none is.
     """
 
     kind: FeederName
@@ -140,7 +144,7 @@ class KindFeed:
     def __init__(
         self,
         client: ApiClient,
-        kind: Kind,
+        kind: AnyKind,
         namespaces: Sequence[str],
         deliver: Deliver,
         look: Look = lambda *_: None,
@@ -158,7 +162,7 @@ class KindFeed:
         self._look = look
         self._load = load
         self._lock = asyncio.Lock()
-        self._crd = f"{_CRDS}/{PLURALS[kind]}.{GROUP}"
+        self._crd = f"{_CRDS}/{OBJECTS[kind]}.{GROUP}"
         self._crd_uid = ""
         self.paths = [list_path(kind, name) for name in namespaces or (None,)]
         self._alive_at = asyncio.get_running_loop().time()
@@ -420,7 +424,8 @@ class ApiFeeder(ABC):
         self.client = client
         self.look = look
         self.namespaces = tuple(namespaces)
-        self.feeds: dict[Kind, KindFeed] = {}
+        self.feeds: dict[AnyKind, KindFeed] = {}
+        self._rules_tried = asyncio.Event()
 
     async def run(self, deliver: Deliver, load: Load | None = None) -> None:
         """Follow until cancelled; events are delivered in the loop's thread."""
@@ -453,7 +458,7 @@ class ApiFeeder(ABC):
 
     def health(self) -> FeedHealth:
         """Return how it is now."""
-        feeds = list(self.feeds.values())
+        feeds = [feed for kind, feed in self.feeds.items() if kind in PORTS]
         return FeedHealth(
             kind=self.name,
             synced=bool(feeds) and all(feed.following.synced for feed in feeds),
@@ -467,10 +472,12 @@ class ApiFeeder(ABC):
     async def keep(self, feed: KindFeed) -> None:
         """List and follow one kind, again and again."""
         loop, backoff = asyncio.get_running_loop(), Backoff(*self.client.timing.retry_s)
+        if feed.kind in PORTS:
+            await self._rules_first()
         while True:
             began, asked = loop.time(), 0.0
             try:
-                version = await feed.relist()
+                version = await self._listed(feed)
                 _log.info("listed all %ss at version %d", feed.kind, version)
                 await self.follow(feed, version)
             except CrdMissingError:
@@ -482,6 +489,23 @@ class ApiFeeder(ABC):
             except ApiError as error:
                 feed.failed(error)
                 asked = error.retry_after_s
+                if feed.kind == RULE and error.status == 403:
+                    # Nothing that ports need waits for who may not read rules.
+                    feed.lose("Forbidden")
             if loop.time() - began > 2 * self.client.timing.retry_s[1]:
                 backoff.reset()
             await backoff.pause(asked)
+
+    async def _rules_first(self) -> None:
+        """Wait until rules were asked for, so that the first views have them; not for long."""
+        try:
+            await within(_RULES_S, self._rules_tried.wait())
+        except asyncio.TimeoutError:
+            _log.warning("the list of %ss takes long: views come without them at first", RULE)
+
+    async def _listed(self, feed: KindFeed) -> int:
+        try:
+            return await feed.relist()
+        finally:
+            if feed.kind == RULE:
+                self._rules_tried.set()

@@ -29,14 +29,17 @@ from streambroker_core.board import (
     ImportApplied,
     ImportRemoved,
     PointMoved,
+    RuleApplied,
+    RuleRemoved,
     Synced,
     Unreadable,
 )
 from streambroker_core.errors import ManifestError, StreambrokerError
-from streambroker_core.model import Export, Import, Kind, PortKey, Resource
+from streambroker_core.model import RULE, AnyKind, Export, Import, PortKey, Resource, Rule
 from streambroker_core.wire.manifest import API_VERSION, read_manifest, size_problem
+from streambroker_core.wire.rules import read_rule_manifest
 
-Entry: TypeAlias = "Export | Import | Unreadable"
+Entry: TypeAlias = "Export | Import | Rule | Unreadable"
 
 _Name: TypeAlias = "tuple[str, str]"
 """Namespace and name."""
@@ -137,7 +140,7 @@ def sighting_of(body: Mapping[str, Any]) -> Sighting:
     return Sighting(mark=mark, print=digest.digest(), body=body)
 
 
-def read(kind: Kind, sighting: Sighting) -> Entry:
+def read(kind: AnyKind, sighting: Sighting) -> Entry:
     """Return the resource that an object is, or why it cannot be read."""
     metadata = sighting.body["metadata"]
     document = {
@@ -150,6 +153,9 @@ def read(kind: Kind, sighting: Sighting) -> Entry:
     try:
         # A newer release may have defined fields that are not known here, with defaults in every
         # object: who refused those would take all routes down.
+        if kind == RULE:
+            # What is wrong with a rule is told to its job, too.
+            return read_rule_manifest(document, loose=True)
         entry = read_manifest(document, loose=True)
     except StreambrokerError as error:
         return _unreadable(kind, sighting, error)
@@ -157,7 +163,7 @@ def read(kind: Kind, sighting: Sighting) -> Entry:
     return entry if problem is None else _unreadable(kind, sighting, problem)
 
 
-def _unreadable(kind: Kind, sighting: Sighting, error: StreambrokerError) -> Unreadable:
+def _unreadable(kind: AnyKind, sighting: Sighting, error: StreambrokerError) -> Unreadable:
     mark, generation = sighting.mark, sighting.body["metadata"].get("generation")
     return Unreadable(
         kind=kind,
@@ -194,7 +200,7 @@ class Following:
         high: the highest version seen. Note it before asking for a list.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: AnyKind) -> None:
         self.kind = kind
         self.synced = False
         self.session = 0
@@ -305,7 +311,7 @@ class Following:
         return {uid: gone for uid, gone in self._gone.items() if gone.version > version}
 
     def _synced(self, found: Sequence[Listed], version: int) -> Synced:
-        listed: list[tuple[Resource, int]] = []
+        listed: list[tuple[Resource | Rule, int]] = []
         unreadable: list[Unreadable] = []
         for mark, _, entry in found:
             if isinstance(entry, Unreadable):
@@ -368,6 +374,8 @@ class Following:
     def _removed(self, uid: str, version: int) -> Event:
         if self.kind == "Export":
             return ExportRemoved(uid=uid, version=version)
+        if self.kind == RULE:
+            return RuleRemoved(uid=uid, version=version)
         return ImportRemoved(uid=uid, version=version)
 
     # ---- sweeps ----------------------------------------------------------
@@ -417,4 +425,6 @@ def _applied(entry: Entry, version: int) -> Event:
         return entry
     if isinstance(entry, Export):
         return ExportApplied(export=entry, version=version)
+    if isinstance(entry, Rule):
+        return RuleApplied(rule=entry, version=version)
     return ImportApplied(import_=entry, version=version)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from aiohttp import web
 
 from streambroker_core.errors import ManifestError
-from streambroker_core.model import DEFAULT_NAMESPACE, name_of
+from streambroker_core.model import DEFAULT_NAMESPACE, RuleKey, name_of, rule_name_of
 from streambroker_operator.auth import Job, Principal
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.gate import Admitted, Gate, forces
 from streambroker_operator.kubernetes.identity import Identities
 from streambroker_operator.kubernetes.permissions import Caller
-from streambroker_operator.paths import PORTS, REPORT
+from streambroker_operator.paths import PATTERN, PORTS, REPORT
 from streambroker_operator.rest.authentication import Asked, is_reading
 from streambroker_operator.rest.limits import GAUGES
 from streambroker_operator.rest.requests import HOME, LONG, RUNTIME, path_of, pe_of, port_of
@@ -154,6 +154,11 @@ def _name(request: web.Request, path: str) -> str:
 
     One that is not there yet has none: its maker may give it any.
     """
+    if path.startswith(PATTERN):
+        chosen = pe_of(request)
+        key = RuleKey(chosen.namespace, chosen.job, request.match_info["id"])
+        rule = request.app[RUNTIME].rules.get(key)
+        return "" if rule is None else rule_name_of(rule.rule)
     kind = next((kind for kind, port in PORTS.items() if path.startswith(port)), None)
     if kind is None:
         return ""

@@ -24,8 +24,8 @@ from typing import Any
 
 import kopf
 
-from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import GROUP, PLURALS, VERSION
+from streambroker_core.model import AnyKind
+from streambroker_core.wire.manifest import GROUP, OBJECTS, VERSION
 from streambroker_operator.kubernetes.access import Access, Credentials
 from streambroker_operator.kubernetes.kopf_feeder import Order
 
@@ -112,12 +112,12 @@ def _registry(order: Order, tell: Tell) -> kopf.OperatorRegistry:
 
     kopf.on.login(registry=registry, id="login")(login)
     for kind in order.kinds:
-        on = kopf.on.event(GROUP, VERSION, PLURALS[kind], registry=registry, id=PLURALS[kind])
+        on = kopf.on.event(GROUP, VERSION, OBJECTS[kind], registry=registry, id=OBJECTS[kind])
         on(_handler(kind, tell))
     return registry
 
 
-def _handler(kind: Kind, tell: Tell) -> Callable[..., Any]:
+def _handler(kind: AnyKind, tell: Tell) -> Callable[..., Any]:
     async def seen(event: dict[str, Any], **_: Any) -> None:
         body = event["object"]
         metadata = body["metadata"]

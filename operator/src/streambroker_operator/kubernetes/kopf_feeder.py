@@ -3,7 +3,7 @@
 The board is filled by our own lists; kopf only goes on from there. After every gap in its
 watches it lists anew and compares nothing, so its lists, its restarts and its end each call
 for a sweep. A kind whose definition is gone would end kopf again and again: it follows the
-other one alone meanwhile.
+others alone meanwhile.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streambroker_core.model import Kind
+from streambroker_core.model import AnyKind
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.client import ApiClient, ApiError, Lines, within
 from streambroker_operator.kubernetes.feed import (
     KINDS,
+    PORTS,
     ApiFeeder,
     Backoff,
     Change,
@@ -52,7 +53,7 @@ class Order:
     page: int
     server_s: int
     call_s: float
-    kinds: tuple[Kind, ...] = KINDS
+    kinds: tuple[AnyKind, ...] = KINDS
 
     def encode(self) -> bytes:
         """Return this as one line, secrets included."""
@@ -97,7 +98,7 @@ class KopfFeeder(ApiFeeder):
         self.process: Process | None = None
         # Set when what is to be followed is no longer what kopf was told of.
         self._anew = asyncio.Event()
-        self._sessions: dict[Kind, int] = {}
+        self._sessions: dict[AnyKind, int] = {}
 
     @property
     def restarts(self) -> int:
@@ -124,9 +125,14 @@ class KopfFeeder(ApiFeeder):
         finally:
             del self._sessions[feed.kind]
 
-    def _due(self) -> dict[Kind, int]:
+    def _due(self) -> dict[AnyKind, int]:
         """Return the kinds to follow, each with its list; none while a list is waited for."""
-        here = {kind: feed for kind, feed in self.feeds.items() if not feed.reason}
+        # Ports are followed whether there is a list of rules or not.
+        here = {
+            kind: feed
+            for kind, feed in self.feeds.items()
+            if not feed.reason and (kind in PORTS or kind in self._sessions)
+        }
         if not self._sessions.keys() >= here.keys():
             return {}
         return {kind: self._sessions[kind] for kind in here}
@@ -150,7 +156,7 @@ class KopfFeeder(ApiFeeder):
                 await backoff.pause()
                 self._anew.set()
 
-    async def _run_once(self, sessions: dict[Kind, int]) -> bool:
+    async def _run_once(self, sessions: dict[AnyKind, int]) -> bool:
         """Run kopf until it ends, or until it has to begin anew; say whether it ended."""
         process = await self._start(tuple(sessions))
         last_words: list[bytes] = []
@@ -175,7 +181,7 @@ class KopfFeeder(ApiFeeder):
             _log.warning("kopf ended with %s and is started again: %s", process.returncode, said)
         return ended
 
-    async def _start(self, kinds: tuple[Kind, ...]) -> Process:
+    async def _start(self, kinds: tuple[AnyKind, ...]) -> Process:
         timing = self.client.timing
         order = Order(
             access=self.client.access,
@@ -203,7 +209,7 @@ class KopfFeeder(ApiFeeder):
         self.process = process
         return process
 
-    async def _read(self, process: Process, sessions: dict[Kind, int]) -> None:
+    async def _read(self, process: Process, sessions: dict[AnyKind, int]) -> None:
         """Take in what kopf tells until it ends, or is silent for too long."""
         pipe, lines = _there(process.stdout), Lines()
         while True:

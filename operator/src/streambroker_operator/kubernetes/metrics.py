@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import PLURALS
+from streambroker_core.model import AnyKind
+from streambroker_core.wire.manifest import OBJECTS
 from streambroker_operator.kubernetes.events import EventWriter
 from streambroker_operator.kubernetes.lease import Lease
 from streambroker_operator.kubernetes.programming import AgentState
@@ -26,7 +26,7 @@ Labelled: TypeAlias = Mapping[Any, float]
 """Values by the values of their labels."""
 
 # Shown from the beginning: what rises from nothing to one is no increase to Prometheus.
-_DIFFERENCES = tuple(product(PLURALS.values(), ("missing", "changed", "ghost")))
+_DIFFERENCES = tuple(product(OBJECTS.values(), ("missing", "changed", "ghost")))
 _WRITES = tuple(
     product(("spec", "status", "event", "lease"), ("done", "conflict", "refused", "failed"))
 )
@@ -66,16 +66,16 @@ class Figures:
     synced: bool = False
     leads: bool = False
     routes: int = 0
-    board: Mapping[Kind, int] = field(default_factory=dict)
-    watch_age_s: Mapping[Kind, float] = field(default_factory=dict)
-    resources: Mapping[tuple[Kind, State], int] = field(default_factory=dict)
+    board: Mapping[AnyKind, int] = field(default_factory=dict)
+    watch_age_s: Mapping[AnyKind, float] = field(default_factory=dict)
+    resources: Mapping[tuple[AnyKind, State], int] = field(default_factory=dict)
     agents: Mapping[AgentState, int] = field(default_factory=dict)
     reported_routes: Mapping[str, int] = field(default_factory=dict)
     hints_sent: int = 0
     hints_lost: int = 0
     sweeps: int = 0
-    sweep_differences: Mapping[tuple[Kind, str], int] = field(default_factory=dict)
-    relists: Mapping[Kind, int] = field(default_factory=dict)
+    sweep_differences: Mapping[tuple[AnyKind, str], int] = field(default_factory=dict)
+    relists: Mapping[AnyKind, int] = field(default_factory=dict)
     feeder_restarts: int = 0
     writes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     reviews: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def families(found: Figures) -> Iterator[Metric]:
     yield _gauge(
         "watch_age_seconds", "Since the last sign of life.", ("kind",), _by_kind(found.watch_age_s)
     )
-    resources = {(PLURALS[kind], state): n for (kind, state), n in found.resources.items()}
+    resources = {(OBJECTS[kind], state): n for (kind, state), n in found.resources.items()}
     yield _gauge("resources", "Exports and Imports.", ("kind", "state"), resources)
     agents = {(state,): count for state, count in found.agents.items()}
     yield _gauge("agents", "Registered agents.", ("state",), agents)
@@ -101,7 +101,7 @@ def families(found: Figures) -> Iterator[Metric]:
     yield _counter("hints_sent", "Hints handed to the network.", (), {(): found.hints_sent})
     yield _counter("hints_lost", "Hints that did not arrive.", (), {(): found.hints_lost})
     yield _counter("sweeps", "Comparisons with a list.", (), {(): found.sweeps})
-    mended = {(PLURALS[kind], what): n for (kind, what), n in found.sweep_differences.items()}
+    mended = {(OBJECTS[kind], what): n for (kind, what), n in found.sweep_differences.items()}
     mended = {**dict.fromkeys(_DIFFERENCES, 0), **mended}
     yield _counter("sweep_differences", "What a sweep found.", ("kind", "difference"), mended)
     yield _counter("relists", "Lists after the first.", ("kind",), _by_kind(found.relists))
@@ -203,8 +203,8 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
 
-def _by_kind(values: Mapping[Kind, float]) -> Labelled:
-    return {(PLURALS[kind],): value for kind, value in values.items()}
+def _by_kind(values: Mapping[AnyKind, float]) -> Labelled:
+    return {(OBJECTS[kind],): value for kind, value in values.items()}
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...], values: Labelled) -> Metric:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import API_VERSION, PLURALS
+from streambroker_core.model import AnyKind
+from streambroker_core.wire.manifest import API_VERSION, OBJECTS
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.api import Answer, Api, ApiUnreachableError
 from streambroker_operator.kubernetes.ownership import Document
@@ -48,17 +48,17 @@ class ConflictError(Exception):
         super().__init__(f"{len(causes)} fields are held by others")
 
 
-def list_path(kind: Kind, namespace: str | None) -> str:
+def list_path(kind: AnyKind, namespace: str | None) -> str:
     """Return the path of a kind's objects in a namespace, or, for None, in all of them."""
     where = "" if namespace is None else f"/namespaces/{namespace}"
-    return f"/apis/{API_VERSION}{where}/{PLURALS[kind]}"
+    return f"/apis/{API_VERSION}{where}/{OBJECTS[kind]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where an object is."""
 
-    kind: Kind
+    kind: AnyKind
     namespace: str
     name: str
 
@@ -85,7 +85,7 @@ class Applied:
 
 
 class Objects:
-    """Reads and writes single Exports, Imports and Secrets.
+    """Reads and writes single resources and Secrets.
 
     Args:
         api: how the API server is asked.

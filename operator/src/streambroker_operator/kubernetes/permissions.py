@@ -14,14 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from streambroker_core.model import PeKey
+from streambroker_core.model import RULE, PeKey
+from streambroker_core.wire.manifest import OBJECTS
 from streambroker_operator.paths import (
     API,
     APPLY,
     EMIT,
+    ENABLE,
     ERRANDS,
     EXPLAIN,
+    JOBS,
     OPENAPI,
+    PATTERN,
+    PATTERNS,
     PE,
     PORTS,
     REPORT,
@@ -118,6 +123,7 @@ def _part(resource: str, part: str, *, steers: bool) -> Rule:
 
 
 _EXPORT, _IMPORT = PORTS["Export"], PORTS["Import"]
+_RULES = OBJECTS[RULE]
 
 _LISTING = Rule(asks=(_ask("list", "exports"), _ask("list", "imports")))
 _OWN_PE = Rule(asks=(_ask("get", "exports"), _ask("get", "imports")), own=True)
@@ -179,6 +185,13 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_parts(f"{_IMPORT}/filter", "imports", "filter", "PUT"),
     **_parts(f"{_IMPORT}/subscription", "imports", "streams", "PUT"),
     **_parts(f"{_IMPORT}/streams", "imports", "streams", "PUT"),
+    ("GET", PATTERNS): Rule(asks=(_ask("list", _RULES),), own=True),
+    ("GET", PATTERN): Rule(asks=(_ask("get", _RULES),), own=True),
+    ("PUT", PATTERN): Rule(
+        asks=(_ask("create", _RULES), _ask("patch", _RULES)), own=True, steers=True
+    ),
+    ("DELETE", PATTERN): Rule(asks=(_ask("delete", _RULES),), own=True),
+    ("POST", ENABLE): _part(_RULES, "enable", steers=True),
 }
 """By method and path, as the router has it."""
 
@@ -238,7 +251,8 @@ def _forcing(rule: Rule, path: str, usual: Verdict) -> Verdict:
         return Verdict(why="Nothing here can be taken from others: leave out force.")
     if not usual.allowed and not usual.asks:
         return usual
-    whole = _ask("patch", "exports" if path.startswith(_EXPORT) else "imports")
+    of_ports = "exports" if path.startswith(_EXPORT) else "imports"
+    whole = _ask("patch", _RULES if path.startswith(JOBS) else of_ports)
     return Verdict(asks=(*(group for group in usual.asks if group != whole), whole))
 
 

@@ -1,6 +1,6 @@
 """What agents say, told by the replica that they ask to the one that writes statuses.
 
-That is which views they run, and which of their exports have ended.
+That is which views they run, which of their exports have ended, and what has become of rules.
 
 Rule 1: what is told is a gain in knowledge and nothing else: it may be lost, come twice, or late.
     Of ends, which may be taken back, it is said how long ago an agent told; who is told of none, by
@@ -26,6 +26,8 @@ from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire import ends as wire
 from streambroker_core.wire.ends import Ends
+from streambroker_core.wire.fields import Fields
+from streambroker_core.wire.told import ToldRules, read_told, write_told
 from streambroker_operator.errors import RequestError
 
 PATH = "/api/replicas/acknowledged"
@@ -34,6 +36,8 @@ PAUSE_S = 0.02
 AT_ONCE = 1_000
 ENDS_AT_ONCE = 200
 """Of these each may be as long as a header: a body has at most 1 MiB."""
+RULES_AT_ONCE = 4
+"""Of these each may be as long as a report."""
 MOST = 20_000
 FRESH_S = 60.0
 TIMEOUT_S = 2.0
@@ -47,10 +51,12 @@ class Told(NamedTuple):
     Attributes:
         runs: whose agent runs which view, since how many seconds, and which instance it is.
         ends: whose agent says what of the ends of exports, how long ago, and which instance it is.
+        rules: whose agent says what of the rules of its job.
     """
 
     runs: list[tuple[PeKey, str, float, str]]
     ends: list[tuple[PeKey, Ends, float, str]]
+    rules: list[tuple[PeKey, ToldRules]] = []  # noqa: RUF012 - never changed
 
 
 class Relay:
@@ -73,6 +79,7 @@ class Relay:
         self._instance_of = instance_of
         self._waiting: dict[PeKey, tuple[str, float, str]] = {}
         self._ends: dict[PeKey, tuple[str, float, str]] = {}
+        self._rules: dict[PeKey, ToldRules] = {}
         self._news = asyncio.Event()
         self._trouble = False
 
@@ -88,6 +95,12 @@ class Relay:
             self._ends[pe] = wire.encode(ends), time.monotonic(), self._instance_of(pe)
             self._news.set()
 
+    def note_rules(self, pe: PeKey, told: ToldRules) -> None:
+        """Have it told what an agent says of the rules of its job; it says so each half minute."""
+        if len(self._rules) < MOST:
+            self._rules[pe] = told
+            self._news.set()
+
     async def run(self) -> None:
         """Tell until cancelled; what cannot be told now is told by the agent's next poll."""
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -96,15 +109,18 @@ class Relay:
                 await self._news.wait()
                 await asyncio.sleep(PAUSE_S)
                 self._news.clear()
-                while self._waiting or self._ends:
+                while self._waiting or self._ends or self._rules:
                     await self._send(session)
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
         runs, ends = _taken(self._waiting, AT_ONCE), _taken(self._ends, ENDS_AT_ONCE)
+        rules = {pe: self._rules.pop(pe) for pe in list(self._rules)[:RULES_AT_ONCE]}
         leader = self._leader()
         if not leader:
             return
-        body = json.dumps({"at": time.time(), "runs": runs, "ended": ends}).encode()
+        told = {str(pe): write_told(several) for pe, several in rules.items()}
+        found = {"at": time.time(), "runs": runs, "ended": ends, "rules": told}
+        body = json.dumps(found).encode()
         shown = {"Authorization": sealed(self._secret, body)}
         try:
             async with session.post(leader + PATH, data=body, headers=shown) as answer:
@@ -138,6 +154,7 @@ def handler(
     secret: bytes,
     take: Callable[[PeKey, str, float, str], None],
     take_ends: Callable[[PeKey, Ends, float, str], None],
+    take_rules: Callable[[PeKey, ToldRules], None] = lambda *_: None,
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     """Return what answers `PATH`.
 
@@ -145,6 +162,7 @@ def handler(
         secret: of the broker.
         take: takes which view an agent runs, since how many seconds, and which instance it is.
         take_ends: takes which of its exports have ended, as it said so many seconds ago.
+        take_rules: takes what it says of the rules of its job.
     """
 
     async def acknowledged(request: web.Request) -> web.Response:
@@ -158,13 +176,15 @@ def handler(
             take(*one)
         for other in told.ends:
             take_ends(*other)
+        for third in told.rules:
+            take_rules(*third)
         return web.Response(status=204)
 
     return acknowledged
 
 
 def read(secret: bytes, shown: str, body: bytes, now: float) -> Told:
-    """Return what another replica tells; one of an older release tells of no ends.
+    """Return what another replica tells; one of an older release tells of no ends or rules.
 
     Raises:
         RequestError: 401, it is none, or it told that long ago.
@@ -179,6 +199,10 @@ def read(secret: bytes, shown: str, body: bytes, now: float) -> Told:
             ends=[
                 (PeKey.parse(pe), wire.decode(str(ends)), float(ago), str(instance))
                 for pe, (ends, ago, instance) in told.get("ended", {}).items()
+            ],
+            rules=[
+                (PeKey.parse(pe), read_told(Fields(rules)))
+                for pe, rules in told.get("rules", {}).items()
             ],
         )
     except (ValueError, KeyError, TypeError, AttributeError, ManifestError) as error:

@@ -30,6 +30,9 @@ MAX_SUMMARY = 60
 
 Truth: TypeAlias = Literal["True", "False", "Unknown"]
 
+Since: TypeAlias = tuple[str, str, str]
+"""Type and status of a condition, and since when it has that."""
+
 _TYPES = ("Accepted", "Matched", "Programmed", "Ready", "Steered", "Ended")
 _TRUTHS: Mapping[str, Truth] = {"True": "True", "False": "False"}
 _PLAIN = re.compile(r"[^\s\"'\[\]=]+")
@@ -79,7 +82,7 @@ class Shown:
 
     content: str = ""
     routes: str = ""
-    since: tuple[tuple[str, str, str], ...] = ()
+    since: tuple[Since, ...] = ()
     programmed: Condition | None = None
 
     @property
@@ -130,10 +133,10 @@ def facts_of(
         programmed = Condition(type="Programmed", status="False", reason=reason)
     elif programmed is None:
         programmed = _kept(shown, routes)
-    found = [accepted, matched, programmed, _ready((accepted, matched, programmed))]
+    found = [accepted, matched, programmed, ready((accepted, matched, programmed))]
     if steered:
         found.append(
-            Condition(type="Steered", status="True", reason="Steered", message=_cut(steered))
+            Condition(type="Steered", status="True", reason="Steered", message=cut(steered))
         )
     if status.accepted and (shown.ended if ended is None else ended):
         found.append(_ENDED)
@@ -158,8 +161,8 @@ def unreadable(generation: int, reason: str, message: str) -> Facts:
     accepted = _accepted(refused)
     matched = Condition(type="Matched", status="False", reason="NotAccepted")
     programmed = Condition(type="Programmed", status="False", reason="NotAccepted")
-    ready = _ready((accepted, matched, programmed))
-    return Facts(generation=generation, conditions=(accepted, matched, programmed, ready))
+    found = (accepted, matched, programmed)
+    return Facts(generation=generation, conditions=(*found, ready(found)))
 
 
 def written(facts: Facts, shown: Shown, now: float) -> dict[str, Any] | None:
@@ -172,23 +175,58 @@ def written(facts: Facts, shown: Shown, now: float) -> dict[str, Any] | None:
     """
     if _digest(facts) == shown.content:
         return None
-    since = {(name, status): time for name, status, time in shown.since}
     return {
         "observedGeneration": facts.generation,
-        "conditions": [
-            {
-                "type": condition.type,
-                "status": condition.status,
-                "reason": condition.reason,
-                "message": condition.message,
-                "lastTransitionTime": since.get((condition.type, condition.status), time_text(now)),
-            }
-            for condition in facts.conditions
-        ],
+        "conditions": conditions_out(facts.conditions, shown.since, now),
         "matches": facts.matches,
         "topMatches": list(facts.top_matches),
         "summary": facts.summary,
     }
+
+
+def conditions_out(
+    conditions: Sequence[Condition], shown: Sequence[Since], now: float
+) -> list[dict[str, Any]]:
+    """Return conditions to write, each with the time at which its status last changed.
+
+    Args:
+        conditions: what there is to tell.
+        shown: those that stand there.
+        now: seconds since 1970, UTC.
+    """
+    since = {(name, status): time for name, status, time in shown}
+    return [
+        {
+            "type": condition.type,
+            "status": condition.status,
+            "reason": condition.reason,
+            "message": condition.message,
+            "lastTransitionTime": since.get((condition.type, condition.status), time_text(now)),
+        }
+        for condition in conditions
+    ]
+
+
+def read_conditions(
+    status: Mapping[str, Any], types: Sequence[str]
+) -> tuple[tuple[Condition, ...], tuple[Since, ...]]:
+    """Return those conditions of a status that are of some types, in their order, and their times.
+
+    Args:
+        status: as the API server has it.
+        types: whose order it is.
+    """
+    items = status.get("conditions")
+    own = {
+        str(item.get("type")): item
+        for item in (items if isinstance(items, list) else [])
+        if isinstance(item, Mapping)
+    }
+    ordered = [own[name] for name in types if name in own]
+    conditions = tuple(_read_condition(item) for item in ordered)
+    times = [sys.intern(str(item.get("lastTransitionTime", ""))) for item in ordered]
+    since = ((c.type, c.status, time) for c, time in zip(conditions, times, strict=True))
+    return conditions, tuple(since)
 
 
 def read_shown(status: object) -> Shown:
@@ -199,16 +237,9 @@ def read_shown(status: object) -> Shown:
     """
     if not isinstance(status, Mapping):
         return NOTHING_SHOWN
-    items = status.get("conditions")
-    own = {
-        str(item.get("type")): item
-        for item in (items if isinstance(items, list) else [])
-        if isinstance(item, Mapping)
-    }
-    ordered = [own[name] for name in _TYPES if name in own]
-    if not ordered:
+    conditions, since = read_conditions(status, _TYPES)
+    if not conditions:
         return NOTHING_SHOWN
-    conditions = tuple(_read_condition(item) for item in ordered)
     facts = Facts(
         generation=_number(status.get("observedGeneration")),
         conditions=conditions,
@@ -219,10 +250,7 @@ def read_shown(status: object) -> Shown:
     return Shown(
         content=_digest(facts),
         routes=_routes_digest(facts.generation, facts.matches, facts.top_matches),
-        since=tuple(
-            (condition.type, condition.status, sys.intern(str(item.get("lastTransitionTime", ""))))
-            for condition, item in zip(conditions, ordered, strict=True)
-        ),
+        since=since,
         programmed=next((c for c in conditions if c.type == "Programmed"), None),
     )
 
@@ -249,7 +277,7 @@ def _accepted(status: Status) -> Condition:
         type="Accepted",
         status="True" if status.accepted else "False",
         reason=status.reason,
-        message=_cut(status.message),
+        message=cut(status.message),
     )
 
 
@@ -273,10 +301,10 @@ def _refusals(status: Status) -> str:
         return ""
     first, more = status.refused[0], len(status.refused) - 1
     rest = f" ({more} more)" if more else ""
-    return _cut(f"{first.export} is refused, {first.reason}: {first.message}{rest}")
+    return cut(f"{first.export} is refused, {first.reason}: {first.message}{rest}")
 
 
-def _ready(conditions: Sequence[Condition]) -> Condition:
+def ready(conditions: Sequence[Condition]) -> Condition:
     """Return `Ready`, with the reason of the first condition that is not fulfilled."""
     for condition in conditions:
         if condition.status != "True":
@@ -296,7 +324,8 @@ def _kept(shown: Shown, routes: str) -> Condition:
     )
 
 
-def _cut(message: str) -> str:
+def cut(message: str) -> str:
+    """Return a message of a length that the API server takes."""
     return message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…"
 
 

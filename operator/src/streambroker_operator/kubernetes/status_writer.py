@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from streambroker_core.model import Kind
+from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifest import API_VERSION
 from streambroker_operator.kubernetes.api import Answer, Api, ApiUnreachableError
 from streambroker_operator.kubernetes.objects import APPLY, Place
@@ -19,7 +19,7 @@ from streambroker_operator.kubernetes.status_queue import StatusQueue, delay_s
 
 TIMEOUT_S = 10.0
 
-Name: TypeAlias = tuple[Kind, str]
+Name: TypeAlias = tuple[AnyKind, str]
 """Kind and uid of a resource."""
 
 _MANY = 50
@@ -36,7 +36,7 @@ class StatusWrite:
         status: all that the manager of statuses owns.
     """
 
-    kind: Kind
+    kind: AnyKind
     namespace: str
     name: str
     uid: str

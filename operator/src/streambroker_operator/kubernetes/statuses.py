@@ -21,7 +21,7 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.matching import Match
-from streambroker_core.model import Export, Kind, PeKey, Resource
+from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, Resource, kind_of
 from streambroker_core.wire.ends import Ends
 from streambroker_operator.kubernetes.ending import Ending
 from streambroker_operator.kubernetes.programming import AgentState, Programming
@@ -38,7 +38,7 @@ from streambroker_operator.kubernetes.status_writer import Name, StatusWrite
 
 
 class Statuses:
-    """What the status writer asks, and tells.
+    """What the status writer asks of Exports and Imports, and tells.
 
     All methods are called on the board's event loop.
 
@@ -109,7 +109,7 @@ class Statuses:
             self._turned(name)
         return before is None or before.content != shown.content
 
-    def look(self, kind: Kind, body: Mapping[str, Any], listed: bool) -> None:
+    def look(self, kind: AnyKind, body: Mapping[str, Any], listed: bool) -> None:
         """Take in a whole resource as the API server has it.
 
         Args:
@@ -117,6 +117,8 @@ class Statuses:
             body: the object.
             listed: by a list, and not by the watch.
         """
+        if kind == RULE:
+            return
         metadata = body["metadata"]
         name = (kind, str(metadata["uid"]))
         self.seen(name, int(metadata["resourceVersion"]), body.get("status"), listed=listed)
@@ -134,11 +136,13 @@ class Statuses:
         self.programming.follow(actions, changed=() if changed is None else (changed[1],))
         if isinstance(event, ExportRemoved | ImportRemoved):
             self.gone(("Export" if isinstance(event, ExportRemoved) else "Import", event.uid))
-        names = {(a.kind, a.uid) for a in actions if isinstance(a, StatusChanged)}
+        names: set[Name] = {
+            (a.kind, a.uid) for a in actions if isinstance(a, StatusChanged) and a.kind != RULE
+        }
         if changed is not None:
             names.add(changed)
-        if isinstance(event, Synced):
-            self._forget_unlisted(event)
+        if isinstance(event, Synced) and event.kind != RULE:
+            self._forget_unlisted(event.kind, event)
             if self._board.synced:
                 self._all_anew()
         if isinstance(event, AgentRegistered | PeWithdrawn):
@@ -147,10 +151,10 @@ class Statuses:
         for name in names:
             self._offer(name, self._urgent(name))
 
-    def _forget_unlisted(self, event: Synced) -> None:
-        there: set[Name] = {(event.kind, resource.uid) for resource, _ in event.listed}
-        there.update((event.kind, unread.uid) for unread in event.unreadable)
-        for name in [name for name in self._shown if name[0] == event.kind and name not in there]:
+    def _forget_unlisted(self, kind: Kind, event: Synced) -> None:
+        there: set[Name] = {(kind, resource.uid) for resource, _ in event.listed}
+        there.update((kind, unread.uid) for unread in event.unreadable)
+        for name in [name for name in self._shown if name[0] == kind and name not in there]:
             self.gone(name)
 
     def _who_runs(self, pe: PeKey) -> None:
@@ -258,7 +262,7 @@ class Statuses:
             return None
         programmed = None
         if status.accepted and status.matches:
-            programmed = self.programming.condition(resource.uid, self._pes(name, resource))
+            programmed = self.programming.condition(resource.uid, self._pes(resource))
         return facts_of(
             resource,
             status,
@@ -284,10 +288,11 @@ class Statuses:
             for route in export.routes
         )
 
-    def _pes(self, name: Name, resource: Resource) -> Iterator[PeKey]:
+    def _pes(self, resource: Resource) -> Iterator[PeKey]:
         yield resource.key.owner
-        other: Kind = "Import" if name[0] == "Export" else "Export"
-        for uid, outcome in self._board.outcomes(*name).items():
+        kind = kind_of(resource)
+        other: Kind = "Import" if kind == "Export" else "Export"
+        for uid, outcome in self._board.outcomes(kind, resource.uid).items():
             peer = self._board.get(other, uid)
             if isinstance(outcome, Match) and peer is not None:
                 yield peer.key.owner
@@ -321,6 +326,6 @@ def _changed(event: Event) -> Name | None:
         return "Export", event.export.uid
     if isinstance(event, ImportApplied):
         return "Import", event.import_.uid
-    if isinstance(event, Unreadable):
+    if isinstance(event, Unreadable) and event.kind != RULE:
         return event.kind, event.uid
     return None

@@ -21,11 +21,20 @@ from typing import Any
 
 from streambroker_core.board import AgentRegistered, Board, Event
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.model import Kind, PeKey, PortKey, Resource, kind_of, name_of
+from streambroker_core.model import (
+    Kind,
+    PeKey,
+    PortKey,
+    Resource,
+    Rule,
+    RuleKey,
+    kind_of,
+    name_of,
+)
 from streambroker_core.whatif import Proposal
 from streambroker_core.wire.manifest import API_VERSION, read_manifest, read_spec, write_spec
 from streambroker_core.wire.registration import Registration
-from streambroker_operator.backing import KnownPe, Stored
+from streambroker_operator.backing import KnownPe, Stored, StoredRule
 from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
 from streambroker_operator.idempotency import Answered
 from streambroker_operator.kubernetes.change import (
@@ -34,14 +43,19 @@ from streambroker_operator.kubernetes.change import (
     edit_of,
     edited,
     emptying,
-    kept_by_others,
     own_part,
     released,
     removal,
     statement,
     without,
 )
-from streambroker_operator.kubernetes.conflicts import held, kept, owned_by_other, taken
+from streambroker_operator.kubernetes.conflicts import (
+    check_others,
+    held,
+    owned_by_other,
+    tag_of,
+    taken,
+)
 from streambroker_operator.kubernetes.objects import (
     ConflictError,
     Objects,
@@ -51,13 +65,12 @@ from streambroker_operator.kubernetes.objects import (
 from streambroker_operator.kubernetes.ownership import (
     API,
     Document,
-    Holder,
-    Path,
     held_at,
     others,
     own_fields,
 )
 from streambroker_operator.kubernetes.registrations import Registrations
+from streambroker_operator.kubernetes.rule_writes import RuleWrites
 from streambroker_operator.kubernetes.status_pace import StatusPace
 from streambroker_operator.kubernetes.steering import Overwritten, Steering
 from streambroker_operator.terms import FREELY, Terms, Touched
@@ -109,6 +122,7 @@ class Seen:
 class _Change:
     """One resource as it should be, and how it is to become so."""
 
+    kind: Kind
     place: Place
     resource: Resource
     touched: Touched | None
@@ -150,6 +164,7 @@ class KubernetesStore:
         self._memory = sqlite3.connect(":memory:", isolation_level=None)
         self.answered = Answered(self._memory, clock)
         self.registrations = Registrations(objects, board, pace)
+        self._rules = RuleWrites(objects, board)
         self.steering = Steering()
 
     def close(self) -> None:
@@ -241,7 +256,9 @@ class KubernetesStore:
         known = self.get(kind, key)
         name = name_of(resource) if known is None else known.resource.name
         place = Place(kind=kind, namespace=key.namespace, name=name)
-        change = _Change(place=place, resource=resource, touched=touched, terms=terms, dry=dry)
+        change = _Change(
+            kind=kind, place=place, resource=resource, touched=touched, terms=terms, dry=dry
+        )
 
         async def once(live: Document | None) -> Stored:
             return await (self._create(change) if live is None else self._change(change, live))
@@ -261,7 +278,7 @@ class KubernetesStore:
         place = Place(kind=kind, namespace=key.namespace, name=known.resource.name)
 
         async def once(live: Document | None) -> Stored:
-            terms.check(_tag(live))
+            terms.check(tag_of(live))
             if live is None:
                 raise unknown_port(kind, key)
             if held_at(own_fields(live, API), ("spec",)) is None:
@@ -292,7 +309,7 @@ class KubernetesStore:
         place = Place(kind=kind, namespace=key.namespace, name=known.resource.name)
 
         async def once(live: Document | None) -> Stored:
-            terms.check(_tag(live))
+            terms.check(tag_of(live))
             if live is not None and live["metadata"]["uid"] == uid:
                 version = live["metadata"]["resourceVersion"]
                 await self._objects.delete(place, uid=uid, version=version)
@@ -300,11 +317,21 @@ class KubernetesStore:
 
         return await self._objects.repeated(place, once)
 
+    async def put_rule(
+        self, rule: Rule, *, touched: Touched | None = None, terms: Terms = FREELY
+    ) -> StoredRule:
+        """Create or change a rule, as `RuleWrites.put` does."""
+        return await self._rules.put(rule, touched, terms)
+
+    async def delete_rule(self, key: RuleKey, *, terms: Terms = FREELY) -> StoredRule | None:
+        """Delete a rule, as `RuleWrites.delete` does."""
+        return await self._rules.delete(key, terms)
+
     async def _create(self, change: _Change) -> Stored:
         place = change.place
         change.terms.check(None)
         if change.touched is not None:
-            raise unknown_port(place.kind, change.resource.key)
+            raise unknown_port(change.kind, change.resource.key)
         metadata: dict[str, Any] = {"name": place.name, "namespace": place.namespace}
         if change.terms.owners:
             metadata["ownerReferences"] = [dict(owner) for owner in change.terms.owners]
@@ -324,14 +351,14 @@ class KubernetesStore:
     async def _change(self, change: _Change, live: Document) -> Stored:
         place, key = change.place, change.resource.key
         _check_port(place, live, key)
-        change.terms.check(_tag(live))
-        now = _spec(place, live, key)
+        change.terms.check(tag_of(live))
+        now = _spec(change.kind, live, key)
         edit = edit_of(now, write_spec(change.resource), change.touched)
         if not edit:
             return _stored(live)
-        _check_others(place, live, edit)
+        check_others(place.kind, place.name, live, edit)
         outcome = edited(live.get("spec", {}), edit)
-        read_spec(place.kind, outcome, key=key, path="spec")
+        read_spec(change.kind, outcome, key=key, path="spec")
         return await self._make(change, live, edit, outcome)
 
     async def _make(self, change: _Change, live: Document, edit: Edit, outcome: Document) -> Stored:
@@ -429,17 +456,11 @@ def _partly(done: list[Stored], error: RequestError) -> RequestError:
     )
 
 
-def _tag(document: Document | None) -> str | None:
-    if document is None:
-        return None
-    return f"{document['metadata']['uid']}.{document['metadata']['generation']}"
-
-
-def _spec(place: Place, live: Document, key: PortKey) -> Document:
+def _spec(kind: Kind, live: Document, key: PortKey) -> Document:
     """Return an object's spec in our own form; as it stands there if it cannot be read."""
     spec: Document = live.get("spec", {})
     try:
-        return write_spec(read_spec(place.kind, spec, key=key))
+        return write_spec(read_spec(kind, spec, key=key))
     except StreambrokerError:
         return spec
 
@@ -460,21 +481,6 @@ def _check_port(place: Place, live: Document, key: PortKey) -> None:
         f" {place.namespace}/{spec.get('job')}/{spec.get('pe', 0)}/{spec.get('port')}. Give {key}"
         " another one, or delete that one first.",
     )
-
-
-def _check_others(place: Place, live: Document, edit: Edit) -> None:
-    """Refuse to take away what others hold, or what nobody is known to hold.
-
-    Raises:
-        RequestError: 409 `OwnedByOther`.
-    """
-    found: list[tuple[Path, Holder | None]] = list(kept_by_others(live, edit))
-    ours = held_at(own_fields(live, API), ("spec",)) or {}
-    blamed = {path for path, _ in found}
-    strays = (path for path in edit.removed if path not in blamed)
-    found += [(path, None) for path in strays if held_at(ours, path) is None]
-    if found:
-        raise owned_by_other(place.kind, place.name, kept(found), removing=True)
 
 
 def _declared(live: Document) -> bool:

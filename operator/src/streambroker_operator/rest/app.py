@@ -23,6 +23,7 @@ from streambroker_operator.rest import (
     imports,
     lint,
     lists,
+    patterns,
     pe,
     reports,
     resources,
@@ -72,6 +73,7 @@ PARTS = (
     exports.routes,
     imports.routes,
     control.routes,
+    patterns.routes,
 )
 
 MAX_HEADERS = 8 * 1024

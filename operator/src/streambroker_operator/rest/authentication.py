@@ -30,7 +30,7 @@ from streambroker_operator.auth import (
     refused_pe,
 )
 from streambroker_operator.errors import RequestError
-from streambroker_operator.paths import API, APPLY, EXPLAIN, WHATIF
+from streambroker_operator.paths import API, APPLY, EXPLAIN, JOBS, WHATIF
 from streambroker_operator.rest.requests import RUNTIME, named_namespace, path_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -245,7 +245,7 @@ def _namespaces(request: web.Request, caller: Principal) -> list[str]:
 def _asked(request: web.Request) -> Asked:
     """Return the namespaces that a request is about."""
     path = path_of(request)
-    if not path.startswith(API):
+    if not path.startswith((API, JOBS)):
         return Asked(())
     chosen = named_namespace(request)
     found = [request.query[name] for name in ("import", "export") if name in request.query]

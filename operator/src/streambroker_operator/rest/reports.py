@@ -17,6 +17,7 @@ from aiohttp import web
 
 from streambroker_core.model import PeKey, PortKey, Route
 from streambroker_core.wire.fields import Fields
+from streambroker_core.wire.told import ToldRules, read_told
 from streambroker_operator.bodies import fellow_bodies
 from streambroker_operator.heard import Fellow
 from streambroker_operator.paths import API, REPORT
@@ -74,7 +75,8 @@ class Report:
 
     ``waiting_since`` has the exports that wait at this moment, by port; ``ended`` whether an export
     has ended, by port, of those of which that was said; ``states`` how many routes are in each of
-    `STATES`, each in the first that it is in.
+    `STATES`, each in the first that it is in; ``rules`` what is told of rules of patterns, and of
+    ``more_rules`` other reports tell.
     """
 
     at: float
@@ -84,6 +86,8 @@ class Report:
     ended: Mapping[str, bool]
     states: Mapping[str, int]
     fellows: tuple[Fellow, ...] = ()
+    rules: ToldRules = field(default_factory=dict)
+    more_rules: bool = False
 
 
 Known: TypeAlias = tuple[Report, Report | None]
@@ -256,6 +260,8 @@ def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
             for pair, found in figures.items()
         ),
         fellows=_fellows(Fields(body), pe),
+        rules=read_told(Fields(body).child("patterns").child("rules")),
+        more_rules=Fields(body).child("patterns").boolean("more", False),
     )
 
 
@@ -312,6 +318,7 @@ async def put_report(request: web.Request) -> web.Response:
     report = read_report(await json_body(request), time.monotonic(), pe)
     request.app[RUNTIME].heard.note(pe)
     request.app[RUNTIME].heard.told(pe, report.fellows)
+    request.app[RUNTIME].rules.heard(pe, report.rules, more=report.more_rules)
     answer = json_answer({"again": request.app[REPORTS].take(pe, report)})
     answer[QUIET] = True
     return answer

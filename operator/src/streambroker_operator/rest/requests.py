@@ -106,13 +106,13 @@ def chosen_namespace(request: web.Request) -> str:
 
 
 def pe_of(request: web.Request) -> PeKey:
-    """Return the PE of the address, whether it is known or not.
+    """Return the PE of the address, whether it is known or not; of a job its first one.
 
     Raises:
         ManifestError: it cannot be one.
     """
     info = request.match_info
-    return PeKey.parse(f"{namespace_of(request)}/{info['job']}/{info['pe']}")
+    return PeKey.parse(f"{namespace_of(request)}/{info['job']}/{info.get('pe', 0)}")
 
 
 def port_of(request: web.Request) -> PortKey:

@@ -93,7 +93,7 @@ async def declare(request: web.Request, kind: Kind) -> web.Response:
     check_match(request, stored)
     if stored is None:
         request.app[GAUGES].check_ports(runtime.board, [(kind, key)])
-    written = await runtime.put(resource, terms=terms_of(request, _owners(body)))
+    written = await runtime.put(resource, terms=terms_of(request, owners_of(body)))
     return written_answer(written, status=201 if written.stored.created else 200)
 
 
@@ -143,7 +143,7 @@ async def release(request: web.Request, kind: Kind) -> web.Response:
     return written_answer(written)
 
 
-def _owners(body: Any) -> tuple[Mapping[str, Any], ...]:
+def owners_of(body: Any) -> tuple[Mapping[str, Any], ...]:
     """Return the owner references of a manifest; none of a bare spec."""
     metadata = body.get("metadata") if isinstance(body, Mapping) and "apiVersion" in body else None
     if not isinstance(metadata, Mapping):

@@ -22,6 +22,7 @@ from pe_agent.agent.exporting.exports import HostedExport, Limits
 from pe_agent.agent.fellows.known import Fellows
 from pe_agent.agent.fellows.stages import StageHost
 from pe_agent.agent.importing.imports import ImportHost, UnknownPortError
+from pe_agent.agent.job_rules import JobRules
 from pe_agent.agent.news import News
 from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentUnreachableError
@@ -98,6 +99,7 @@ class Hosts:
         )
         self._declarations: dict[str, dict[str, Any]] = self.store.states("declarations", "port")
         self.control_log = ControlLog(self.store, self.news.tell)
+        self.rules = JobRules(lambda: self.routes.view, self.store, self.news)
         self.imports = ImportHost(
             str(pe),
             self.routes,
@@ -312,6 +314,9 @@ class Hosts:
             "export.emitted": lambda b: self.export(b["export"]).emitted(int(b["seq"])),
             "control.append": lambda b: self.control_log.append(b["request"], b["what"]),
             "control.entry": lambda b: self.control_log.entry(int(b["seq"])),
+            "rules.wanted": self.rules.wanted,
+            "rules.report": self.rules.report,
+            "rules.leave": self.rules.leave,
             "reader.next": self.imports.next,
             "reader.slices": self.imports.slices,
             "reader.renew": lambda b: {

@@ -4,6 +4,7 @@ Where rules come from, and what they are handed on to, runs beside a driver, nev
 becomes of rules and of rows is decided in `streambroker_core.cep`.
 """
 
+from pe_agent.cep.broker import BrokerDiscoverer
 from pe_agent.cep.directory import DirectoryDiscoverer
 from pe_agent.cep.discovery import (
     Discovery,
@@ -27,6 +28,7 @@ from streambroker_core.cep.pattern import Pattern, Skip
 from streambroker_core.cep.processor import PatternProcessor
 
 __all__ = [
+    "BrokerDiscoverer",
     "DirectoryDiscoverer",
     "Discovery",
     "DiscoveryError",

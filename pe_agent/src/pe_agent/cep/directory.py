@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 from pe_agent.cep.discovery import DiscoveryError, PeriodicPatternProcessorDiscoverer, Wanted
 from streambroker_core.cep.rules import Unreadable
+from streambroker_core.model import RULE
+from streambroker_core.wire.rules import OWN_FIELDS
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +106,21 @@ def read_documents(text: str, what: str, *, yaml: bool) -> list[Any]:
     found: list[Any] = []
     for document in documents:
         found += document if isinstance(document, list) else [document]
-    return found
+    return [rule_in(each) for each in found]
+
+
+def rule_in(document: Any) -> Any:
+    """Return the rule of a `PatternProcessor` manifest; anything else as it is.
+
+    Whose rule it is, and how often it was enabled, says the manifest and not the rule.
+    """
+    if not isinstance(document, dict) or document.get("kind") != RULE:
+        return document
+    spec, metadata = document.get("spec"), document.get("metadata")
+    if not isinstance(spec, dict):
+        return document
+    named = {"id": metadata["name"]} if isinstance(metadata, dict) and "name" in metadata else {}
+    return {**named, **{name: value for name, value in spec.items() if name not in OWN_FIELDS}}
 
 
 def _yaml(text: str) -> list[Any]:

@@ -16,7 +16,7 @@ from urllib.request import (
     Request,
 )
 
-from pe_agent.cep.directory import read_documents
+from pe_agent.cep.directory import read_documents, rule_in
 from pe_agent.cep.discovery import DiscoveryError, PeriodicPatternProcessorDiscoverer, Wanted
 from pe_agent.cep.manager import PatternProcessorManager
 from pe_agent.tls import Trust
@@ -148,7 +148,7 @@ class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
             raise DiscoveryError(f"{self._url} answers what is no UTF-8") from error
         found = read_documents(text, self._url, yaml="yaml" in headers.get("Content-Type", ""))
         if len(found) == 1 and isinstance(found[0], dict) and isinstance(found[0].get(LIST), list):
-            return list(found[0][LIST])
+            return [rule_in(each) for each in found[0][LIST]]
         return found
 
 

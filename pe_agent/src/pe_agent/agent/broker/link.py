@@ -111,13 +111,15 @@ class BrokerLink:
         self._told_at = -BUSY_SECONDS
         hosts.broker_status = self.status
         self._reports = Reporter(
-            lambda: hosts.actions["status"]({}),
+            lambda: {**hosts.actions["status"]({}), "patterns": hosts.rules.page()},
             lambda report: self._client.request("PUT", f"{self._path}/report", report).body,
         )
         self._errands = Errands(
             hosts.actions,
             lambda done: self._client.request("POST", f"{self._path}/errands", done).body,
         )
+
+        hosts.rules.on_report = self._reports.urge
 
     def start(self) -> None:
         """Begin to poll and to listen."""

@@ -18,6 +18,8 @@ from streambroker_core.model import port_of
 log = logging.getLogger("pe_agent")
 
 AGAIN_SECONDS = 30.0
+SPACING_SECONDS = 1.0
+"""Between two reports at least, however much there is to tell."""
 LIMIT = 60_000
 """Bytes of a report; the broker takes 64 KiB."""
 DAMAGED = 10
@@ -52,6 +54,7 @@ def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
             },
             "imports": _imports(status["imports"]["readers"], most),
             "fellows": _fellows(status.get("fellows", {})),
+            **({"patterns": status["patterns"]} if "patterns" in status else {}),
         }
         if len(json.dumps(found)) <= limit:
             break
@@ -158,6 +161,7 @@ class Reporter:
         self._send = send
         self._polled = threading.Event()
         self._closed = threading.Event()
+        self._urged = threading.Event()
 
     def start(self) -> None:
         """Begin; nothing is sent before the first poll."""
@@ -167,14 +171,22 @@ class Reporter:
         """The broker answered a poll."""
         self._polled.set()
 
+    def urge(self) -> None:
+        """Report soon: there is something that people wait for."""
+        self._urged.set()
+
     def close(self) -> None:
         """Stop."""
         self._closed.set()
         self._polled.set()
+        self._urged.set()
 
     def _run(self) -> None:
         while self._polled.wait() and not self._closed.is_set():
-            self._closed.wait(self.report())
+            pause = self.report()
+            if self._urged.wait(pause):
+                self._urged.clear()
+                self._closed.wait(min(pause, SPACING_SECONDS))
 
     def report(self) -> float:
         """Send one report; return after how many seconds the next is due."""

@@ -9,6 +9,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pe_agent.files import replace_file
@@ -57,8 +58,13 @@ class RouteTable:
             listener(self.view)
 
     def apply(self, view: View) -> None:
-        """Take a view: on disk first, then to the listeners."""
+        """Take a view: on disk first, then to the listeners.
+
+        One that says nothing of rules leaves those that there are.
+        """
         with self._lock:
+            if view.rules is None and self.view is not None:
+                view = replace(view, rules=self.view.rules)
             if self.view is not None and _equal(view, self.view):
                 self.view = view
                 return

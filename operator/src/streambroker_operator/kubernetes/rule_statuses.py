@@ -1,0 +1,273 @@
+"""The statuses of rules of patterns: what has to stand there, and what stands there.
+
+Conditions are told as those of ports are. Counts move with every report, so that a status is
+written anew for them alone at most once a minute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streambroker_core.board import (
+    Action,
+    Board,
+    Event,
+    RuleApplied,
+    RuleRemoved,
+    Status,
+    StatusChanged,
+    Synced,
+)
+from streambroker_core.errors import ManifestError
+from streambroker_core.model import RULE, PeKey, Rule, RuleKey, rule_name_of
+from streambroker_core.wire.canonical import digest
+from streambroker_core.wire.fields import Fields
+from streambroker_core.wire.told import ToldRule, ToldRules, read_told
+from streambroker_operator.kubernetes.status import (
+    Condition,
+    conditions_out,
+    cut,
+    read_conditions,
+    ready,
+)
+from streambroker_operator.kubernetes.status_writer import Name, StatusWrite
+from streambroker_operator.rules import ToldByAgents
+
+COUNTS_S = 60.0
+"""How old counts may become in a status of which nothing else has changed, in seconds."""
+TYPES = ("Accepted", "Active", "Ready")
+_TOLD = ("version", "scheduled", "since", "buckets", "of", "matches", "errors")
+_COUNTS = ("matches", "errors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What stands in a status.
+
+    Attributes:
+        content: digest of all but the counts.
+        counts: digest of them.
+        since: of each condition: type, status, time of its last transition.
+        told: what it says of the job's rule.
+        at: when it was written from here, or seen first (monotonic).
+    """
+
+    content: str = ""
+    counts: str = ""
+    since: tuple[tuple[str, str, str], ...] = ()
+    told: ToldRule | None = None
+    at: float = 0.0
+
+
+_NOTHING = _Shown()
+
+
+class RuleStatuses:
+    """What the status writer asks of rules, and tells.
+
+    All methods are called on the board's event loop.
+
+    Args:
+        board: read, never changed.
+        offer: asks the writer to look at a status; the second argument says whether urgently.
+        clock: seconds since 1970.
+        monotonic: seconds of a clock that nobody sets.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        offer: Callable[[Name, bool], None],
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rules, self._offer = board.rules, offer
+        self._clock, self._monotonic = clock, monotonic
+        self._told = ToldByAgents()
+        self._shown: dict[str, _Shown] = {}
+
+    # ---- what comes in ---------------------------------------------------
+
+    def look(self, body: Mapping[str, Any]) -> None:
+        """Take in a whole rule as the API server has it."""
+        uid = str(body["metadata"]["uid"])
+        before, found = self._shown.get(uid), read_shown(body.get("status"), self._monotonic())
+        same = before is not None and before.content == found.content
+        self._shown[uid] = before if same and before is not None else found
+        if before is not None and not same:
+            self._offer((RULE, uid), False)
+
+    def followed(self, event: Event, actions: Iterable[Action]) -> None:
+        """Take in what an event has done to the board, and have looked at what it concerns."""
+        uids = {a.uid for a in actions if isinstance(a, StatusChanged) and a.kind == RULE}
+        if isinstance(event, RuleApplied):
+            uids.add(event.rule.uid)
+        if isinstance(event, RuleRemoved):
+            self._shown.pop(event.uid, None)
+        if isinstance(event, Synced) and event.kind == RULE:
+            self._forget_unlisted(event)
+            uids |= set(self._rules.shelf.uids())
+        for uid in uids:
+            self.offer(uid)
+
+    def _forget_unlisted(self, event: Synced) -> None:
+        there = {rule.uid for rule, _ in event.listed} | {what.uid for what in event.unreadable}
+        self._shown = {uid: shown for uid, shown in self._shown.items() if uid in there}
+
+    def heard(self, pe: PeKey, told: ToldRules) -> None:
+        """Take in what an agent says of its job's rules, and have looked at what says else."""
+        for name in self._told.take(pe, told):
+            rule = self._rules.at(RuleKey(pe.namespace, pe.job, name))
+            if rule is not None:
+                self.offer(rule.uid)
+
+    def offer(self, uid: str) -> None:
+        """Have a status looked at."""
+        status = self._rules.status(uid)
+        self._offer((RULE, uid), status is not None and not status.accepted)
+
+    def offer_all(self) -> None:
+        """Have all looked at: this process leads from now on."""
+        for uid in list(self._rules.shelf.uids()):
+            self.offer(uid)
+
+    # ---- what goes out ---------------------------------------------------
+
+    def shows(self, uid: str) -> ToldRule | None:
+        """Return what a status says of the job's rule, the same at every replica."""
+        return self._shown.get(uid, _NOTHING).told
+
+    def draw(self, uid: str) -> StatusWrite | None:
+        """Return what is to be written now; None where it stands there, or the rule is gone."""
+        rule, unread = self._rules.get(uid), self._rules.unreadable(uid)
+        status: Status | None = None
+        told: ToldRule | None = None
+        if unread is not None:
+            namespace, name, generation = unread.namespace, unread.name, unread.generation
+            status = Status(accepted=False, reason=unread.code, message=unread.problem)
+        elif rule is not None:
+            namespace, name, generation = rule.key.namespace, rule_name_of(rule), rule.generation
+            status, told = self._rules.status(uid), self._of(rule)
+        if status is None:
+            return None
+        found = self._written(uid, generation, status, told)
+        if found is None:
+            return None
+        return StatusWrite(kind=RULE, namespace=namespace, name=name, uid=uid, status=found)
+
+    def _of(self, rule: Rule) -> ToldRule | None:
+        """Return what is told of a rule; while nobody has told here, what is shown stays."""
+        holder = self._rules.at(rule.key)
+        if holder is None or holder.uid != rule.uid:
+            return None
+        told = self._told.of(rule.key)
+        return self.shows(rule.uid) if told is None else told
+
+    def _written(
+        self, uid: str, generation: int, status: Status, told: ToldRule | None
+    ) -> dict[str, Any] | None:
+        shown, now = self._shown.get(uid, _NOTHING), self._monotonic()
+        conditions = conditions_of(status, told)
+        content, counts = _digests(generation, conditions, told)
+        if content == shown.content and (counts == shown.counts or now - shown.at < COUNTS_S):
+            return None
+        body = {
+            "observedGeneration": generation,
+            "conditions": conditions_out(conditions, shown.since, self._clock()),
+        }
+        return body if told is None else {**body, **_told_out(told)}
+
+    def wrote(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+        """Take in the rule as the API server has it after a write."""
+        metadata = answer.get("metadata")
+        if isinstance(metadata, Mapping) and metadata.get("uid") == write.uid:
+            self._shown[write.uid] = read_shown(answer.get("status"), self._monotonic())
+
+
+def conditions_of(status: Status, told: ToldRule | None) -> tuple[Condition, ...]:
+    """Return the conditions of a rule, by what the broker and what the job say of it."""
+    accepted = _accepted(status, told)
+    active = _active(status, told)
+    return accepted, active, ready((accepted, active))
+
+
+def _accepted(status: Status, told: ToldRule | None) -> Condition:
+    if not status.accepted:
+        message = cut(status.message)
+        return Condition(type="Accepted", status="False", reason=status.reason, message=message)
+    if told is not None and told.reason:
+        message = cut(f"The job refuses it: {told.message}.")
+        return Condition(type="Accepted", status="False", reason=told.reason, message=message)
+    return Condition(type="Accepted", status="True", reason="Accepted")
+
+
+def _active(status: Status, told: ToldRule | None) -> Condition:
+    if told is None:
+        message = "" if not status.accepted else "No query of the job has told of it yet."
+        return Condition(type="Active", status="Unknown", reason="NotHeard", message=message)
+    if told.version is None:
+        return Condition(type="Active", status="False", reason="Absent")
+    version = f"Version {told.version}"
+    if told.state == "disabled":
+        message = f"{version} is off after an error, until a new version or an enabling."
+        return Condition(type="Active", status="False", reason="Disabled", message=message)
+    if told.since is None:
+        message = f"{version} is on its way to the query."
+        return Condition(type="Active", status="False", reason="Pending", message=message)
+    told_later = "" if told.scheduled is None else f"; version {told.scheduled} waits for its time"
+    message = f"{version} since window {told.since}{told_later}."
+    return Condition(type="Active", status="True", reason="Active", message=message)
+
+
+def _told_out(told: ToldRule) -> dict[str, Any]:
+    found = {name: getattr(told, name) for name in _TOLD}
+    applied = f"{told.buckets}/{told.of}" if told.of else ""
+    return {**{n: v for n, v in found.items() if v is not None}, "applied": applied}
+
+
+def _digests(
+    generation: int, conditions: tuple[Condition, ...], told: ToldRule | None
+) -> tuple[str, str]:
+    found = {} if told is None else {name: getattr(told, name) for name in _TOLD}
+    counts = [found.pop(name, 0) for name in _COUNTS]
+    listed = [[c.type, c.status, c.reason, c.message] for c in conditions]
+    return digest([generation, listed, found]), digest(counts)
+
+
+def read_shown(status: object, now: float) -> _Shown:
+    """Return what a rule's status says; anything odd counts as not shown."""
+    if not isinstance(status, Mapping):
+        return _NOTHING
+    conditions, since = read_conditions(status, TYPES)
+    if not conditions:
+        return _NOTHING
+    told = _read_told(status, {c.type: c for c in conditions})
+    generation = status.get("observedGeneration")
+    content, counts = _digests(
+        generation if isinstance(generation, int) else 0, tuple(conditions), told
+    )
+    return _Shown(content=content, counts=counts, since=since, told=told, at=now)
+
+
+def _read_told(status: Mapping[str, Any], conditions: Mapping[str, Condition]) -> ToldRule | None:
+    active, accepted = conditions.get("Active"), conditions.get("Accepted")
+    if active is None or accepted is None or active.reason == "NotHeard":
+        return None
+    refused = accepted.message.startswith("The job refuses it: ")
+    states = {"Disabled": "disabled", "Absent": "absent"}
+    found = {
+        **{name: status.get(name) for name in _TOLD},
+        "state": states.get(active.reason, "active"),
+        "reason": accepted.reason if refused else "",
+        "message": accepted.message.removeprefix("The job refuses it: ").rstrip(".")
+        if refused
+        else "",
+    }
+    try:
+        return read_told(Fields({"one": found}))["one"]
+    except ManifestError:
+        return None

@@ -1,0 +1,156 @@
+"""The rules of patterns that the broker wants the job to have, and what its queries say of them.
+
+What is wanted comes with the view, and is kept with it: a broker that is away changes nothing. A
+discoverer in the driver asks for it and waits for news; it says what has become of the rules, for
+as long as it asks.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pe_agent.agent.news import News
+from pe_agent.agent.store import Store
+from streambroker_core.wire.fields import Fields
+from streambroker_core.wire.told import ToldRule, ToldRules, merged, read_told, write_told
+from streambroker_core.wire.view import View
+from streambroker_core.wire.wanted import write_wanted
+
+LIVE_SECONDS = 60.0
+"""How long a discoverer that is silent is taken to be there."""
+LONGEST_WAIT = 10.0
+PAGE_BYTES = 20_000
+"""Of rules in one report; of more, the next reports have the others."""
+_ENABLED = "rules enabled"
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What a discoverer said last, and when it was heard of (monotonic)."""
+
+    at: float
+    rules: ToldRules = field(default_factory=dict)
+
+
+class JobRules:
+    """Stands between the broker and the discoverers of the job; safe to call from any thread.
+
+    Args:
+        view: returns the last view.
+        store: keeps which rules were enabled how often.
+        news: wakes those who wait, as soon as there is another view.
+        clock: a monotonic clock, in seconds.
+
+    Attributes:
+        on_report: called when a discoverer says another thing than before.
+    """
+
+    def __init__(
+        self,
+        view: Callable[[], View | None],
+        store: Store,
+        news: News,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._view, self._store, self._news, self._clock = view, store, news, clock
+        self._lock = threading.Lock()
+        self._heard: dict[str, _Heard] = {}
+        self._first = 0
+        self.on_report: Callable[[], None] = lambda: None
+
+    def wanted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the rules as soon as they are others than the caller knows, else after a while.
+
+        Args:
+            body: ``discoverer``, ``known`` (the digest that it has, or null) and ``wait``, seconds.
+
+        Returns:
+            ``digest``, null while the broker has said nothing of rules; ``rules``, null where they
+            are those that are known; ``enabled``, how often each was enabled that the job knows of.
+        """
+        name = str(body["discoverer"])
+        self._touch(name)
+        known, wait = body.get("known"), min(LONGEST_WAIT, float(body.get("wait", 0)))
+
+        def enough(now: tuple[str, Any] | None) -> bool:
+            return name not in self._heard or (now is not None and now[0] != known)
+
+        found = self._news.until((), wait, self._current, enough)
+        if found is None:
+            return {"digest": None, "rules": None, "enabled": {}}
+        digest, rules = found
+        enabled = json.loads(self._store.get(_ENABLED) or "{}")
+        return {
+            "digest": digest,
+            "rules": None if digest == known else rules,
+            "enabled": enabled,
+        }
+
+    def _current(self) -> tuple[str, list[dict[str, Any]]] | None:
+        view = self._view()
+        if view is None or view.rules is None:
+            return None
+        return view.rules.digest, write_wanted(view.rules)
+
+    def report(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Take in what has become of the rules, and which were enabled.
+
+        Args:
+            body: ``discoverer``, ``rules`` as `read_told` reads them, ``enabled`` as above.
+        """
+        told = read_told(Fields(body["rules"], "rules"))
+        with self._lock:
+            heard = self._heard.setdefault(str(body["discoverer"]), _Heard(self._clock()))
+            changed = heard.rules != told
+            heard.at, heard.rules = self._clock(), told
+        if body.get("enabled"):
+            self._store.set(_ENABLED, json.dumps(body["enabled"], sort_keys=True))
+        if changed:
+            self.on_report()
+        return {}
+
+    def _touch(self, discoverer: str) -> None:
+        with self._lock:
+            heard = self._heard.setdefault(discoverer, _Heard(self._clock()))
+            heard.at = self._clock()
+
+    def leave(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Forget a discoverer: its query ends."""
+        with self._lock:
+            gone = self._heard.pop(str(body["discoverer"]), None)
+        self._news.tell()
+        if gone is not None and gone.rules:
+            self.on_report()
+        return {}
+
+    def told(self) -> ToldRules:
+        """Return what all discoverers that are there say of the rules."""
+        since = self._clock() - LIVE_SECONDS
+        with self._lock:
+            self._heard = {name: one for name, one in self._heard.items() if one.at >= since}
+            several = [one.rules for one in self._heard.values()]
+        found: dict[str, ToldRule] = {}
+        for name in sorted({name for rules in several for name in rules}):
+            rule = merged(rules[name] for rules in several if name in rules)
+            if rule is not None:
+                found[name] = rule
+        return found
+
+    def page(self) -> dict[str, Any]:
+        """Return what is told, for one report: ``rules``, and whether there are ``more``."""
+        told = list(self.told().items())
+        first = self._first % len(told) if told else 0
+        found: dict[str, ToldRule] = {}
+        size = 0
+        for name, rule in told[first:] + told[:first]:
+            size += len(json.dumps([name, asdict(rule)]))
+            if found and size > PAGE_BYTES:
+                break
+            found[name] = rule
+        self._first = first + len(found)
+        return {"rules": write_told(found), "more": len(found) < len(told)}

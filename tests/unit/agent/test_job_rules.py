@@ -1,0 +1,286 @@
+"""Rules between the broker's view and a job: waiting for news, reports, and who is away."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pe_agent.agent.broker.reports import Reporter
+from pe_agent.agent.broker.routes import RouteTable
+from pe_agent.agent.job_rules import LIVE_SECONDS, JobRules
+from pe_agent.agent.news import News
+from pe_agent.agent.store import Store
+from pe_agent.cep import BrokerDiscoverer, Discovery, DiscoveryError, PatternProcessorManager
+from pe_agent.cep.progress import Progress
+from pe_agent.flight_errors import AgentUnreachableError
+from streambroker_core.model import PeKey
+from streambroker_core.wire.view import View, seal
+from streambroker_core.wire.wanted import WantedRule, wanted_rules
+
+PE = PeKey("default", "alerts", 0)
+
+
+def wanted(name: str = "a", version: int = 1, *, enable: int = 0, problem: str = "") -> WantedRule:
+    pattern = {"stages": [{"name": "s", "where": "price > 10"}]}
+    document = {"id": name, "version": version, "pattern": pattern}
+    return WantedRule(id=name, document=document, enable=enable, problem=problem)
+
+
+def view_of(*rules: WantedRule) -> View:
+    return seal(View(pe=PE, rules=wanted_rules(rules)))
+
+
+class Agent:
+    """The part of an agent that a discoverer asks; it may be away."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.now, self.away = path, 0.0, False
+        self.routes, self.news = RouteTable(path / "routes.json"), News()
+        self.routes.load()
+        self.routes.listen(lambda view: self.news.tell())
+        self.store = Store(path / "state.sqlite")
+        self.rules = JobRules(lambda: self.routes.view, self.store, self.news, lambda: self.now)
+        self.told = threading.Event()
+        self.rules.on_report = self.told.set
+
+    def call(self, action: str, *, timeout: float = 0.0, **body: Any) -> dict[str, Any]:
+        if self.away:
+            raise AgentUnreachableError("it is away")
+        name = action.removeprefix("rules.")
+        perform: Callable[[dict[str, Any]], dict[str, Any]] = getattr(self.rules, name)
+        answer: dict[str, Any] = json.loads(json.dumps(perform(json.loads(json.dumps(body)))))
+        return answer
+
+    def close(self) -> None:
+        self.news.close()
+        self.store.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    found = Agent(tmp_path)
+    yield found
+    found.close()
+
+
+class Job:
+    """A manager whose rules come from an agent."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Event()
+        self.manager = PatternProcessorManager(lambda rules: self.changed.set())
+
+    def rules(self) -> list[tuple[str, int]]:
+        return [(one.id, one.version) for one in self.manager.current_pattern_processors()]
+
+
+@contextmanager
+def running(agent: Agent, job: Job) -> Iterator[BrokerDiscoverer]:
+    discoverer = BrokerDiscoverer(cast(Any, SimpleNamespace(agent=agent)), timeout=0.2)
+    discovery = Discovery(discoverer, job.manager)
+    try:
+        yield discoverer
+    finally:
+        agent.away = False
+        discovery.close()
+        assert not discovery.running
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it has not come to this in time")
+
+
+def told(agent: Agent) -> Mapping[str, Any]:
+    return agent.rules.told()
+
+
+def test_rules_of_the_view_are_those_of_the_job_and_follow_it(agent: Agent) -> None:
+    agent.routes.apply(view_of(wanted("a"), wanted("b")))
+    job = Job()
+
+    with running(agent, job):
+        first = job.rules()
+        agent.routes.apply(view_of(wanted("a", 2)))
+        until(lambda: job.rules() == [("a", 2)])
+
+    assert first == [("a", 1), ("b", 1)]
+
+
+def test_without_a_word_of_the_broker_there_are_no_first_rules(agent: Agent) -> None:
+    with pytest.raises(DiscoveryError, match="has not said yet"):
+        BrokerDiscoverer(
+            cast(Any, SimpleNamespace(agent=agent)), timeout=0.1
+        ).initial_pattern_processors()
+
+
+def test_a_view_that_says_nothing_of_rules_leaves_them_also_on_disk(
+    agent: Agent, tmp_path: Path
+) -> None:
+    agent.routes.apply(view_of(wanted("a")))
+    agent.routes.apply(seal(View(pe=PE, point=(5, 5))))
+
+    answer = agent.call("rules.wanted", discoverer="d", known=None, wait=0)
+    again = RouteTable(tmp_path / "routes.json")
+    again.load()
+
+    assert [one["id"] for one in answer["rules"]] == ["a"]
+    assert again.view is not None
+    assert again.view.rules == wanted_rules([wanted("a")])
+    agent.routes.apply(view_of())
+    assert agent.call("rules.wanted", discoverer="d", known=None, wait=0)["rules"] == []
+
+
+def test_what_is_known_is_waited_for_and_not_sent_again(agent: Agent) -> None:
+    agent.routes.apply(view_of(wanted("a")))
+    first = agent.call("rules.wanted", discoverer="d", known=None, wait=0)
+
+    same = agent.call("rules.wanted", discoverer="d", known=first["digest"], wait=0.01)
+    timer = threading.Timer(0.05, lambda: agent.routes.apply(view_of(wanted("a", 2))))
+    timer.start()
+    other = agent.call("rules.wanted", discoverer="d", known=first["digest"], wait=5)
+    timer.join()
+
+    assert (same["digest"], same["rules"]) == (first["digest"], None)
+    assert [one["document"]["version"] for one in other["rules"]] == [2]
+
+
+def test_a_rule_that_cannot_be_run_is_refused_and_the_one_before_stays(agent: Agent) -> None:
+    agent.routes.apply(view_of(wanted("a"), wanted("b")))
+    job = Job()
+
+    with running(agent, job):
+        agent.routes.apply(view_of(wanted("a", 2, problem="no such thing."), wanted("b", 2)))
+        until(lambda: job.rules() == [("a", 1), ("b", 2)])
+        until(lambda: "a" in told(agent) and told(agent)["a"].reason == "Invalid")
+
+        found = told(agent)["a"]
+        assert (found.version, found.refused, found.message) == (1, 2, "no such thing")
+        assert told(agent)["b"].reason == ""
+
+
+def test_an_agent_that_is_away_changes_nothing_and_is_asked_again(agent: Agent) -> None:
+    agent.routes.apply(view_of(wanted("a")))
+    job = Job()
+
+    with running(agent, job) as discoverer:
+        agent.away = True
+        agent.routes.apply(view_of(wanted("a", 2)))
+        until(lambda: discoverer.problem is not None)
+        away = job.rules()
+        agent.away = False
+        until(lambda: job.rules() == [("a", 2)])
+        until(lambda: discoverer.problem is None)
+
+    assert away in ([("a", 1)], [("a", 2)])
+
+
+def test_what_a_query_says_reaches_the_agent_and_goes_with_the_discoverer(agent: Agent) -> None:
+    agent.routes.apply(view_of(wanted("a")))
+    job = Job()
+
+    with running(agent, job):
+        job.manager.on_applied([Progress(rule="a", version=1, since=7, buckets=3, of=4, matches=9)])
+        until(lambda: "a" in told(agent) and told(agent)["a"].since == 7)
+        found = told(agent)["a"]
+        assert (found.buckets, found.of, found.matches) == (3, 4, 9)
+        assert agent.told.is_set()
+
+    assert told(agent) == {}
+
+
+def test_an_enabling_is_done_once_also_over_restarts(agent: Agent, tmp_path: Path) -> None:
+    agent.routes.apply(view_of(wanted("a")))
+    job = Job()
+
+    with running(agent, job):
+        job.manager.stopped("a", 1)
+        off = job.rules()
+        agent.routes.apply(view_of(wanted("a", enable=1)))
+        until(lambda: job.rules() == [("a", 1)])
+        until(lambda: json.loads(agent.store.get("rules enabled") or "{}") == {"a": 1})
+
+    job.manager.stopped("a", 1)
+    with running(agent, job):
+        again = job.rules()
+    assert (off, again) == ([], [])
+
+
+def test_an_enabling_while_the_job_is_away_is_done_when_it_is_back(agent: Agent) -> None:
+    agent.routes.apply(view_of(wanted("a")))
+    job = Job()
+    with running(agent, job):
+        job.manager.stopped("a", 1)
+    agent.routes.apply(view_of(wanted("a", enable=4)))
+
+    with running(agent, job):
+        until(lambda: job.rules() == [("a", 1)])
+
+
+def test_a_discoverer_that_is_silent_for_long_is_told_of_no_more(agent: Agent) -> None:
+    agent.call("rules.report", discoverer="d", rules={"a": {"version": 1, "state": "active"}})
+    agent.now = LIVE_SECONDS
+    here = told(agent)
+    agent.now = LIVE_SECONDS + 1
+
+    assert set(here) == {"a"}
+    assert told(agent) == {}
+
+
+def test_two_queries_with_the_same_rules_are_told_together(agent: Agent) -> None:
+    one = {"version": 2, "state": "active", "since": 4, "buckets": 2, "of": 2, "matches": 5}
+    agent.call("rules.report", discoverer="d", rules={"a": one})
+    agent.call("rules.report", discoverer="e", rules={"a": {**one, "since": 6, "matches": 1}})
+    both = told(agent)["a"]
+    agent.call("rules.report", discoverer="e", rules={"a": {**one, "state": "disabled"}})
+
+    assert (both.since, both.buckets, both.matches) == (6, 4, 6)
+    assert told(agent)["a"].state == "disabled"
+
+
+def test_very_many_rules_are_told_over_several_reports(agent: Agent) -> None:
+    rules = {f"r{n:04}": {"version": 1, "state": "active", "since": n} for n in range(400)}
+    agent.call("rules.report", discoverer="d", rules=rules)
+
+    pages = [agent.rules.page() for _ in range(8)]
+
+    assert all(len(json.dumps(page)) < 30_000 for page in pages)
+    assert all(page["more"] for page in pages)
+    assert {name for page in pages for name in page["rules"]} == set(rules)
+
+
+def test_news_of_rules_are_reported_before_the_next_report_is_due() -> None:
+    sent: list[int] = []
+    status: dict[str, Any] = {"exports": {}, "imports": {"readers": {}}}
+
+    def send(report: dict[str, Any]) -> dict[str, Any]:
+        sent.append(1)
+        return {"again": 30}
+
+    reporter = Reporter(lambda: status, send)
+    reporter.start()
+    reporter.polled()
+    until(lambda: len(sent) == 1)
+    reporter.urge()
+    until(lambda: len(sent) == 2)
+    reporter.close()
+
+
+def test_an_equal_view_with_the_same_rules_is_not_told_again(agent: Agent) -> None:
+    heard: list[View] = []
+    agent.routes.listen(heard.append)
+    agent.routes.apply(view_of(wanted("a")))
+    agent.routes.apply(replace(view_of(wanted("a")), point=(9, 9)))
+
+    assert len(heard) == 1

@@ -1,0 +1,203 @@
+"""Statuses of rules: conditions by what broker and job say, and nothing written in vain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streambroker_core.board import Board, RuleApplied, RuleRemoved, Synced, Unreadable
+from streambroker_core.model import RULE, PeKey, Rule
+from streambroker_core.wire.rules import read_rule_spec
+from streambroker_core.wire.told import ToldRule
+from streambroker_operator.kubernetes.rule_statuses import COUNTS_S, RuleStatuses
+from streambroker_operator.kubernetes.status_writer import Name, StatusWrite
+
+PE = PeKey("default", "alerts", 0)
+ACTIVE = ToldRule(version=1, state="active", since=12, buckets=4, of=4, matches=7)
+
+
+def rule(uid: str = "u1", where: str = "price > 10", **fields: Any) -> Rule:
+    pattern = {"stages": [{"name": "a", "where": where}]}
+    spec = {"job": "alerts", "id": "dear", "version": 1, "pattern": pattern}
+    return replace(read_rule_spec(spec), uid=uid, name=uid, **fields)
+
+
+class Bench:
+    """Statuses with the API server's part played."""
+
+    def __init__(self, *rules: Rule) -> None:
+        self.board, self.now, self.version = Board(), 1000.0, 10
+        self.offers: list[tuple[Name, bool]] = []
+        self.objects: dict[str, Any] = {}
+        self.statuses = self.fresh()
+        listed = tuple((one, number + 1) for number, one in enumerate(rules))
+        for event in (
+            Synced(kind=RULE, listed=listed, version=9),
+            Synced(kind="Export", listed=(), version=9),
+            Synced(kind="Import", listed=(), version=9),
+        ):
+            self.tell(event)
+
+    def fresh(self) -> RuleStatuses:
+        return RuleStatuses(
+            self.board,
+            lambda name, urgent: self.offers.append((name, urgent)),
+            clock=lambda: self.now,
+            monotonic=lambda: self.now,
+        )
+
+    def tell(self, event: Any) -> None:
+        self.statuses.followed(event, self.board.handle(event))
+
+    def apply(self, one: Rule) -> None:
+        self.version += 1
+        self.tell(RuleApplied(rule=one, version=self.version))
+
+    def write(self, uid: str = "u1") -> StatusWrite | None:
+        write = self.statuses.draw(uid)
+        if write is not None:
+            self.objects[uid] = {"metadata": {"uid": uid}, "status": dict(write.status)}
+            self.statuses.wrote(write, self.objects[uid])
+        return write
+
+    def conditions(self, uid: str = "u1") -> dict[str, tuple[str, str]]:
+        self.write(uid)
+        shown = self.objects[uid]["status"]["conditions"]
+        return {c["type"]: (c["status"], c["reason"]) for c in shown}
+
+
+def test_a_rule_of_which_no_job_has_told_is_accepted_and_not_known_to_be_active() -> None:
+    bench = Bench(rule())
+
+    assert bench.conditions() == {
+        "Accepted": ("True", "Accepted"),
+        "Active": ("Unknown", "NotHeard"),
+        "Ready": ("Unknown", "NotHeard"),
+    }
+    assert bench.offers == [((RULE, "u1"), False)] * len(bench.offers)
+
+
+@pytest.mark.parametrize(
+    ("told", "accepted", "active"),
+    [
+        (ACTIVE, ("True", "Accepted"), ("True", "Active")),
+        (replace(ACTIVE, since=None), ("True", "Accepted"), ("False", "Pending")),
+        (replace(ACTIVE, state="disabled"), ("True", "Accepted"), ("False", "Disabled")),
+        (ToldRule(), ("True", "Accepted"), ("False", "Absent")),
+        (
+            replace(ACTIVE, refused=2, reason="ContentDiffers", message="it differs"),
+            ("False", "ContentDiffers"),
+            ("True", "Active"),
+        ),
+    ],
+)
+def test_what_the_job_says_is_told(
+    told: ToldRule, accepted: tuple[str, str], active: tuple[str, str]
+) -> None:
+    bench = Bench(rule())
+    bench.statuses.heard(PE, {"dear": told})
+
+    found = bench.conditions()
+
+    assert (found["Accepted"], found["Active"]) == (accepted, active)
+    # Which version was refused stands in the spec.
+    assert bench.statuses.shows("u1") == replace(told, refused=None)
+
+
+def test_a_status_has_the_window_the_buckets_and_the_counts() -> None:
+    bench = Bench(rule())
+    bench.statuses.heard(PE, {"dear": ACTIVE})
+    write = bench.write()
+
+    assert write is not None
+    told = {name: value for name, value in write.status.items() if name != "conditions"}
+    assert told == {
+        "observedGeneration": 1,
+        "version": 1,
+        "since": 12,
+        "buckets": 4,
+        "of": 4,
+        "applied": "4/4",
+        "matches": 7,
+        "errors": 0,
+    }
+    assert "Version 1 since window 12." in [c["message"] for c in write.status["conditions"]]
+
+
+def test_an_invalid_rule_says_where_and_is_urgent_and_what_runs_is_still_told() -> None:
+    bench = Bench(rule())
+    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.write()
+    bench.offers.clear()
+
+    bench.apply(rule(where="price >", generation=2))
+    write = bench.write()
+
+    assert bench.offers[0] == ((RULE, "u1"), True)
+    assert write is not None
+    assert "pattern.stages[0].where, line 1" in write.status["conditions"][0]["message"]
+    assert bench.conditions()["Accepted"] == ("False", "RuleInvalid")
+    assert bench.conditions()["Active"] == ("True", "Active")
+
+
+def test_what_is_right_is_not_written_and_counts_alone_once_a_minute() -> None:
+    bench = Bench(rule())
+    bench.statuses.heard(PE, {"dear": ACTIVE})
+    first = bench.write()
+    again = bench.write()
+    bench.statuses.heard(PE, {"dear": replace(ACTIVE, matches=99)})
+    soon = bench.write()
+    bench.now += COUNTS_S
+    late = bench.write()
+    bench.statuses.heard(PE, {"dear": replace(ACTIVE, matches=100, state="disabled")})
+    other = bench.write()
+
+    assert (first is None, again, soon) == (False, None, None)
+    assert late is not None
+    assert late.status["matches"] == 99
+    assert other is not None
+    assert other.status["matches"] == 100
+
+
+def test_a_condition_keeps_the_time_at_which_its_status_changed() -> None:
+    bench = Bench(rule())
+    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.write()
+    bench.now += 500
+    bench.statuses.heard(PE, {"dear": replace(ACTIVE, state="disabled")})
+    write = bench.write()
+
+    assert write is not None
+    times = {c["type"]: c["lastTransitionTime"] for c in write.status["conditions"]}
+    assert times["Accepted"] < times["Active"] == times["Ready"]
+
+
+def test_who_begins_to_lead_leaves_what_stands_there_until_it_hears() -> None:
+    bench = Bench(rule())
+    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.write()
+    stands = bench.objects["u1"]
+
+    bench.statuses = bench.fresh()
+    bench.statuses.look({**stands, "metadata": {"uid": "u1", "resourceVersion": "5"}})
+
+    assert bench.statuses.draw("u1") is None
+    assert bench.statuses.shows("u1") == ACTIVE
+
+
+def test_a_rival_and_what_cannot_be_read_have_their_reasons_and_what_is_gone_none() -> None:
+    bench = Bench(rule("u1", created=1.0), rule("u2", created=2.0))
+    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bad = Unreadable(
+        kind=RULE, uid="u3", version=20, namespace="n", name="x", code="Bad", problem="why"
+    )
+    bench.tell(bad)
+
+    assert bench.conditions("u2")["Accepted"] == ("False", "IdTaken")
+    assert bench.conditions("u2")["Active"] == ("Unknown", "NotHeard")
+    assert bench.conditions("u3")["Accepted"] == ("False", "Bad")
+    bench.tell(RuleRemoved(uid="u1", version=30))
+    assert bench.statuses.draw("u1") is None
+    assert bench.conditions("u2")["Accepted"] == ("True", "Accepted")
