@@ -46,7 +46,7 @@ SCHEMA = pa.schema(
 
 def fits(case: dict[str, Any]) -> bool:
     """Whether a case can share a query: it goes on in time behind its events, or does not care."""
-    alone = case.get("steps") or case.get("tie_break") or case["time"] != "event"
+    alone = case.get("steps") or case.get("tie_break") or case.get("time") != "event"
     if alone or case.get("expected_error") or not pattern_cases.goes_through_windows(case):
         return False
     times = [event["t"] for event in case["events"]]
