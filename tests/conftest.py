@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,14 +25,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 def spark() -> Iterator[SparkSession]:
     """One local Spark session for all tests that run queries in this process."""
     from pe_agent.local import SMALL, session
+    from support.cut_points import search_path
 
     # Spark's workers import operators and sources from here.
-    tests = Path(__file__).parent
-    examples = tests.parent / "examples"
-    programs = ("03-control-tuples", "05-side-inputs")
-    folders = [str(tests), *(str(examples / one) for one in programs)]
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([before] if before else [])])
+    here = search_path(held=False)
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, *([before] if before else [])])
     spark = session("tests", conf={**SMALL, "spark.driver.memory": "2g"})
     yield spark
     spark.stop()

@@ -11,13 +11,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from new_factor import SetFactor
 from pyspark.sql import DataFrame
 
 from pe_agent.local import SMALL, session
 from streambroker_core.control.payloads import encode
 from streambroker_core.control.tuples import ControlTuple
 from support.aligned import Turn, turns
-from support.aligned_operators import Killing, Multiply, SetFactor
+from support.aligned_operators import Killing, Multiply
 from support.aligned_spark import renumbered, scripted
 from support.waiting import until
 

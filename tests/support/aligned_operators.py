@@ -10,16 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import new_factor
 import pyarrow as pa
+from new_factor import SetFactor
 
 from streambroker_core.control.operator import Blobs, Changes, Operator
 from streambroker_core.control.tuples import ControlTuple
-from streambroker_core.control.typed import TypedOperator, handles
-
-
-@dataclass(frozen=True)
-class SetFactor:
-    factor: int
 
 
 @dataclass(frozen=True)
@@ -27,29 +23,17 @@ class Handle:
     file: object
 
 
-class Multiply(TypedOperator):
+class Multiply(new_factor.Multiply):
     """Multiplies ``v`` by a factor that control tuples set, and says so with the window."""
 
     SCHEMA: ClassVar[str] = "k bigint, v bigint, window bigint"
     strict = True
-    factor = 1
-
-    def restore(self, version: int, blobs: Blobs) -> None:
-        self.factor = int(blobs["factor"])
-
-    def snapshot(self) -> Changes:
-        return {"factor": str(self.factor).encode()}
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         rows = batch.num_rows
         values = [value * self.factor for value in batch.column("v").to_pylist()]
         made = {"k": batch.column("k"), "v": values, "window": [self.window.number] * rows}
         self.emit(pa.RecordBatch.from_pydict(made))
-
-    @handles(SetFactor)
-    def change(self, port: str, payload: SetFactor, control: ControlTuple) -> bool:
-        self.factor = payload.factor
-        return False
 
 
 class NewerMultiply(Multiply):
@@ -130,3 +114,17 @@ class Totals(Operator):
     def end_window(self) -> None:
         sums = {"bucket": [self.window.bucket], "sum": [self.total]}
         self.emit(pa.RecordBatch.from_pydict(sums), "sums")
+
+
+class Envelopes(Operator):
+    """Hands out what control tuples say of themselves."""
+
+    SCHEMA: ClassVar[str] = (
+        "id string, epoch bigint, emitter string, seq bigint, delivery string, text string"
+    )
+
+    def process_control(self, port: str, control: ControlTuple) -> bool:
+        row = {name: [getattr(control, name)] for name in ("id", "epoch", "emitter", "seq")}
+        more = {"delivery": [control.delivery.value], "text": [control.text]}
+        self.emit(pa.RecordBatch.from_pydict({**row, **more}))
+        return True

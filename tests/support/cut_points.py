@@ -282,11 +282,16 @@ def _count(path: Path) -> int:
 # ---- the test's side -------------------------------------------------------------------
 
 
+EXAMPLES = ("03-control-tuples", "05-side-inputs")
+"""Folders of examples from which tests take operators, also in Spark's workers."""
+
+
 def search_path(*, held: bool) -> str:
     """Return where a process of the tests looks for modules; ``held``: it stops at armed steps."""
     here = Path(__file__).parent
     site = [str(here / "cut_site")] if held else []
-    return os.pathsep.join([*site, str(here.parent)])
+    examples = [str(here.parents[1] / "examples" / name) for name in EXAMPLES]
+    return os.pathsep.join([*site, str(here.parent), *examples])
 
 
 class Cut:

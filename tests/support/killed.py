@@ -7,20 +7,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.cut_points import search_path
+
 SECONDS = 100.0
 TESTS = Path(__file__).parents[1]
 
 
-def start(module: str, folder: Path, cores: int) -> int:
-    """Run ``python -m MODULE FOLDER CORES``; return how it ended.
+def start(module: str, folder: Path, *arguments: object) -> int:
+    """Run ``python -m MODULE FOLDER ARGUMENTS…``; return how it ended.
 
     The id of its process is in ``driver`` when ``begin`` is there; what it says is in ``said``.
     """
     before = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(TESTS), *([before] if before else [])])
+    path = os.pathsep.join([search_path(held=False), *([before] if before else [])])
     with (folder / "said").open("ab") as said:
         driver = subprocess.Popen(
-            [sys.executable, "-m", module, str(folder), str(cores)],
+            [sys.executable, "-m", module, str(folder), *map(str, arguments)],
             cwd=TESTS,
             start_new_session=True,
             stdout=subprocess.DEVNULL,

@@ -8,30 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_agent import agent_tls, emitted, functions, subscribing, tls, tokens
+from pe_agent import agent_tls, emitted, functions, publishing, subscribing, tls, tokens
 from pe_agent import owner as owners
-from pe_agent.arrow_batches import counted_in_rows
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
-from pe_agent.datasource.options import ddl_of
 from pe_agent.fellow_agents import FellowAgents, counted
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.memory import LastKnown
 from pe_agent.ports import ExportPort, ImportPort
 from pe_agent.queries import Queries
-from pe_agent.subscribing import ArgumentError
 from pe_agent.tls import Trust, TrustError
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, Kind, PeKey, PortKey
-from streambroker_core.properties import normalise
-from streambroker_core.schema import parse_ddl, to_items
 from streambroker_core.wire.manifest import read_spec, write_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.types import StructType
 
     from pe_agent.aligned import Stream
 
@@ -215,114 +208,7 @@ class PE:
 
     subscribe = subscribing.subscribe
 
-    # -- exporting ---------------------------------------------------------------------------
-
-    def publish(
-        self,
-        frame: DataFrame,
-        port: str,
-        *,
-        stream_id: str | None = None,
-        properties: Mapping[str, Any] | None = None,
-        allow_filter: bool | None = None,
-        congestion_policy: str | None = None,
-        buffer: Mapping[str, Any] | None = None,
-        checkpoint: str | Path,
-        trigger: Mapping[str, Any] | None = None,
-        query_name: str | None = None,
-        redeclare: bool = False,
-    ) -> StreamingQuery:
-        """Export a streaming DataFrame; starts and returns its query.
-
-        Args:
-            frame: the streaming DataFrame.
-            port: name of the export port.
-            stream_id: name to be imported by; excludes ``properties``.
-            properties: what the stream is; values are text, numbers, booleans or lists of one.
-            allow_filter: whether importers may filter.
-            congestion_policy: ``wait`` or ``drop``.
-            buffer: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m", "waitLimit":
-                "30s"}``.
-            checkpoint: directory of the query's checkpoint.
-            trigger: as for ``DataStreamWriter.trigger``, for instance
-                ``{"processingTime": "1 second"}``.
-            query_name: name of the query.
-            redeclare: overwrite the Export that exists.
-
-        Raises:
-            ArgumentError, PropertyError: nothing was declared or started.
-        """
-        if stream_id is not None and properties is not None:
-            raise ArgumentError(
-                f"export {port}: stream_id and properties exclude each other; give one of them."
-            )
-        spec: dict[str, Any] = {}
-        if stream_id is not None:
-            spec["streamId"] = stream_id
-        if properties is not None:
-            spec["properties"] = normalise(properties)
-        given = {
-            "allowFilter": allow_filter,
-            "congestionPolicy": congestion_policy,
-            "buffer": None if buffer is None else dict(buffer),
-        }
-        spec.update({k: v for k, v in given.items() if v is not None})
-        schema = to_items(parse_ddl(ddl_of(frame.schema)))
-        if spec and stream_id is None and properties is None:
-            spec["properties"] = {}
-        self._declare("export", port, spec, redeclare=redeclare, schema=schema)
-        self.exports[port] = ExportPort(self, port)
-        sources = self._queries.sources(frame)
-        self._queries.announce(port, sources)
-        writer = (
-            frame.writeStream.format("streambroker")
-            .option("export", port)
-            .options(**self._to_agent())
-            .option("checkpointLocation", str(checkpoint))
-            .outputMode("append")
-        )
-        if trigger is not None:
-            writer = writer.trigger(**trigger)
-        if query_name is not None:
-            writer = writer.queryName(query_name)
-        with counted_in_rows(frame.sparkSession, frame.schema):
-            query = writer.start()
-        self.exports[port] = ExportPort(self, port, query=query)
-        self._queries.add(port, query, sources)
-        return query
-
-    def _publish_all(
-        self,
-        frame: DataFrame,
-        exports: Mapping[str, tuple[StructType, Mapping[str, Any] | None]],
-        start: Callable[[Mapping[str, str]], StreamingQuery],
-    ) -> StreamingQuery:
-        """Export to several ports by one query, for sinks that split what they get.
-
-        Args:
-            frame: what the query reads.
-            exports: columns and properties of each export; None for one that exists already.
-            start: starts the query, given the options by which its sink finds the agent.
-
-        Raises:
-            PropertyError: nothing was declared or started.
-        """
-        said = {
-            port: {} if properties is None else {"properties": normalise(properties)}
-            for port, (_, properties) in exports.items()
-        }
-        for port, (columns, _) in exports.items():
-            schema = to_items(parse_ddl(ddl_of(columns)))
-            self._declare("export", port, said[port], redeclare=False, schema=schema)
-            self.exports[port] = ExportPort(self, port)
-        sources = self._queries.sources(frame)
-        first, *more = exports
-        self._queries.announce(first, sources)
-        query = start(self._to_agent())
-        for port in exports:
-            self.exports[port] = ExportPort(self, port, query=query)
-        self._queries.add(first, query, sources, tuple(more))
-        return query
+    publish = publishing.publish
 
     def aligned(self, frame: DataFrame) -> Stream:
         """Return a streaming DataFrame as one with control tuples, for operators.

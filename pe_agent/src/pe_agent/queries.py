@@ -39,22 +39,14 @@ class Sources:
 
 @dataclass(slots=True)
 class Running:
-    """A query that runs; ``port`` is the export it publishes to, ``told`` when the agent was.
-
-    ``also`` are further exports of the same query; its sources wait for the first alone.
-    """
+    """A query that runs; ``ports`` are the exports it publishes to, ``told`` when the agent was."""
 
     query: StreamingQuery
     id: str
     run: str
-    port: str | None = None
+    ports: tuple[str, ...] = ()
     sources: Sources = Sources()
     told: float = -TELL_SECONDS
-    also: tuple[str, ...] = ()
-
-    def ports(self) -> tuple[str, ...]:
-        """Return all exports that it publishes to."""
-        return self.also if self.port is None else (self.port, *self.also)
 
     def is_active(self) -> bool:
         """Whether it runs; False if the session has ended, and its queries with it."""
@@ -78,19 +70,13 @@ class Queries:
         """Return what a frame reads."""
         return self._sources(frame._jdf.queryExecution().analyzed())
 
-    def announce(self, port: str, sources: Sources) -> None:
-        """Tell the agent of a query that is about to start."""
-        self._begin(None, None, port, sources)
+    def announce(self, ports: tuple[str, ...], sources: Sources) -> None:
+        """Tell the agent of a query that is about to start, and to which exports it publishes."""
+        self._begin(None, None, ports, sources)
 
-    def add(
-        self,
-        port: str | None,
-        query: StreamingQuery,
-        sources: Sources,
-        also: tuple[str, ...] = (),
-    ) -> None:
+    def add(self, ports: tuple[str, ...], query: StreamingQuery, sources: Sources) -> None:
         """A query has been started."""
-        running = Running(query, str(query.id), str(query.runId), port, sources, also=also)
+        running = Running(query, str(query.id), str(query.runId), ports, sources)
         with self._beating:
             self._running = [r for r in self._running if r.run != running.run] + [running]
             try:
@@ -116,7 +102,7 @@ class Queries:
                 log.debug("queries of the session are not known: %s", error)
 
     def _renew(self, running: Running) -> None:
-        for port in running.ports():
+        for port in running.ports:
             self._agent().call("publisher.renew", export=port, query=running.id)
         if time.monotonic() >= running.told + TELL_SECONDS:
             self._tell(running)
@@ -124,17 +110,19 @@ class Queries:
     def _end(self, running: Running) -> None:
         if running.sources.frames:
             self._agent().call("query.end", query=running.id, run=running.run)
-        for port in running.ports():
+        for port in running.ports:
             self._agent().call("publisher.renounce", export=port, query=running.id)
 
     def _tell(self, running: Running) -> None:
-        ended = self._begin(running.id, running.run, running.port, running.sources)
+        ended = self._begin(running.id, running.run, running.ports, running.sources)
         running.told = time.monotonic()
         if ended and running.sources.stop:
             log.info("query %s ends: all that it reads has ended", running.id)
             threading.Thread(target=running.query.stop, daemon=True).start()
 
-    def _begin(self, id_: str | None, run: str | None, port: str | None, sources: Sources) -> bool:
+    def _begin(
+        self, id_: str | None, run: str | None, ports: tuple[str, ...], sources: Sources
+    ) -> bool:
         """Tell the agent; return whether all that the query reads has ended and is read."""
         answer: Mapping[str, Any] = {}
         if sources.frames:
@@ -142,7 +130,7 @@ class Queries:
                 "query.begin",
                 query=id_,
                 run=run,
-                export=port,
+                exports=list(ports),
                 frames=list(sources.frames),
                 foreign=sources.foreign,
             )
@@ -157,7 +145,7 @@ class Queries:
             query: Any = active[run]
             sources = self._sources(query._jsq.streamingQuery().analyzedPlan())
             if sources.frames:
-                self._running.append(Running(query, str(query.id), run, None, sources))
+                self._running.append(Running(query, str(query.id), run, (), sources))
                 self._tell(self._running[-1])
             else:
                 self._foreign.add(run)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pe_agent.datasource.options import SOURCE_FIELD, schema_of
 from pe_agent.ports import ImportPort
+from pe_agent.sessions import active
 from streambroker_core.control.payloads import type_name
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
@@ -171,7 +172,8 @@ def _load(pe: PE, options: Mapping[str, str], schema: str | None = None) -> Data
     reader = pe._spark.readStream.format("streambroker").options(**options, **pe._to_agent())
     if schema is not None:
         reader = reader.schema(schema)
-    return reader.option("frame", secrets.token_hex(8)).load()
+    with active(pe._spark):
+        return reader.option("frame", secrets.token_hex(8)).load()
 
 
 def _import_spec(

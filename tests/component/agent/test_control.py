@@ -256,7 +256,7 @@ def test_the_control_log_is_pinned_with_the_data_and_replays_the_same(agents: Pa
 
 def test_one_of_two_imports_carries_the_log_also_while_it_is_idle(agents: Pair) -> None:
     agents.importer.client.call(
-        "query.begin", query="q2", run="r", export=None, frames=["f1", "f2"], foreign=False
+        "query.begin", query="q2", run="r", exports=[], frames=["f1", "f2"], foreign=False
     )
     busy = Run(agents, "two", frame="f1")
     idle = Run(agents, "idle", frame="f2", log=True).open()

@@ -94,7 +94,7 @@ def test_two_imports_of_one_query_ask_twice_a_second_each_at_most(
     agents: Pair, calls: Counter[str]
 ) -> None:
     runs = [opened(agents, port, frame=port) for port in ("trades", "quotes")]
-    told: dict[str, Any] = {"query": "q", "run": "r", "export": None, "foreign": False}
+    told: dict[str, Any] = {"query": "q", "run": "r", "exports": [], "foreign": False}
     agents.importer.client.call("query.begin", **told, frames=["trades", "quotes"])
     calls.clear()
     most = idle(*runs)

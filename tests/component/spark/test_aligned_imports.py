@@ -8,12 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from new_factor import SetFactor
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent import PE
 from pe_agent.aligned import AlignedError, OperatorStream, Stream
-from support.aligned_operators import Multiply, SetFactor
+from support.aligned_operators import Multiply
 from support.session import SECONDS, Session
 from support.waiting import until
 

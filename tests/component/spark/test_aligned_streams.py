@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from new_factor import SetFactor
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
@@ -20,7 +21,7 @@ from pe_agent.aligned import (
 )
 from streambroker_core.control.tuples import Delivery
 from support.aligned import chain, names_of, sink, told, turns
-from support.aligned_operators import Multiply, SetFactor, Totals
+from support.aligned_operators import Multiply, Totals
 from support.aligned_spark import IN_ORDER, on_spark, renumbered, run, scripted, seen
 
 
@@ -132,6 +133,14 @@ def test_all_outputs_of_a_window_go_to_one_function(spark: SparkSession, tmp_pat
     assert list(found) == [0]
     assert sum(total for _, total in found[0]["sums"]) == 56
     assert sorted(value for _, value in found[0]["odd"]) == [1, 1, 3, 3, 5, 5, 7, 7]
+
+
+def test_formats_are_found_in_the_session_of_the_frame(spark: SparkSession, tmp_path: Path) -> None:
+    other = spark.newSession()
+    spark.createDataFrame([], "a int")  # makes it the active one again
+    control = ControlFile(tmp_path / "control")
+    assert control_stream(other, control.path).spark is other
+    assert SparkSession.getActiveSession() is spark
 
 
 # -- refused before anything starts ----------------------------------------------------------

@@ -214,7 +214,7 @@ def test_an_import_beside_another_source_does_not_hold_it_up(
         await_rows(150 + 50 * file)
 
     (query,) = importer.status()["imports"]["queries"].values()
-    assert query == {"export": "all", "imports": 1, "foreign": True, "gated": False}
+    assert query == {"exports": ["all"], "imports": 1, "foreign": True, "gated": False}
 
     def progress() -> list[StreamingQueryProgress]:
         return list(published.recentProgress)

@@ -31,7 +31,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def begin(made: Bench, *frames: str, query: str | None = "q", **more: Any) -> None:
-    told = {"query": query, "run": "r", "export": None, "foreign": False, **more}
+    told = {"query": query, "run": "r", "exports": [], "foreign": False, **more}
     made.host.queries.begin({**told, "frames": list(frames)})
 
 
@@ -112,10 +112,10 @@ def test_a_query_with_one_import_waits_and_one_beside_other_streams_hardly_does(
 
 
 def test_a_query_that_is_about_to_start_is_the_one_that_then_runs(made: Bench) -> None:
-    begin(made, "f1", query=None, export="out")
-    begin(made, "f1", export="out")
+    begin(made, "f1", query=None, exports=["out"])
+    begin(made, "f1", exports=["out"])
     assert made.host.status()["queries"] == {
-        "q": {"export": "out", "imports": 1, "foreign": False, "gated": False}
+        "q": {"exports": ["out"], "imports": 1, "foreign": False, "gated": False}
     }
     made.host.queries.end({"query": "q", "run": "another"})
     assert made.host.status()["queries"]
@@ -127,7 +127,7 @@ def test_a_frame_of_two_queries_and_one_of_none_wait_as_long_as_they_ask_for(
     made: Bench,
 ) -> None:
     one = opened(made)
-    begin(made, "f1", query="q", export="out")
+    begin(made, "f1", query="q", exports=["out"])
     begin(made, "f1", query="p")
     made.holders["out"] = [Holder(reader="other", import_="x/y/0/z", bytes=1, away=0)]
     for frame in ("f1", "f2", None):
@@ -152,7 +152,7 @@ def test_while_its_export_is_full_a_query_acknowledges_and_is_given_nothing(
     made: Bench,
 ) -> None:
     one = opened(made)
-    begin(made, "f1", export="out")
+    begin(made, "f1", exports=["out"])
     made.replies[A] = lambda body: answer(plan("s", 2, 2 if body["limit"] == {} else 4))
     one = {**one, "streams": {"s": {"from": 0, "next": 2}}}
     made.holders["out"] = held_by("other")
@@ -166,11 +166,29 @@ def test_while_its_export_is_full_a_query_acknowledges_and_is_given_nothing(
     assert made.host.status()["queries"]["q"]["gated"] is False
 
 
+def test_a_query_with_several_exports_is_given_nothing_while_any_of_them_is_full(
+    made: Bench,
+) -> None:
+    one = opened(made)
+    begin(made, "f1", exports=["out", "more"])
+    made.replies[A] = lambda body: answer(plan("s", 2, 2 if body["limit"] == {} else 4))
+    one = {**one, "streams": {"s": {"from": 0, "next": 2}}}
+    made.holders["more"] = held_by("other")
+    gated = Asked(made, one, frame="f1")
+    gated.waits_for("in", "out", "more")
+    made.holders["out"], made.holders["more"] = held_by("third"), []
+    made.news.tell(f"{PE}/more")
+    gated.waits_for("in", "out", "more")
+    made.holders.clear()
+    made.news.tell(f"{PE}/out")
+    assert gated.end()["offset"]["streams"]["s"]["next"] == 4
+
+
 def test_a_gated_call_says_for_which_export_also_in_a_run_with_a_limit(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = opened(made)
-    begin(made, "f1", export="out")
+    begin(made, "f1", exports=["out"])
     made.holders["out"] = held_by("other")
     limited = Asked(made, one, frame="f1", limit={"s": 4})
     limited.waits_for("in", "out")
@@ -187,7 +205,7 @@ def test_what_is_planned_in_the_checkpoint_is_cut_although_the_export_is_full(
 ) -> None:
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     end = opened(made)
-    begin(made, "f1", export="out")
+    begin(made, "f1", exports=["out"])
     made.holders["out"] = held_by("other")
     made.replies[A] = lambda _: {"blocks": {"s": {"0": [[1, 1]]}}}
     assert len(made.cut(None, end)["slices"]) == 1
@@ -195,7 +213,7 @@ def test_what_is_planned_in_the_checkpoint_is_cut_although_the_export_is_full(
 
 def test_a_query_that_waits_for_itself_is_let_through_to_be_refused(made: Bench) -> None:
     one = opened(made)
-    begin(made, "f1", export="out")
+    begin(made, "f1", exports=["out"])
     made.holders["out"] = held_by("other") + held_by(one["reader"])
     made.replies[A] = lambda body: answer(plan("s", 0, 0 if body["limit"] == {} else 4))
     assert made.next(one, frame="f1")["offset"]["streams"]["s"]["next"] == 4
@@ -205,7 +223,7 @@ def test_a_job_that_stands_still_for_itself_is_let_through_to_be_refused(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = opened(made)
-    begin(made, "f1", export="out")
+    begin(made, "f1", exports=["out"])
     monkeypatch.setattr(gates, "TOGETHER", 0.0)
     monkeypatch.setattr(gates, "STUCK_SECONDS", -1.0)
     made.holders["out"] = held_by("other", "default/alerts/0/too") + held_by("third")

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import CONTROL, control_text
 from pe_agent.aligned.stream import Beside, Stream
+from pe_agent.sessions import active
 from streambroker_core.control import envelope
 from streambroker_core.control.payloads import encode
 from streambroker_core.control.tuples import (
@@ -159,7 +160,8 @@ def control_stream(spark: SparkSession, path: str | Path) -> Stream:
     """
     read_head(Path(path))
     spark.dataSource.register(ControlFileSource)
-    frame = spark.readStream.format(FORMAT).option("path", str(path)).load()
+    with active(spark):
+        frame = spark.readStream.format(FORMAT).option("path", str(path)).load()
     return Stream(spark=spark, beside=(Beside(frame=frame),))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from pe_agent import publishing
 from pe_agent.aligned import hosting
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import CONTROL, arrow_of
@@ -83,29 +84,59 @@ class OperatorStream(Stream):
         *,
         checkpoint: str | Path,
         again: bool = False,
-        **settings: Any,
+        properties: Mapping[str, Mapping[str, Any]] | None = None,
+        trigger: Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+        redeclare: bool = False,
     ) -> StreamingQuery:
-        """Export several outputs by one query; each batch reaches each export once.
+        """Export several outputs, with their control tuples, by one query.
+
+        Each batch reaches each export once.
 
         Args:
             ports: export ports by output.
             checkpoint: directory of the query's checkpoint.
             again: the operators may run in another query as well.
-            settings: ``properties=`` by output, and ``trigger`` and ``query_name`` as for
-                ``PE.publish``.
+            properties: of the exports, by output; those of an export that exists already may be
+                left out.
+            trigger: as for ``PE.publish``, like ``query_name`` and ``redeclare``.
+            query_name: name of the query.
+            redeclare: overwrite the Exports that exist.
 
         Raises:
-            AlignedError: there is no such output, or ``to_df`` refuses.
+            AlignedError: there is no such output, properties are of an output that is not
+                published, two outputs are for one export, or ``to_df`` refuses.
         """
-        from pe_agent.aligned.publishing import publish_outputs
+        from pe_agent.aligned.publishing import of_outputs
 
-        node = self.node()
+        node, told = self.node(), dict(properties or {})
         for output in ports:
             self[output]
-        self.use(again=again)
+        lost = [output for output in told if output not in ports]
+        if lost:
+            raise AlignedError(
+                f"properties are given for output {lost[0]}, which is not published."
+            )
         pe = self.started_pe("publish_outputs")
-        columns = {output: node.schemas[output] for output in ports}
-        return publish_outputs(pe, node.frame, ports, columns, checkpoint=checkpoint, **settings)
+        exports = {
+            output: (
+                port,
+                node.schemas[output],
+                publishing.export_spec(port, properties=told.get(output)),
+            )
+            for output, port in ports.items()
+        }
+        frame, sink = of_outputs(node.frame, exports)
+        self.use(again=again)
+        return publishing.start(
+            pe,
+            frame,
+            sink,
+            checkpoint=checkpoint,
+            trigger=trigger,
+            query_name=query_name,
+            redeclare=redeclare,
+        )
 
     def for_each_window(
         self,

@@ -106,11 +106,7 @@ class Packer:
             return
         if found.delivery is Delivery.IMMEDIATE and self.immediate != PLACED:
             if self.immediate == REFUSED:
-                raise ControlError(
-                    f"control tuple {found.id} is IMMEDIATE and comes beside the rows of input"
-                    f" {self.layout.port}, so it has no place between them. Deliver it with BEGIN,"
-                    " END_WINDOW or AT_TIME, or say through(…, immediate='end')."
-                )
+                raise beside_refused(found, f"input {self.layout.port}")
             place = LAST
         keep_first(task.control, place, found)
 
@@ -166,6 +162,15 @@ class Repacker:
             else:
                 merge_control(Packed(seq=0, n=n, payload=payload), task.control)
         yield from packer.end(task)
+
+
+def beside_refused(control: ControlTuple, where: str) -> ControlError:
+    """Return why an ``IMMEDIATE`` tuple beside rows is refused."""
+    return ControlError(
+        f"control tuple {control.id} is IMMEDIATE and comes beside the rows of {where}, so it has"
+        " no place between them. Deliver it with BEGIN, END_WINDOW or AT_TIME, or say"
+        " through(…, immediate='end')."
+    )
 
 
 def emitted(

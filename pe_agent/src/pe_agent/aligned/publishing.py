@@ -1,19 +1,20 @@
-"""Several outputs of an operator, published by one query: each export once per batch.
+"""Streams with control tuples as exports: one sink, one export or one for each output.
 
-One sink takes what the buckets emit, sorts it by output, and hands each output's rows to the sink
-of its export. Those are published one after the other. If the job dies in between, Spark repeats
-the batch, and the exports that have it already say so.
+The sink takes what the buckets of an operator emit, or rows with control rows among them, and hands
+rows and tuples to the sinks of its exports. Those are published one after the other. If the job
+dies in between, Spark repeats the batch, and the exports that have it already say so.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamArrowWriter,
@@ -23,70 +24,95 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.forms import EMITTED, ROWS, arrow_of, fitting, read_ipc
+from pe_agent.aligned.forms import (
+    CONTROL,
+    EMITTED,
+    LAST,
+    NOTES,
+    ROWS,
+    SEQ,
+    Numbering,
+    arrow_of,
+    fitting,
+    read_control,
+    read_ipc,
+)
+from pe_agent.aligned.packer import AT_END, beside_refused, tuples_of
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.sink import StreambrokerStreamWriter
+from pe_agent.datasource.unpacked import Unpacker
+from pe_agent.publishing import Sink
+from streambroker_core.control.packing import NO_BUCKET, RUNNING_BITS, numbers
+from streambroker_core.control.tuples import ControlTuple, Delivery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
-    from pe_agent.pe import PE
+    from pe_agent.aligned.stream import Beside, Rows
 
 FORMAT = "streambroker-outputs"
+Emission = tuple[str, int, int, int, bytes]
+"""Kind, bucket, sequence, number and payload of an emitted row."""
 
 
-def publish_outputs(
-    pe: PE,
+def of_outputs(
     frame: DataFrame,
-    ports: Mapping[str, str],
-    columns: Mapping[str, StructType],
-    *,
-    checkpoint: str | Path,
-    properties: Mapping[str, Mapping[str, Any]] | None = None,
-    trigger: Mapping[str, Any] | None = None,
-    query_name: str | None = None,
-) -> StreamingQuery:
-    """Declare an export for each output, and start the query that publishes them all.
+    exports: Mapping[str, tuple[str, StructType, Mapping[str, Any]]],
+) -> tuple[DataFrame, Sink]:
+    """Return the frame of what an operator emits, and the sink of some of its outputs.
+
+    Args:
+        frame: what it emits.
+        exports: port, columns and settings of the export of each output.
 
     Raises:
-        AlignedError: no output, two outputs for one export, or properties of none.
+        AlignedError: no output, or two outputs for one export.
     """
     from pyspark.sql import functions
 
+    ports = {output: port for output, (port, _, _) in exports.items()}
     if not ports or len(set(ports.values())) < len(ports):
         raise AlignedError(
-            f"publish_outputs is given {dict(ports)}: each output needs an export of its own."
+            f"publish_outputs is given {ports}: each output needs an export of its own."
         )
-    told = dict(properties or {})
-    lost = [output for output in told if output not in ports]
-    if lost:
-        raise AlignedError(f"properties are given for output {lost[0]}, which is not published.")
+    chosen = functions.col("output").isin(list(ports)) & (functions.col("kind") != NOTES)
+    return frame.where(chosen), _sink(frame, exports)
+
+
+def of_rows(
+    rows: Rows, beside: tuple[Beside, ...], port: str, spec: Mapping[str, Any]
+) -> tuple[DataFrame, Sink]:
+    """Return rows and all control of a stream as one frame, and its sink."""
+    from pyspark.sql import functions
+
+    columns = rows.schema()
+    if not rows.mixed and not beside:
+        return rows.frame.drop(SEQ), Sink(exports={port: (columns, spec)}, options={"export": port})
+    frames = [rows.frame]
+    if not rows.mixed:
+        frames = [rows.frame.withColumn(CONTROL, functions.lit(None).cast("binary"))]
+    for one in beside:
+        place = functions.lit(LAST if one.immediate == AT_END else None)
+        user = [functions.lit(None).cast(c.dataType).alias(c.name) for c in columns]
+        frames.append(one.frame.select(*user, place.cast("bigint").alias(SEQ), CONTROL))
+    frame = reduce(lambda low, high: low.unionByName(high), frames)
+    sink = replace(_sink(frame, {"": (port, columns, spec)}), counted=columns)
+    return frame, sink
+
+
+def _sink(
+    frame: DataFrame, exports: Mapping[str, tuple[str, StructType, Mapping[str, Any]]]
+) -> Sink:
     frame.sparkSession.dataSource.register(OutputsSink)
-    chosen = frame.where(
-        (functions.col("kind") == ROWS) & functions.col("output").isin(list(ports))
-    )
     outputs = {
-        output: {"port": port, "columns": columns[output].jsonValue()}
-        for output, port in ports.items()
+        output: {"port": port, "columns": columns.jsonValue()}
+        for output, (port, columns, _) in exports.items()
     }
-
-    def start(options: Mapping[str, str]) -> StreamingQuery:
-        writer = (
-            chosen.writeStream.format(FORMAT)
-            .options(**options)
-            .option("outputs", json.dumps(outputs))
-            .option("checkpointLocation", str(checkpoint))
-            .outputMode("append")
-        )
-        if trigger is not None:
-            writer = writer.trigger(**trigger)
-        if query_name is not None:
-            writer = writer.queryName(query_name)
-        return writer.start()
-
-    exports = {port: (columns[output], told.get(output)) for output, port in ports.items()}
-    return pe._publish_all(frame, exports, start)
+    return Sink(
+        exports={port: (columns, spec) for port, columns, spec in exports.values()},
+        format=FORMAT,
+        options={"outputs": json.dumps(outputs)},
+    )
 
 
 @dataclass
@@ -108,7 +134,6 @@ class OutputsSink(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Return the writer of a batch."""
-        del schema
         given: Mapping[str, Any] = json.loads(self.options["outputs"])
         options = {k: v for k, v in dict(self.options).items() if k.lower() != "outputs"}
         columns = {output: StructType.fromJson(told["columns"]) for output, told in given.items()}
@@ -121,37 +146,51 @@ class OutputsSink(DataSource):
             for output, told in given.items()
         }
         schemas = {output: arrow_of(one) for output, one in columns.items()}
-        return OutputsWriter(writers, schemas)
+        return OutputsWriter(writers, schemas, mixed=CONTROL in schema.names)
 
 
 class OutputsWriter(DataSourceStreamArrowWriter):
-    """Writes one micro-batch to several exports."""
+    """Writes one micro-batch to its exports."""
 
     def __init__(
-        self, writers: Mapping[str, StreambrokerStreamWriter], schemas: Mapping[str, pa.Schema]
+        self,
+        writers: Mapping[str, StreambrokerStreamWriter],
+        schemas: Mapping[str, pa.Schema],
+        *,
+        mixed: bool = False,
     ) -> None:
-        self._writers, self._schemas = writers, schemas
+        """Begin.
+
+        Args:
+            writers: of each output.
+            schemas: columns of each output.
+            mixed: rows with control rows among them come, for the one output.
+        """
+        self._writers, self._schemas, self._mixed = writers, schemas, mixed
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the task's rows, output by output; they are in memory meanwhile."""
-        given: dict[str, list[bytes]] = {output: [] for output in self._writers}
-        for batch in iterator:
-            columns = (
-                batch.column(EMITTED.get_field_index(name)) for name in ("output", "payload")
-            )
-            for output, payload in zip(*(one.to_pylist() for one in columns), strict=True):
-                given[output].append(payload)
+        """Stage the task's rows; those of several outputs are in memory meanwhile."""
+        if self._mixed:
+            ((output, writer),) = self._writers.items()
+            rows = partial(mixed_rows, iterator, self._schemas[output], "the export")
+            return Parts({output: writer.write_with_control(rows)})
+        emissions = _emissions(iterator)
+        given: dict[str, Iterator[Emission]] = {}
+        if len(self._writers) == 1:
+            given = {output: (one for _, one in emissions) for output in self._writers}
+        else:
+            kept: dict[str, list[Emission]] = {output: [] for output in self._writers}
+            for output, one in emissions:
+                kept[output].append(one)
+            given = {output: iter(some) for output, some in kept.items()}
         return Parts(
             {
-                output: writer.write(self._batches(output, given[output]))
+                output: writer.write_with_control(
+                    partial(emitted_rows, given[output], self._schemas[output], output)
+                )
                 for output, writer in self._writers.items()
             }
         )
-
-    def _batches(self, output: str, payloads: list[bytes]) -> Iterator[pa.RecordBatch]:
-        for payload in payloads:
-            for batch in read_ipc(payload):
-                yield fitting(batch, self._schemas[output], f"output {output}")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish to each export; repeated after a crash, each has the batch once."""
@@ -162,6 +201,69 @@ class OutputsWriter(DataSourceStreamArrowWriter):
         """Discard what was staged and not published."""
         for output, writer in self._writers.items():
             writer.abort(_of(messages, output), batchId)
+
+
+def emitted_rows(
+    emissions: Iterator[Emission], schema: pa.Schema, output: str, unpacker: Unpacker
+) -> Iterator[pa.RecordBatch]:
+    """Give the rows that an output emitted, and its tuples to the unpacker, bucket by bucket."""
+    for kind, bucket, seq, n, payload in emissions:
+        if kind == ROWS:
+            place = seq
+            for batch in read_ipc(payload):
+                rows = fitting(batch, schema, f"output {output}")
+                yield unpacker.put(bucket, numbers(place, batch.num_rows), rows)
+                place += batch.num_rows
+        else:
+            for position, control in tuples_of(n, payload):
+                unpacker.take(bucket, position, control)
+
+
+def mixed_rows(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, where: str, unpacker: Unpacker
+) -> Iterator[pa.RecordBatch]:
+    """Give the rows of a mixed frame, and its tuples to the unpacker; each part is a group."""
+    numbering = Numbering()
+    for batch in batches:
+        told = batch.column(CONTROL)
+        control = batch.filter(pc.is_valid(told))
+        for place, data in zip(
+            *(control.column(n).to_pylist() for n in (SEQ, CONTROL)), strict=True
+        ):
+            _take(unpacker, place, read_control(data), where)
+        rows = batch.filter(pc.is_null(told))
+        if rows.num_rows:
+            seq = numbering.fill(rows.column(SEQ))
+            yield from _parts(rows.drop_columns([SEQ, CONTROL]), seq, schema, where, unpacker)
+
+
+def _parts(
+    rows: pa.RecordBatch, seq: pa.Array, schema: pa.Schema, where: str, unpacker: Unpacker
+) -> Iterator[pa.RecordBatch]:
+    runs = pc.run_end_encode(pc.shift_right(seq, RUNNING_BITS))
+    first = 0
+    for part, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        some = fitting(rows.slice(first, end - first), schema, where)
+        yield unpacker.put(part, seq.slice(first, end - first), some)
+        first = end
+
+
+def _take(unpacker: Unpacker, place: int | None, found: Any, where: str) -> None:
+    if not isinstance(found, ControlTuple):
+        return
+    if place is None and found.delivery is Delivery.IMMEDIATE:
+        raise beside_refused(found, where)
+    group = NO_BUCKET if place is None or place == LAST else place >> RUNNING_BITS
+    unpacker.take(group, LAST if place is None else place, found)
+
+
+def _emissions(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, Emission]]:
+    """Give what outputs emitted, each with its output."""
+    names = ("output", "kind", "bucket", "seq", "n", "payload")
+    for batch in batches:
+        columns = (batch.column(EMITTED.get_field_index(name)).to_pylist() for name in names)
+        for output, *emission in zip(*columns, strict=True):
+            yield output, tuple(emission)
 
 
 def _of(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pe_agent import publishing
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import (
     CONTROL,
@@ -310,15 +311,49 @@ class Stream:
         return self._plain(self._rows("rows"))
 
     def publish(
-        self, port: str, *, checkpoint: str | Path, again: bool = False, **settings: Any
+        self,
+        port: str,
+        *,
+        checkpoint: str | Path,
+        again: bool = False,
+        trigger: Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+        redeclare: bool = False,
+        **settings: Any,
     ) -> StreamingQuery:
-        """Export the rows; settings are those of ``PE.publish``.
+        """Export rows and control tuples.
+
+        Args:
+            port: name of the export port.
+            checkpoint: directory of the query's checkpoint.
+            again: the operators behind it may run in another query as well.
+            trigger: as for ``PE.publish``, like ``query_name`` and ``redeclare``.
+            query_name: name of the query.
+            redeclare: overwrite the Export that exists.
+            settings: of the export, as ``PE.publish`` has them.
 
         Raises:
             AlignedError: the stream was made without a PE, or ``to_df`` refuses.
         """
-        pe = self.started_pe("publish")
-        return pe.publish(self.to_df(again=again), port, checkpoint=checkpoint, **settings)
+        from pe_agent.aligned import publishing as sinks
+
+        pe, spec = self.started_pe("publish"), publishing.export_spec(port, **settings)
+        data = self._some("rows")
+        self.use(again=again)
+        if isinstance(data, Emitted) and not self.beside:
+            exports = {data.output: (port, data.columns, spec)}
+            frame, sink = sinks.of_outputs(data.frame, exports)
+        else:
+            frame, sink = sinks.of_rows(self._rows("rows"), self.beside, port, spec)
+        return publishing.start(
+            pe,
+            frame,
+            sink,
+            checkpoint=checkpoint,
+            trigger=trigger,
+            query_name=query_name,
+            redeclare=redeclare,
+        )
 
     def use(self, *, again: bool) -> None:
         """Note that a query is made of it.

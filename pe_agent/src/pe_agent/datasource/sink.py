@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,43 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             AgentRefusedError: the export is unknown or in use, the batch differs, the disk is full.
             AgentUnreachableError: the own agent stayed away for ``reconnect`` seconds.
         """
+        if self._options.packing is not None:
+            return self.write_with_control(lambda unpacker: unpacker.rows(iterator))
+        staged = self._begun()
+        first = next((b for b in iterator if b.num_rows), None)
+        if first is not None:
+            staged.stage = self._stage(staged, first, iterator)
+        return staged
+
+    def write_with_control(
+        self, give: Callable[[Unpacker], Iterator[pa.RecordBatch]]
+    ) -> WriterCommitMessage:
+        """Stage the task's rows; its control tuples go with the commit.
+
+        Args:
+            give: gives the rows to stage, and the control tuples to the unpacker.
+
+        Raises:
+            AgentRefusedError, AgentUnreachableError: see :meth:`write`.
+            ControlLimitError: there are more tuples than one epoch takes.
+        """
+        staged, schema = self._begun(), self._arrow()
+        unpacker = Unpacker(schema, f"batch {staged.batch} of export {staged.export}")
+        rows = give(unpacker)
+        first = next(rows, None)
+        if first is not None:
+            staged.stage = self._stage(staged, first, rows)
+        staged.control = unpacker.control()
+        if staged.stage is None and staged.control:
+            self._admit(staged, schema)
+        return staged
+
+    def _begun(self) -> Staged:
+        """Return what the task begins with: whose batch it writes.
+
+        Raises:
+            OptionError: it is in no task of a streaming query.
+        """
         context = TaskContext.get()
         if context is None:
             raise OptionError("rows can be written only inside a Spark task.")
@@ -93,7 +130,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         run = context.getLocalProperty("spark.jobGroup.id")
         if batch is None or query is None or run is None:
             raise OptionError("the task has no batch id: format streambroker writes streams only.")
-        staged = Staged(
+        return Staged(
             export=self._options.port,
             query=query,
             run=run,
@@ -101,25 +138,6 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             partition=context.partitionId(),
             stage=None,
         )
-        if self._options.packing is not None:
-            self._write_packed(staged, iterator)
-            return staged
-        first = next((b for b in iterator if b.num_rows), None)
-        if first is not None:
-            staged.stage = self._stage(staged, first, iterator)
-        return staged
-
-    def _write_packed(self, staged: Staged, packed: Iterator[pa.RecordBatch]) -> None:
-        """Stage what packed rows hold; their control tuples go with the commit."""
-        schema = self._arrow()
-        unpacker = Unpacker(schema, f"batch {staged.batch} of export {staged.export}")
-        rows = unpacker.rows(packed)
-        first = next(rows, None)
-        if first is not None:
-            staged.stage = self._stage(staged, first, rows)
-        staged.control = unpacker.control()
-        if staged.stage is None and staged.control:
-            self._admit(staged, schema)
 
     def _client(self) -> AgentClient:
         return AgentClient(self._options.agent, self._options.token, self._trust)

@@ -1,7 +1,8 @@
-"""Packed rows of an operator's output on their way into an export: rows, and control beside them.
+"""Rows with control on their way into an export: rows, and control beside them.
 
-Rows are staged in the order in which they come. A control tuple gets the place in front of the
-first row of its bucket whose sequence is not lower; a bucket without rows says nothing of places.
+Rows are staged in the order in which they come. They come in groups, such as the buckets of an
+operator, in each of which sequences rise. A control tuple gets the place in front of the first row
+of its group whose sequence is not lower; a group without rows says nothing of places.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Found = tuple[int | None, ControlTuple]
 
 
 @dataclass(slots=True)
-class _Bucket:
-    """Rows of one bucket, packed row by packed row: sequences, and where they stand in the task."""
+class _Group:
+    """Rows of one group, batch by batch: sequences, and where they stand in the task."""
 
     lasts: list[int] = field(default_factory=list)
     spans: list[tuple[pa.Array, int]] = field(default_factory=list)
@@ -41,7 +42,7 @@ class _Bucket:
 
 
 class Unpacker:
-    """What one task writes of an operator's output."""
+    """What one task writes."""
 
     def __init__(self, schema: pa.Schema, where: str) -> None:
         """Begin with nothing.
@@ -53,7 +54,7 @@ class Unpacker:
         self._schema = schema
         self._where = where
         self._rows = 0
-        self._buckets: dict[int, _Bucket] = {}
+        self._groups: dict[int, _Group] = {}
         self._control: dict[str, dict[int, tuple[int, ControlTuple]]] = {}
 
     def rows(self, packed: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -67,27 +68,38 @@ class Unpacker:
                 arrival = unpack(one)
                 if arrival.rows is None:
                     for position, control in arrival.control:
-                        self._take(bucket, position, control)
+                        self.take(bucket, position, control)
                     continue
-                yield self._shaped(bucket, arrival.rows)
+                yield self.put(bucket, arrival.rows.column(SEQ), arrival.rows)
 
-    def _shaped(self, bucket: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-        seq = rows.column(SEQ)
-        of = self._buckets.setdefault(bucket, _Bucket())
+    def put(self, group: int, seq: pa.Array, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows as they are staged; they come next.
+
+        Args:
+            group: which rows they are of.
+            seq: their sequences, which rise, also from batch to batch.
+            rows: with the columns that are staged, and maybe others.
+        """
+        of = self._groups.setdefault(group, _Group())
         of.lasts.append(seq[-1].as_py())
         of.spans.append((seq, self._rows))
         self._rows += rows.num_rows
         arrays = [rows.column(f.name).cast(f.type) for f in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _take(self, bucket: int, position: int, control: ControlTuple) -> None:
+    def take(self, group: int, position: int, control: ControlTuple) -> None:
+        """Take a control tuple that stands in front of a position of a group.
+
+        Raises:
+            IdentityError: another tuple has its identity.
+        """
         of = self._control.setdefault(control.id, {})
         for _, other in of.values():
             if other.differs(control):
                 raise IdentityError(other, control)
             break
-        if bucket not in of or position < of[bucket][0]:
-            of[bucket] = (position, control)
+        if group not in of or position < of[group][0]:
+            of[group] = (position, control)
 
     def control(self) -> list[Found]:
         """Return the control tuples, once all rows were given; each once.
@@ -98,8 +110,8 @@ class Unpacker:
         found: list[Found] = []
         for of in self._control.values():
             places = [
-                self._buckets[bucket].place(position) if bucket in self._buckets else None
-                for bucket, (position, _) in of.items()
+                self._groups[group].place(position) if group in self._groups else None
+                for group, (position, _) in of.items()
             ]
             known = [place for place in places if place is not None]
             found.append((min(known) if known else None, next(iter(of.values()))[1]))

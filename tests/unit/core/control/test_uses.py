@@ -1,5 +1,7 @@
 """What control tuples are for: five uses, each over several partitions and however rows arrive.
 
+The operators are those of the examples.
+
 Batches that begin and end, a watermark, a property that changes in the same window everywhere,
 recording that starts and stops, and the end of a file; and a change at an event time, which holds
 for the same rows wherever windows are cut.
@@ -15,6 +17,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from batch_ends import BatchBegin, BatchEnd, Sum
+from new_factor import Multiply, SetFactor
+from price_change import SECOND, Cash, SetPrice
+from recording import Record, Recorder
 
 from streambroker_core.control.aligned import AlignedRunner, Outcome
 from streambroker_core.control.buckets import Layout
@@ -28,33 +34,12 @@ from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.control.typed import TypedOperator, handles
 
 BUCKETS = 4
-LAYOUT = Layout(port="in", buckets=BUCKETS, key=(("k", pa.int64()),))
-
-
-@dataclass(frozen=True)
-class BatchBegin:
-    name: str
-
-
-@dataclass(frozen=True)
-class BatchEnd:
-    name: str
 
 
 @dataclass(frozen=True)
 class Watermark:
     mergeable: ClassVar[bool] = True
     time: int
-
-
-@dataclass(frozen=True)
-class SetFactor:
-    factor: int
-
-
-@dataclass(frozen=True)
-class Record:
-    on: bool
 
 
 @dataclass(frozen=True)
@@ -67,12 +52,17 @@ Rows = Sequence[tuple[int, ...]]
 
 @dataclass
 class Line:
-    """Operators one behind the other, with state by bucket; rows are ``k, v`` or ``k, v, t``."""
+    """Operators one behind the other, with state by bucket; the first column is the key."""
 
     makes: Sequence[Callable[[], Operator]]
+    columns: tuple[str, ...] = ("k", "v")
     seed: int = 0
     state: dict[tuple[int, int], dict[str, bytes]] = field(default_factory=dict)
     number: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(port="in", buckets=BUCKETS, key=((self.columns[0], pa.int64()),))
 
     def window(
         self, rows: Rows = (), *controls: ControlTuple, watermark: int | None = None
@@ -80,12 +70,12 @@ class Line:
         """Run a window; return the rows that come out at the end."""
         self.number += 1
         random = Random(self.seed + self.number)
-        columns = list(zip(*rows, strict=True)) or [(), (), ()]
+        values = list(zip(*rows, strict=True)) or [()] * len(self.columns)
         whole = pa.RecordBatch.from_arrays(
-            [pa.array(one, pa.int64()) for one in columns], list("kvt")[: len(columns)]
+            [pa.array(one, pa.int64()) for one in values], list(self.columns)
         )
         cuts = sorted({0, len(rows), *random.choices(range(len(rows) + 1), k=2)})
-        given = [pack(whole.slice(a, b - a), LAYOUT, a) for a, b in pairwise(cuts)]
+        given = [pack(whole.slice(a, b - a), self.layout, a) for a, b in pairwise(cuts)]
         given.append(pack_control([(0, one) for one in controls], "in", BUCKETS))
         for level in range(len(self.makes)):
             random.shuffle(given)
@@ -114,7 +104,7 @@ class Line:
             (one.position, one.control) for one in emitted if not isinstance(one, EmittedRows)
         ]
         return [
-            *(pack(one.batch, LAYOUT, one.seq) for one in rows),
+            *(pack(one.batch, self.layout, one.seq) for one in rows),
             pack_control(controls, "in", BUCKETS),
         ]
 
@@ -148,37 +138,12 @@ def told(payload: object, epoch: int, seq: int = 0, **more: Any) -> ControlTuple
     )
 
 
-class Summing(TypedOperator):
-    """Sums between the begin and the end of a batch; each bucket hands out its sum at the end."""
-
-    total = 0
-
-    def restore(self, version: int, blobs: Blobs) -> None:
-        self.total = int(blobs["total"])
-
-    def snapshot(self) -> Changes:
-        return {"total": str(self.total).encode()}
-
-    def process(self, port: str, batch: pa.RecordBatch) -> None:
-        self.total += sum(batch.column("v").to_pylist())
-
-    @handles(BatchBegin)
-    def begin(self, port: str, payload: BatchBegin, control: ControlTuple) -> bool:
-        self.total = 0
-        return True
-
-    @handles(BatchEnd)
-    def end(self, port: str, payload: BatchEnd, control: ControlTuple) -> bool:
-        self.emit(pa.RecordBatch.from_pydict({"batch": [payload.name], "sum": [self.total]}))
-        return True
-
-
 SEEDS = pytest.mark.parametrize("seed", range(3))
 
 
 @SEEDS
 def test_a_batch_that_begins_and_ends_is_summed_over_several_windows(seed: int) -> None:
-    line = Line([Summing], seed)
+    line = Line([Sum], ("customer", "amount"), seed)
     rows = [(k, 1) for k in range(20)]
     assert line.window(rows) == []
     assert line.window(rows, told(BatchBegin("b"), 2, delivery=Delivery.BEGIN)) == []
@@ -209,62 +174,20 @@ def test_watermarks_do_not_cut_and_of_those_in_one_window_the_last_holds() -> No
     assert seen == [30] * BUCKETS
 
 
-class Multiplying(TypedOperator):
-    """Multiplies by a factor that a control tuple sets."""
-
-    factor = 1
-
-    def restore(self, version: int, blobs: Blobs) -> None:
-        self.factor = int(blobs["factor"])
-
-    def snapshot(self) -> Changes:
-        return {"factor": str(self.factor).encode()}
-
-    def process(self, port: str, batch: pa.RecordBatch) -> None:
-        values = [one * self.factor for one in batch.column("v").to_pylist()]
-        self.emit(pa.RecordBatch.from_pydict({"k": batch.column("k"), "v": values}))
-
-    @handles(SetFactor)
-    def change(self, port: str, payload: SetFactor, control: ControlTuple) -> bool:
-        self.factor = payload.factor
-        return False
-
-
 @SEEDS
 def test_a_property_changes_in_the_same_window_in_all_partitions_of_several_operators(
     seed: int,
 ) -> None:
-    line = Line([Multiplying, Multiplying, Multiplying], seed)
+    line = Line([Multiply, Multiply, Multiply], ("key", "value"), seed)
     rows = [(k, 1) for k in range(20)]
-    assert {one["v"] for one in line.window(rows)} == {1}
-    assert {one["v"] for one in line.window(rows, told(SetFactor(3), 2))} == {1}
-    assert {one["v"] for one in line.window(rows)} == {27}
-
-
-class Recording(TypedOperator):
-    """Passes rows on while it records."""
-
-    on = False
-
-    def restore(self, version: int, blobs: Blobs) -> None:
-        self.on = blobs["on"] == b"1"
-
-    def snapshot(self) -> Changes:
-        return {"on": b"1" if self.on else b"0"}
-
-    def process(self, port: str, batch: pa.RecordBatch) -> None:
-        if self.on:
-            self.emit(batch)
-
-    @handles(Record)
-    def record(self, port: str, payload: Record, control: ControlTuple) -> bool:
-        self.on = payload.on
-        return False
+    assert {one["value"] for one in line.window(rows)} == {1}
+    assert {one["value"] for one in line.window(rows, told(SetFactor(3), 2))} == {1}
+    assert {one["value"] for one in line.window(rows)} == {27}
 
 
 @SEEDS
 def test_recording_starts_and_stops_in_the_same_windows_everywhere(seed: int) -> None:
-    line = Line([Recording], seed)
+    line = Line([Recorder], seed=seed)
     found = []
     for number, tell in enumerate([None, True, None, False, None], 1):
         controls = [] if tell is None else [told(Record(tell), number)]
@@ -307,7 +230,7 @@ def test_a_file_ends_in_every_bucket_with_its_rows_and_under_one_identity(seed: 
         ([(k, 1) for k in range(5)], [told(EndOfFile("f1"), 1)]),
         ([(k, 1) for k in range(7)], [told(EndOfFile("f2"), 2)]),
     ]
-    line, heads = Line([Filing], seed), [head_of(at, it[1]) for at, it in enumerate(epochs)]
+    line, heads = Line([Filing], seed=seed), [head_of(at, it[1]) for at, it in enumerate(epochs)]
     files, next_ = [], 0
     while next_ < len(epochs):
         taken = epochs[next_ : next_ + epochs_of_window(heads[next_:])]
@@ -319,58 +242,29 @@ def test_a_file_ends_in_every_bucket_with_its_rows_and_under_one_identity(seed: 
         assert (len(out), sum(one["rows"] for one in out)) == (BUCKETS, count)
 
 
-class InTime(Multiplying):
-    """The same, on rows in the order of their event time: they wait until it has passed."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[int, int, int]] = []
-
-    def restore(self, version: int, blobs: Blobs) -> None:
-        self.factor, *rows = (int(one) for one in blobs["held"].split())
-        self.waiting = list(zip(rows[::3], rows[1::3], rows[2::3], strict=True))
-
-    def snapshot(self) -> Changes:
-        held = [self.factor, *(number for row in self.waiting for number in row)]
-        return {"held": " ".join(map(str, held)).encode()}
-
-    def process(self, port: str, batch: pa.RecordBatch) -> None:
-        rows = zip(*(batch.column(name).to_pylist() for name in "tkv"), strict=True)
-        self.waiting = sorted([*self.waiting, *rows])
-
-    def advance(self, time: int) -> None:
-        due = [row for row in self.waiting if row[0] <= time]
-        self.waiting = self.waiting[len(due) :]
-        if due:
-            _, keys, values = (list(column) for column in zip(*due, strict=True))
-            super().process("in", pa.RecordBatch.from_pydict({"k": keys, "v": values}))
-
-    def wake_at(self) -> int | None:
-        return self.waiting[0][0] if self.waiting else None
-
-
 @pytest.mark.parametrize("windows", [1, 2, 5, 40])
 def test_a_change_at_an_event_time_holds_for_the_same_rows_wherever_windows_are_cut(
     windows: int,
 ) -> None:
     random = Random(windows)
     times = list(range(40))
-    rows = [(time % 7, 1, time) for time in times]
+    rows = [(time * SECOND, 1) for time in times]
     for low in range(0, 40, 5):  # out of order, within a window's reach
         part = rows[low : low + 5]
         random.shuffle(part)
         rows[low : low + 5] = part
-    change = told(SetFactor(2), 1, delivery=Delivery.AT_TIME, at=17)
-    line, found, passed = Line([InTime]), dict[int, list[int]](), -1
+    change = told(SetPrice(2), 1, delivery=Delivery.AT_TIME, at=17 * SECOND)
+    line, found, passed = Line([Cash], ("time", "pieces")), dict[int, list[int]](), -1
     size = 40 // windows
     for at in range(0, 40, size):
         controls = [change] if at == 0 else []
         out = line.window(rows[at : at + size], *controls, watermark=passed if at else None)
-        passed = max(passed, max(row[2] for row in rows[at : at + size]) - 5)
+        passed = max(passed, max(time for time, _ in rows[at : at + size]) - 5 * SECOND)
         for one in out:
-            found.setdefault(one["v"], []).append(one["k"])
-    for one in line.window(watermark=100):
-        found.setdefault(one["v"], []).append(one["k"])
-    assert {factor: sorted(keys) for factor, keys in found.items()} == {
-        1: sorted(time % 7 for time in times if time <= 17),
-        2: sorted(time % 7 for time in times if time > 17),
+            found.setdefault(one["paid"], []).append(one["second"])
+    for one in line.window(watermark=100 * SECOND):
+        found.setdefault(one["paid"], []).append(one["second"])
+    assert {price: sorted(seconds) for price, seconds in found.items()} == {
+        1: [time for time in times if time <= 17],
+        2: [time for time in times if time > 17],
     }

@@ -28,26 +28,26 @@ class Query:
     """One running query.
 
     Attributes:
-        export: port of the export it publishes to, None for another sink.
+        exports: ports of the exports it publishes to; none for another sink.
         frames: of its imports, as ``subscribe`` names them.
         foreign: it reads other streams as well.
         asked: who was asked since one was asked for the second time: its import and the news seen
             then, None if it had an offset to give.
         readers: its readers, as far as they have asked.
-        shut_for: what each holder of the export had to finish when that last changed.
+        shut_for: what each holder of an export had to finish when that last changed.
         since: when that was.
         gated: the answer to its last call was that the gate is shut.
     """
 
     id: str
     run: str
-    export: str | None
+    exports: tuple[str, ...]
     frames: frozenset[str]
     foreign: bool
     until: float
     asked: dict[str, tuple[str, int] | None] = field(default_factory=dict)
     readers: set[str] = field(default_factory=set)
-    shut_for: dict[str, int] = field(default_factory=dict)
+    shut_for: dict[tuple[str, str], int] = field(default_factory=dict)
     since: float = 0.0
     gated: bool = False
 
@@ -76,7 +76,7 @@ class Queries:
         """A query runs, or is about to (``query`` null); forgotten when it is not told again.
 
         Args:
-            body: ``query``, ``run``, ``export``, ``frames``, ``foreign``.
+            body: ``query``, ``run``, ``exports``, ``frames``, ``foreign``.
         """
         frames, now = frozenset(body["frames"]), time.monotonic()
         id_ = str(body["query"] or "")
@@ -86,9 +86,9 @@ class Queries:
             if id_:
                 known = known or self._known.pop(("", frames), None)
             if known is None:
-                known = Query("", "", None, frames, False, now)
+                known = Query("", "", (), frames, False, now)
             known.id, known.run = id_, str(body["run"] or "")
-            known.export, known.foreign = body["export"], bool(body["foreign"])
+            known.exports, known.foreign = tuple(body["exports"]), bool(body["foreign"])
             known.until = now + LEASE
             self._known[id_, frames] = known
             return known
@@ -111,21 +111,26 @@ class Queries:
             return turn
 
     def shut(self, query: Query) -> str | None:
-        """Return the port of the export that the query would wait for, None for none.
+        """Return the port of an export that the query would wait for, None for none.
 
         The gate does not hold a query up that waits for itself, or one whose job has stood still
         for a minute: its writer is refused by name.
         """
-        holders = [] if query.export is None else list(self._holders(query.export))
-        bytes_ = {h.reader: h.bytes for h in holders}
+        holders = {port: list(self._holders(port)) for port in query.exports}
+        bytes_ = {(port, h.reader): h.bytes for port, of in holders.items() for h in of}
         now = time.monotonic()
         if bytes_ != query.shut_for:
             query.shut_for, query.since = bytes_, now
-        itself = not query.readers.isdisjoint(bytes_)
-        own = all(h.import_.startswith(self._job) for h in holders)
-        stuck = own and now - query.since > STUCK_SECONDS
-        query.gated = bool(holders) and not itself and not stuck
-        return query.export if query.gated else None
+        still = now - query.since > STUCK_SECONDS
+        waits = (port for port, of in holders.items() if of and not self._own(query, of, still))
+        shut = next(waits, None)
+        query.gated = shut is not None
+        return shut
+
+    def _own(self, query: Query, holders: Sequence[Holder], still: bool) -> bool:
+        """Whether it is the query itself that holds an export, or its job, which stands still."""
+        itself = not query.readers.isdisjoint(h.reader for h in holders)
+        return itself or (still and all(h.import_.startswith(self._job) for h in holders))
 
     def key(self, port: str) -> str:
         """Return the key of a port of this PE."""
@@ -137,7 +142,7 @@ class Queries:
         with self._lock:
             return {
                 q.id: {
-                    "export": q.export,
+                    "exports": list(q.exports),
                     "imports": len(q.frames),
                     "foreign": q.foreign,
                     "gated": q.gated,
@@ -170,8 +175,7 @@ class Turn:
         self.query, self._frame = query, frame
         query.asked[frame] = (self._import, self._news.seen((self._import,)))
         imports = dict.fromkeys(asked[0] for asked in query.asked.values() if asked is not None)
-        exports = () if query.export is None else (self._queries.key(query.export),)
-        self.keys = (*imports, *exports)
+        self.keys = (*imports, *map(self._queries.key, query.exports))
 
     def gate(self) -> str | None:
         """Return the export for which the query must not read anything now, None for none."""
