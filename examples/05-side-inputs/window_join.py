@@ -47,12 +47,9 @@ def with_spark(spark: SparkSession, folder: Path) -> Result:
     from pyspark.sql import functions as sql
 
     flights, weather = feeds(spark, folder)
-    left = flights.frame.withWatermark("at", "0 seconds").withColumn(
-        "of", sql.window("at", "20 seconds")
-    )
-    right = weather.frame.withWatermark("at", "0 seconds").select(
-        sql.col("origin"), sql.col("wind"), sql.window("at", "20 seconds").alias("of")
-    )
+    of = sql.floor(sql.unix_seconds("at") / 20).alias("of")
+    left = flights.frame.withWatermark("at", "0 seconds").select("at", "origin", of)
+    right = weather.frame.withWatermark("at", "0 seconds").select("origin", "wind", of)
     counts = (
         left.join(right, ["origin", "of"])
         .groupBy("origin", sql.window("at", "10 seconds").alias("in"))

@@ -23,7 +23,13 @@ RESULTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name == "window_join" else ())
+        for name in RESULTS
+    ],
+)
 def test_an_example_shows_what_it_says(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
