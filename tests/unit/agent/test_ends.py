@@ -83,7 +83,7 @@ def test_a_query_has_ended_when_all_its_readers_have(made: Bench, ended: set[str
     made.connect(A, ports=("in", "too"))
     made.replies[A] = lambda _: answer()
     one, two = made.offset(), made.next(None, **{"import": "too"})["offset"]
-    told: dict[str, Any] = {"query": "q", "run": "r", "export": None, "foreign": False}
+    told: dict[str, Any] = {"query": "q", "run": "r", "exports": [], "foreign": False}
     told["frames"] = ["f1", "f2"]
     made.host.begin_query(told)
     ended.add(A)
@@ -244,7 +244,7 @@ def test_a_refusal_that_passes_does_not_end_the_run(made: Bench, ended: set[str]
     source.stop()
 
 
-TOLD: dict[str, Any] = {"query": "q", "run": "r", "export": None, "foreign": False}
+TOLD: dict[str, Any] = {"query": "q", "run": "r", "exports": [], "foreign": False}
 
 
 def asked_for(source: StreambrokerStreamReader, start: dict[str, Any], seconds: float) -> Any:

@@ -196,7 +196,7 @@ def test_what_the_log_takes_of_a_window_exporters_do_not_get(made: Bench) -> Non
 
 def test_one_source_of_a_query_carries_the_log(made: Bench) -> None:
     made.declared |= {"in", "other"}
-    frames = {"query": "q", "run": "r", "export": None, "frames": ["a", "b"], "foreign": False}
+    frames = {"query": "q", "run": "r", "exports": [], "frames": ["a", "b"], "foreign": False}
     made.host.begin_query(frames)
     first = made.next(None, frame="a", **LOG)["offset"]
     more = {"import": "other", "session": "two", "frame": "b"}
