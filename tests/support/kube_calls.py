@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from streambroker_core.board import Board, Synced
-from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import PLURALS, read_manifest
+from streambroker_core.model import AnyKind, Kind
+from streambroker_core.wire.manifest import OBJECTS, read_manifest
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
 from streambroker_operator.kubernetes.statuses import Statuses
@@ -32,7 +32,7 @@ async def calls_of(
         await api.close()
 
 
-def manifest(kind: Kind, name: str, **spec: Any) -> dict[str, Any]:
+def manifest(kind: AnyKind, name: str, **spec: Any) -> dict[str, Any]:
     """Return a document of which only the spec matters."""
     return {
         "apiVersion": "streambroker.io/v1alpha1",
@@ -50,16 +50,16 @@ async def create(
 
     async def one(document: Mapping[str, Any]) -> None:
         async with places:
-            path = f"{GROUP}/namespaces/{namespace}/{PLURALS[document['kind']]}"
+            path = f"{GROUP}/namespaces/{namespace}/{OBJECTS[document['kind']]}"
             answer = await api.call("POST", path, document, timeout_s=60)
             assert answer.status == 201, answer.body
 
     await asyncio.gather(*(one(document) for document in documents))
 
 
-async def listed(api: HttpApi, namespace: str, kind: Kind) -> list[dict[str, Any]]:
+async def listed(api: HttpApi, namespace: str, kind: AnyKind) -> list[dict[str, Any]]:
     """Return all resources of a kind in a namespace."""
-    answer = await api.call("GET", f"{GROUP}/namespaces/{namespace}/{PLURALS[kind]}", timeout_s=60)
+    answer = await api.call("GET", f"{GROUP}/namespaces/{namespace}/{OBJECTS[kind]}", timeout_s=60)
     assert answer.status == 200, answer.body
     found: list[dict[str, Any]] = answer.body["items"]
     return [{**item, "kind": kind, "apiVersion": "streambroker.io/v1alpha1"} for item in found]

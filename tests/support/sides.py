@@ -7,6 +7,7 @@ the state before it, and has to do the same both times.
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from collections.abc import Callable, Iterable
@@ -237,6 +238,7 @@ class Runner:
         self.run = Run()
         self._ended: dict[int, SideOperator] = {}
         self._number = 0
+        self._told = itertools.count()
         self.join = make().join
 
     def window(self, feed: Feed, *, watermark: float | None, now: float, at: int = 0) -> Rows:
@@ -318,7 +320,8 @@ class Runner:
             if port in ("complete", "version"):
                 kind = SideComplete if port == "complete" else SideVersion
                 for said in rows:
-                    assert operator.process_control(said["input"], control_of(kind(**said)))
+                    control = control_of(kind(**said), next(self._told))
+                    assert operator.process_control(said["input"], control)
             else:
                 operator.process(port, self._batch(operator, port, rows))
         operator.end_window()

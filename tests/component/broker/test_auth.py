@@ -231,7 +231,7 @@ SELECTING = (
     "continue=x",
     "force=true",
     "import=prod/feed/0/trades&export=prod/feed/0/trades&limit=1&wait=1s&continue=x&name=x"
-    "&force=true",
+    "&force=true&operator=x",
 )
 
 
@@ -239,7 +239,7 @@ SELECTING = (
 async def test_no_parameter_of_another_request_opens_a_namespace(door: Door, path: str) -> None:
     await door("ops", "PUT", X, EXPORT)
     await door("ops", "PUT", f"{FEED}/import/trades", IMPORT)
-    filled = path.format(job="feed", pe=0, port="trades", name="kind")
+    filled = path.format(job="feed", pe=0, port="trades", name="kind", id="x", log="l", seq=0)
     named = filled.removeprefix("/api/subscriptions")
     for query in SELECTING:
         await refused(await door("prod", "GET", f"{named}?{query}"), 403, "NotYours")

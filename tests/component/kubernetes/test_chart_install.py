@@ -15,6 +15,7 @@ import helm_python
 import pytest
 import yaml
 
+from streambroker_core.wire.manifest import OBJECTS
 from support import charts
 from support.cluster import MERGE, ApiServer, running_api_server
 from support.kube_calls import token_of
@@ -36,8 +37,8 @@ def cluster(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def remove_crds(server: ApiServer) -> None:
-    """Remove both definitions, for the next test to bring its own."""
-    paths = [f"{CRDS}/{name}.streambroker.io" for name in ("exports", "imports")]
+    """Remove all definitions, for the next test to bring its own."""
+    paths = [f"{CRDS}/{name}.streambroker.io" for name in OBJECTS.values()]
     for path in paths:
         server.request("DELETE", path)
     for path in paths:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from streambroker_core.board import Event, ExportApplied, ImportApplied
-from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import PLURALS
+from streambroker_core.board.events import RuleApplied
+from streambroker_core.model import AnyKind
+from streambroker_core.wire.manifest import OBJECTS
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.api import HttpApi
@@ -47,7 +48,7 @@ class OneStatus:
         self.write = None
 
 
-async def write_status(api: HttpApi, namespace: str, kind: Kind) -> bool:
+async def write_status(api: HttpApi, namespace: str, kind: AnyKind) -> bool:
     write = StatusWrite(kind=kind, namespace=namespace, name="feed", uid="u", status={"matches": 1})
     desk = OneStatus(write)
     writer = StatusWriter(api, desk, leads=lambda: True, settle_s=0.0)
@@ -97,11 +98,11 @@ async def review(api: HttpApi, namespace: str) -> bool:
     return await refusal_of(reviews.check(caller, ((ask,),), namespace)) == 403
 
 
-async def change_stream(api: HttpApi, namespace: str, kind: Kind) -> bool:
+async def change_stream(api: HttpApi, namespace: str, kind: AnyKind) -> bool:
     """Make a resource, read it, and delete it."""
     objects = Objects(api)
     place = Place(kind=kind, namespace=namespace, name="made")
-    wanted = manifest(kind, "made", job="made", port="p", **SPECS[kind])
+    wanted = manifest(kind, "made", job="made", **SPECS[kind])
     wanted["metadata"]["namespace"] = namespace
     try:
         await objects.apply(place, wanted, manager="streambroker-api")
@@ -125,20 +126,24 @@ async def refusal_of(asked: Awaitable[object]) -> int:
     return raised.value.status
 
 
-KINDS: tuple[Kind, ...] = ("Export", "Import")
-SPECS: dict[Kind, dict[str, Any]] = {"Export": {"properties": {}}, "Import": {}}
+KINDS: tuple[AnyKind, ...] = ("Export", "Import", "PatternProcessor")
+SPECS: dict[AnyKind, dict[str, Any]] = {
+    "Export": {"port": "p", "properties": {}},
+    "Import": {"port": "p"},
+    "PatternProcessor": {"version": 0, "pattern": {"stages": [{"name": "a"}]}},
+}
 USES: dict[str, tuple[Use, tuple[Right, ...]]] = {
     **{
         f"status of an {kind}": (
             partial(write_status, kind=kind),
-            ((STREAMS, f"{PLURALS[kind]}/status", "patch"),),
+            ((STREAMS, f"{OBJECTS[kind]}/status", "patch"),),
         )
         for kind in KINDS
     },
     **{
         f"change of an {kind}": (
             partial(change_stream, kind=kind),
-            tuple((STREAMS, PLURALS[kind], v) for v in ("get", "create", "patch", "delete")),
+            tuple((STREAMS, OBJECTS[kind], v) for v in ("get", "create", "patch", "delete")),
         )
         for kind in KINDS
     },
@@ -164,6 +169,10 @@ FOLLOWING: tuple[Right, ...] = (
     (STREAMS, "imports", "watch"),
     ("apiextensions.k8s.io", "customresourcedefinitions", "get"),
 )
+FOLLOWING_RULES: tuple[Right, ...] = tuple(
+    (STREAMS, "patternprocessors", verb) for verb in ("list", "watch")
+)
+"""Without them ports are followed none the less."""
 
 CASES = [
     pytest.param(what, missing, id=f"{what} without {missing}")
@@ -190,7 +199,8 @@ def test_the_chart_gives_the_rights_that_are_tried_here_and_no_other(watched: An
         for verb in rule["verbs"]
     }
 
-    assert given == {right for _, rights in USES.values() for right in rights} | set(FOLLOWING)
+    tried = {right for _, rights in USES.values() for right in rights}
+    assert given == tried | {*FOLLOWING, *FOLLOWING_RULES}
 
 
 @pytest.mark.parametrize(("what", "missing"), CASES)
@@ -200,7 +210,7 @@ async def test_each_right_is_enough_with_the_others_and_needed(
     use, rights = USES[what]
     grant(api, "broker", "worker", *(right for right in rights if right != missing))
     async with calls_of(api) as admin, calls_of(api, "worker") as calls:
-        documents = [manifest(kind, "feed", job="feed", port="p", **SPECS[kind]) for kind in KINDS]
+        documents = [manifest(kind, "feed", job="feed", **SPECS[kind]) for kind in KINDS]
         await create(admin, namespace, documents)
 
         assert await use(calls, namespace) is (missing is None)
@@ -215,11 +225,12 @@ async def test_each_right_is_enough_with_the_others_and_needed(
             assert found.get("status", {}).get("matches") == (1 if wrote else None)
 
 
-@pytest.mark.parametrize("missing", [None, *FOLLOWING], ids=str)
+@pytest.mark.parametrize("missing", [None, *FOLLOWING, *FOLLOWING_RULES], ids=str)
 async def test_each_right_to_follow_is_needed(
     api: ApiServer, namespace: str, missing: Right | None
 ) -> None:
-    grant(api, "follower", "worker", *(right for right in FOLLOWING if right != missing))
+    rights = (*FOLLOWING, *FOLLOWING_RULES)
+    grant(api, "follower", "worker", *(right for right in rights if right != missing))
     access = Access(server=api.url, token=api.tokens["worker"], ca_file=str(api.ca))
     feeder = ReflectorFeeder(ApiClient(access, CALM), [namespace])
     told: list[Event] = []
@@ -227,17 +238,14 @@ async def test_each_right_to_follow_is_needed(
     async with calls_of(api) as admin:
         try:
             await true(lambda: feeder.health().synced or bool(feeder.health().last_error), 20.0)
-            documents = [
-                manifest("Export", "feed", job="feed", port="p", properties={}),
-                manifest("Import", "alerts", job="alerts", port="in"),
-            ]
+            documents = [manifest(kind, "feed", job="feed", **SPECS[kind]) for kind in KINDS]
             await create(admin, namespace, documents)
-            told_all = await true(
-                lambda: {ExportApplied, ImportApplied} <= set(map(type, told)), 2.0
-            )
+            ports = await true(lambda: {ExportApplied, ImportApplied} <= set(map(type, told)), 2.0)
+            rules = await true(lambda: RuleApplied in set(map(type, told)), 2.0)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    assert told_all is (missing is None)
+    assert ports is (missing is None or missing in FOLLOWING_RULES)
+    assert rules is (missing is None or missing[1] in ("exports", "imports"))
     assert await true(lambda: not open_to(api.port), 10.0)

@@ -102,6 +102,7 @@ class SideOperator(Operator):
         """Begin a window; rows that have waited for too long wait no longer."""
         if not self._started:
             self._take_up({}, {})
+        self._heard.clear()
         self._joining.now = self.window.time
         for number, side in enumerate(self.join.inputs):
             if side.timeout is None:

@@ -186,7 +186,7 @@ def traffic(random: Random) -> None:
     """Change a rule in the middle of traffic over buckets; no window knows two versions."""
     b = Buckets(lambda: PatternOperator(key=("user",), event_time="t", maker=compiled), buckets=4,
                 seed=random.randrange(1_000_000))  # fmt: skip
-    users, time, version = [f"u{number}" for number in range(8)], 0, 1
+    users, time, passed, version = [f"u{number}" for number in range(8)], 0, 0, 1
     rules = rule_set(rule("r", 1, "AC"))
     b.window(rules=rules)
     for _ in range(12):
@@ -200,7 +200,8 @@ def traffic(random: Random) -> None:
             time += 1
             events += [(time, user, letter) for user in users]
         random.shuffle(events)
-        told = b.window([rows(*events)], rules=change, watermark=time - random.randrange(3))
+        passed = max(passed, time - random.randrange(3))
+        told = b.window([rows(*events)], rules=change, watermark=passed)
         for match in told.of("matches"):
             assert match["version"] == version
             letters = "".join(e["n"] for taken in match["events"].values() for e in taken)

@@ -254,7 +254,7 @@ def test_d11_an_invalid_rule_is_refused_alone_and_says_why() -> None:
     }
     (r3,) = (each for each in outcomes if each.rule == "r3")
     assert r3.message == (
-        "Invalid condition at line 1, column 5: found the end of the text, expected a name or a"
+        "Invalid condition at pattern.stages[0].where, line 1, column 5: found the end of the text, expected a name or a"
         " value"
     )
 
