@@ -12,6 +12,7 @@ from pe_agent import agent_tls, emitted, functions, publishing, subscribing, tls
 from pe_agent import owner as owners
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
+from pe_agent.datasource.registering import register
 from pe_agent.fellow_agents import FellowAgents, counted
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.memory import LastKnown
@@ -115,7 +116,7 @@ def start(
             f" `agent_ca=` or {tls.AGENT_CA_VARIABLE}."
         )
     belongs_to = owners.given(owner)
-    spark.dataSource.register(StreambrokerDataSource)
+    register(spark, StreambrokerDataSource)
     more, elsewhere = counted(agents)
 
     def launch(number: int) -> AgentProcess:

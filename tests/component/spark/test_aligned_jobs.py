@@ -46,7 +46,9 @@ def seen_by(jobs: Session, pe: PE, port: str, **more: Any) -> list[str]:
     return list(told(seen(folder, query), names_of(SCRIPT)).values())
 
 
-@pytest.mark.parametrize("how", ["rows", "operator", "beside"])
+@pytest.mark.parametrize(
+    "how", ["operator", *(pytest.param(how, marks=pytest.mark.long) for how in ("rows", "beside"))]
+)
 def test_windows_of_one_job_are_windows_of_another(jobs: Session, how: str) -> None:
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     stream, windows = source(jobs, exporter), WINDOWS

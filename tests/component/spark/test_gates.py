@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pe_agent import PE
 from support.feeds import DDL, Feed
 from support.session import SECONDS, Session, exporter_status
@@ -64,6 +66,7 @@ def epochs(pe: PE, port: str) -> int:
     return sum(s["next"] for s in exporter_status(pe, port)["streams"].values())
 
 
+@pytest.mark.long
 def test_a_ring_of_two_jobs_passes_each_row_on_as_often_as_it_says_and_does_not_spin(
     jobs: Session, tmp_path: Path
 ) -> None:

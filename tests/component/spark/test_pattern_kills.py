@@ -35,7 +35,8 @@ def start(folder: Path, way: str) -> int:
 
 
 @pytest.mark.parametrize("way", [pytest.param(TORN, marks=pytest.mark.long),
-                                 pytest.param(SENT, marks=pytest.mark.long), WINDOW])  # fmt: skip
+                                 pytest.param(SENT, marks=pytest.mark.long),
+                                 pytest.param(WINDOW, marks=pytest.mark.long)])  # fmt: skip
 def test_a_kill_while_a_rule_changes_changes_nothing(tmp_path: Path, way: str) -> None:
     """D-3 and D-10: no match of A and C, whether the change was half written, sent, or applied."""
     assert start(tmp_path, way) == -9, (tmp_path / "said").read_text()[-4000:]

@@ -198,7 +198,10 @@ def test_rules_come_change_and_go_while_rows_flow(
     played = play(spark, tmp_path)
     refused = run(played, **WAYS[way])
     assert found(played) == EXPECTED
-    assert refused == {k: v for one in SCENARIOS.values() for k, v in one.refused.items()}
+    expected = {k: v for one in SCENARIOS.values() for k, v in one.refused.items()}
+    if way != "as it comes":  # a query that starts anew copies rows for the keys that it finds
+        expected = {k: v for k, v in expected.items() if v != "KeyNotCopied"}
+    assert refused == expected
     assert played.told("errors") == []
     played.stop()
     standing = explain(spark, played.checkpoint, "d10.r")

@@ -166,6 +166,7 @@ def test_rules_stay_while_their_source_is_away_also_over_a_restart(
     played.stop()
 
 
+@pytest.mark.long
 def test_all_partitions_change_in_one_window_in_heavy_traffic(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -187,10 +188,14 @@ def test_all_partitions_change_in_one_window_in_heavy_traffic(
 
     thread = threading.Thread(target=change)
     thread.start()
-    for window in range(8):
+    window = 0
+    while thread.is_alive() or window < 8:
+        seen = len(played.windows)
         for part, letter in enumerate("AC" if window % 2 else "ABC"):
             given = rows(3 * window + part, *(f"{user} {letter}" for user in users))
             played.rows(given, wait=False)
+        until(lambda: len(played.windows) > seen, 60.0, "a window")  # noqa: B023
+        window += 1
     assert played.query is not None
     thread.join()
     played.query.processAllAvailable()

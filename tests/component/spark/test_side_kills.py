@@ -48,6 +48,7 @@ def check(folder: Path, name: str, pieces: int | None, kills: list[int]) -> None
     assert seen.differences({**case, "expect": expect}, BUCKETS) == []
 
 
+@pytest.mark.long
 def test_a_row_that_waits_is_there_after_a_kill(tmp_path: Path) -> None:
     """C-52: A is still there, the row still waits, and comes out once."""
     check(tmp_path, "C-52", None, [1])

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import CONTROL, control_text
 from pe_agent.aligned.stream import Beside, Stream
+from pe_agent.datasource.registering import register
 from pe_agent.sessions import active
 from streambroker_core.control import envelope
 from streambroker_core.control.payloads import encode
@@ -159,7 +160,7 @@ def control_stream(spark: SparkSession, path: str | Path) -> Stream:
         AlignedError: it is no file of control tuples.
     """
     read_head(Path(path))
-    spark.dataSource.register(ControlFileSource)
+    register(spark, ControlFileSource)
     with active(spark):
         frame = spark.readStream.format(FORMAT).option("path", str(path)).load()
     return Stream(spark=spark, beside=(Beside(frame=frame),))

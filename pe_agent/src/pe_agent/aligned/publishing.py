@@ -39,6 +39,7 @@ from pe_agent.aligned.forms import (
 )
 from pe_agent.aligned.packer import AT_END, beside_refused, tuples_of
 from pe_agent.datasource.options import Options
+from pe_agent.datasource.registering import register
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.unpacked import Unpacker
 from pe_agent.publishing import Sink
@@ -103,7 +104,7 @@ def of_rows(
 def _sink(
     frame: DataFrame, exports: Mapping[str, tuple[str, StructType, Mapping[str, Any]]]
 ) -> Sink:
-    frame.sparkSession.dataSource.register(OutputsSink)
+    register(frame.sparkSession, OutputsSink)
     outputs = {
         output: {"port": port, "columns": columns.jsonValue()}
         for output, (port, columns, _) in exports.items()

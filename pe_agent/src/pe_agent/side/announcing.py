@@ -19,6 +19,7 @@ from pyspark.sql.datasource import InputPartition
 
 from pe_agent.aligned.control_file import ControlFileReader, ControlFileSource
 from pe_agent.aligned.stream import Beside, Stream
+from pe_agent.datasource.registering import register
 from pe_agent.side.versions import write_whole
 from streambroker_core.control import envelope
 from streambroker_core.control.tuples import Delivery
@@ -34,7 +35,7 @@ _SEEN_EVERY = 60.0
 
 def version_stream(spark: SparkSession, folder: Path) -> Stream:
     """Return the announcements in a folder of tables, to be put beside a stream by ``union``."""
-    spark.dataSource.register(VersionsSource)
+    register(spark, VersionsSource)
     frame = spark.readStream.format(FORMAT).option("path", str(folder / CONTROL_FILE)).load()
     return Stream(spark=spark, beside=(Beside(frame=frame),))
 

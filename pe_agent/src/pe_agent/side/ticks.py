@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from pe_agent.aligned.forms import CONTROL, control_text
 from pe_agent.aligned.stream import Beside, Stream
+from pe_agent.datasource.registering import register
 from streambroker_core.control.payloads import encode
 from streambroker_core.control.tuples import Delivery, logged
 
@@ -44,7 +45,7 @@ def seconds_for(timeout: float) -> float:
 
 def tick_stream(spark: SparkSession, seconds: float) -> Stream:
     """Return ticks as a stream of control tuples, to be put beside others by ``union``."""
-    spark.dataSource.register(TickSource)
+    register(spark, TickSource)
     frame = spark.readStream.format(FORMAT).option("seconds", str(seconds)).load()
     return Stream(spark=spark, beside=(Beside(frame=frame),))
 

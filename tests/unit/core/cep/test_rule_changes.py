@@ -254,8 +254,8 @@ def test_d11_an_invalid_rule_is_refused_alone_and_says_why() -> None:
     }
     (r3,) = (each for each in outcomes if each.rule == "r3")
     assert r3.message == (
-        "Invalid condition at pattern.stages[0].where, line 1, column 5: found the end of the text, expected a name or a"
-        " value"
+        "Invalid condition at pattern.stages[0].where, line 1, column 5: found the end of the text,"
+        " expected a name or a value"
     )
 
 
