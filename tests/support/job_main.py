@@ -1,49 +1,20 @@
 """A Spark job for tests: exports file streams, writes imports to files, runs until killed.
 
-The plan is a JSON file: ``{"job", "home", "broker", "start": {…}, "attempts", "conf": {…}, "late",
-"exports": [{"port", "feed", "checkpoint", …publish settings}], "imports": [{"port", "out",
-"checkpoint", …subscribe settings}]}``; ``start``, ``attempts``, ``conf`` and ``late`` may be left
-out. ``late`` is a folder: the first task that comes to it sleeps, all write their attempt there.
+The plan is a JSON file: ``{"job", "home", "broker", "start": {…}, "attempts", "exports":
+[{"port", "feed", "checkpoint", …publish settings}], "imports": [{"port", "out", "checkpoint",
+…subscribe settings}]}``; ``start`` and ``attempts`` may be left out.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-from pyspark import TaskContext
-from pyspark.sql import DataFrame
 
 import pe_agent
 from pe_agent.local import SMALL, session
 from support.feeds import DDL
-
-TASKS, SLEEP_SECONDS = 4, 20.0
-
-
-def late(frame: DataFrame, folder: str) -> DataFrame:
-    """Return the rows in four tasks, the first of which sleeps once in the middle of its rows."""
-
-    def passed_on(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        told = Path(folder) / f"{context.partitionId()}-{context.attemptNumber()}-{uuid.uuid4()}"
-        told.touch()
-        for batch in rows:
-            yield batch
-            with contextlib.suppress(FileExistsError):
-                (Path(folder) / "slept").touch(exist_ok=False)
-                told.rename(f"{told}-slept")
-                time.sleep(SLEEP_SECONDS)
-
-    return frame.repartition(TASKS).mapInArrow(passed_on, DDL)
 
 
 def main(path: str) -> None:
@@ -54,7 +25,6 @@ def main(path: str) -> None:
         "spark.master": f"local[1,{plan.get('attempts', 1)}]",
         # A long run is checked by its checkpoints, from the first batch on.
         "spark.sql.streaming.minBatchesToRetain": "100000",
-        **plan.get("conf", {}),
     }
     spark = session(plan["job"], conf={**SMALL, **conf})
     pe = pe_agent.start(
@@ -73,7 +43,7 @@ def main(path: str) -> None:
             .option("latestFirst", "false")
             .parquet(folder)
         )
-        pe.publish(late(frame, plan["late"]) if "late" in plan else frame, **export)
+        pe.publish(frame, **export)
     for import_ in plan.get("imports", []):
         out, checkpoint = import_.pop("out"), import_.pop("checkpoint")
         (
