@@ -12,12 +12,12 @@ from pe_agent import agent_tls, emitted, functions, publishing, subscribing, tls
 from pe_agent import owner as owners
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
-from pe_agent.datasource.registering import register
 from pe_agent.fellow_agents import FellowAgents, counted
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.memory import LastKnown
 from pe_agent.ports import ExportPort, ImportPort
 from pe_agent.queries import Queries
+from pe_agent.sessions import register
 from pe_agent.tls import Trust, TrustError
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError

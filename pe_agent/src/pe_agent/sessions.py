@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 
 @contextmanager
@@ -28,3 +29,9 @@ def active(spark: SparkSession) -> Iterator[None]:
             sessions.setActiveSession(before.get())
         else:
             sessions.clearActiveSession()
+
+
+def register(spark: SparkSession, source: type[DataSource]) -> None:
+    """Make a format known to a session, whichever is the active one."""
+    with active(spark):
+        spark.dataSource.register(source)

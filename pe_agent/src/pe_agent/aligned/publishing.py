@@ -39,10 +39,10 @@ from pe_agent.aligned.forms import (
 )
 from pe_agent.aligned.packer import AT_END, beside_refused, tuples_of
 from pe_agent.datasource.options import Options
-from pe_agent.datasource.registering import register
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.unpacked import Unpacker
 from pe_agent.publishing import Sink
+from pe_agent.sessions import register
 from streambroker_core.control.packing import NO_BUCKET, RUNNING_BITS, numbers
 from streambroker_core.control.tuples import ControlTuple, Delivery
 

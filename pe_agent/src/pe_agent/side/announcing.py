@@ -19,7 +19,7 @@ from pyspark.sql.datasource import InputPartition
 
 from pe_agent.aligned.control_file import ControlFileReader, ControlFileSource
 from pe_agent.aligned.stream import Beside, Stream
-from pe_agent.datasource.registering import register
+from pe_agent.sessions import register
 from pe_agent.side.versions import write_whole
 from streambroker_core.control import envelope
 from streambroker_core.control.tuples import Delivery
