@@ -116,8 +116,8 @@ def start(
             f" `agent_ca=` or {tls.AGENT_CA_VARIABLE}."
         )
     belongs_to = owners.given(owner)
-    register(spark, StreambrokerDataSource)
     more, elsewhere = counted(agents)
+    register(spark, StreambrokerDataSource)
 
     def launch(number: int) -> AgentProcess:
         one = PeKey(namespace, job, pe + number)
