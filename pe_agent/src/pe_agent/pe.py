@@ -17,7 +17,6 @@ from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.memory import LastKnown
 from pe_agent.ports import ExportPort, ImportPort
 from pe_agent.queries import Queries
-from pe_agent.sessions import register
 from pe_agent.tls import Trust, TrustError
 from pe_agent.tokens import Token
 from streambroker_core.errors import StreambrokerError
@@ -117,7 +116,7 @@ def start(
         )
     belongs_to = owners.given(owner)
     more, elsewhere = counted(agents)
-    register(spark, StreambrokerDataSource)
+    spark.dataSource.register(StreambrokerDataSource)
 
     def launch(number: int) -> AgentProcess:
         one = PeKey(namespace, job, pe + number)
