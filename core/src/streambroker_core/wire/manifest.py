@@ -505,6 +505,13 @@ def streams_out(streams: tuple[StreamName, ...]) -> list[dict[str, str]]:
     ]
 
 
+def document_of(
+    kind: AnyKind, metadata: Mapping[str, Any], spec: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the document of an object of ours."""
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+
+
 def write_manifest(resource: Resource, *, version: int | None = None) -> dict[str, Any]:
     """Return the whole document of a resource; identity only where it has one.
 
@@ -512,12 +519,8 @@ def write_manifest(resource: Resource, *, version: int | None = None) -> dict[st
         resource: what to write.
         version: its resource version, or None to leave that out.
     """
-    return {
-        "apiVersion": API_VERSION,
-        "kind": kind_of(resource),
-        "metadata": write_metadata(resource, name_of(resource), version),
-        "spec": write_spec(resource),
-    }
+    metadata = write_metadata(resource, name_of(resource), version)
+    return document_of(kind_of(resource), metadata, write_spec(resource))
 
 
 def write_metadata(resource: Resource | Rule, name: str, version: int | None) -> dict[str, Any]:

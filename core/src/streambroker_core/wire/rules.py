@@ -22,6 +22,7 @@ from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.manifest import (
     API_VERSION,
     LARGEST,
+    document_of,
     read_metadata,
     write_metadata,
 )
@@ -128,9 +129,5 @@ def write_rule_manifest(rule: Rule, *, version: int | None = None) -> dict[str, 
         rule: what to write.
         version: its resource version, or None to leave that out.
     """
-    return {
-        "apiVersion": API_VERSION,
-        "kind": RULE,
-        "metadata": write_metadata(rule, rule_name_of(rule), version),
-        "spec": write_rule_spec(rule),
-    }
+    metadata = write_metadata(rule, rule_name_of(rule), version)
+    return document_of(RULE, metadata, write_rule_spec(rule))
