@@ -206,18 +206,32 @@ class Followed:
         """Return all that the board has, readable or not, by uid."""
         return self.call(lambda: _entries(self.board, self.feeder))
 
+    def unlike(self, api: ApiServer, namespaces: Sequence[str]) -> str:
+        """Say in what the board is not what the server holds; empty if it is."""
+        health = self.health()
+        if not health.synced:
+            return f"not synced: {health}"
+        wanted, entries = scan(api, namespaces), self.entries()
+        if wanted is None:
+            return "the server does not say what it holds"
+        if entries != wanted.entries:
+            return f"entries {sorted(entries)} and not {sorted(wanted.entries)}; {health}"
+        views = self.call(lambda: _views(self.board, wanted.board))
+        wanted_views = wanted.board.versions()
+        return "" if views == wanted_views else f"views {views} and not {wanted_views}; {health}"
+
     def shows(self, api: ApiServer, namespaces: Sequence[str]) -> bool:
         """Say whether the board is what the server holds."""
-        if not self.health().synced:
-            return False
-        wanted = scan(api, namespaces)
-        if wanted is None or self.entries() != wanted.entries:
-            return False
-        return self.call(lambda: _views(self.board, wanted.board)) == wanted.board.versions()
+        return not self.unlike(api, namespaces)
 
     def await_scan(self, api: ApiServer, namespaces: Sequence[str], seconds: float = 40.0) -> None:
         """Wait until the board is what the server holds."""
-        until(lambda: self.shows(api, namespaces), seconds, "the board shows what the server holds")
+        try:
+            until(
+                lambda: self.shows(api, namespaces), seconds, "the board shows what the server has"
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.unlike(api, namespaces)}") from error
         assert self.torn == []
 
     def await_synced(self) -> None:

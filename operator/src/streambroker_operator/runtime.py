@@ -185,14 +185,17 @@ class Runtime:
         Whoever cancels this does not cut it short: a board that is half told would never learn
         the rest.
         """
-        if self._held_back is None:
-            self._held_back = []
-        self._loading = asyncio.create_task(self._load(event, self._loading))
+        earlier, self._held_back = self._held_back or [], []
+        self._loading = asyncio.create_task(self._load(event, earlier, self._loading))
         await asyncio.shield(self._loading)
 
-    async def _load(self, event: Synced, before: asyncio.Task[None] | None) -> None:
+    async def _load(
+        self, event: Synced, earlier: Sequence[Event], before: asyncio.Task[None] | None
+    ) -> None:
         if before is not None:
             await before
+        for one in earlier:
+            self._hear(one)
         with without_collector():
             if self.board.synced:
                 await in_turns(self._ahead(event))
@@ -200,11 +203,11 @@ class Runtime:
             else:
                 await self._load_first(event)
         if asyncio.current_task() is not self._loading:
-            # Another list waits, which may be what some of it has to come after.
+            # Another list waits; what was told before it comes before it, all else after it.
             return
         held_back, self._held_back = self._held_back or (), None
         for later in held_back:
-            self.deliver(later)
+            self._hear(later)
 
     async def _load_first(self, event: Synced) -> None:
         await in_turns(self._steps(event))
@@ -241,7 +244,12 @@ class Runtime:
         """Take in what the feed tells."""
         if self._held_back is not None and self._waits(event):
             self._held_back.append(event)
-        elif not self.board.synced:
+        else:
+            self._hear(event)
+
+    def _hear(self, event: Event) -> None:
+        """Have the board, which is whole, take an event in."""
+        if not self.board.synced:
             self._fill((event,))
             if self.board.synced:
                 self._keep_from_collector()

@@ -126,6 +126,23 @@ async def test_a_feed_that_is_lost_meanwhile_is_lost_after_the_list(
 
 
 @pytest.mark.parametrize("turns", range(1, 8 * COUNT, 41))
+async def test_the_loss_of_one_kind_comes_before_its_next_list_while_another_is_taken_in(
+    runtime: Runtime, turns: int
+) -> None:
+    runtime.deliver(ImportApplied(import_=LATE, version=30))
+    loading = asyncio.ensure_future(runtime.load(LATER))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    runtime.deliver(FeedLost(kind="Import", reason="Restored"))
+    # Of the restored store, in which what came after version 10 never was.
+    await runtime.load(Synced(kind="Import", listed=((IMPORT, 10),), version=15))
+    await loading
+
+    assert not runtime.board.stale
+    assert runtime.board.get("Import", LATE.uid) is None
+
+
+@pytest.mark.parametrize("turns", range(1, 8 * COUNT, 41))
 async def test_a_feed_that_is_cut_does_not_leave_half_a_list(runtime: Runtime, turns: int) -> None:
     loading = asyncio.ensure_future(runtime.load(LATER))
     for _ in range(turns):
