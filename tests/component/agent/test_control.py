@@ -164,7 +164,7 @@ def test_a_window_ends_with_the_tuple_that_ends_it_and_replays_the_same(agents: 
     run = Run(agents, "cut")
     story = [run.window().story for _ in range(2)]
     assert story == [[0, 1, 2, 3, "end"], ["begin", 4, 5]]
-    assert [run.again(n).story for n in (0, 1)] == story
+    assert [run.again(n).story for n in (-2, -1)] == story
     merged = Run(agents, "cut", mergeable=("mark",))
     assert merged.window().story == [0, 1, 2, 3, "end", "begin", 4, 5]
     merged.stop()
