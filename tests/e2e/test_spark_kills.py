@@ -19,6 +19,7 @@ from support.cut_points import (
     FEED_AGENT,
     FEED_DRIVER,
     FEED_WORKER,
+    OUTSIDE,
     STAND_IN,
     STEPS,
     VARIABLE,
@@ -46,7 +47,7 @@ OPENING = {
 PASSED = [
     name
     for name, step in STEPS.items()
-    if not step.call.startswith(STAND_IN) and name not in {*OPENING, *FAILING, *DROPPING}
+    if not step.call.startswith(STAND_IN) and name not in {*OPENING, *FAILING, *DROPPING, *OUTSIDE}
 ]
 TABLE = [
     (step, victim)
