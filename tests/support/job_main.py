@@ -1,20 +1,55 @@
 """A Spark job for tests: exports file streams, writes imports to files, runs until killed.
 
-The plan is a JSON file: ``{"job", "home", "broker", "start": {…}, "attempts", "exports":
-[{"port", "feed", "checkpoint", …publish settings}], "imports": [{"port", "out", "checkpoint",
-…subscribe settings}]}``; ``start`` and ``attempts`` may be left out.
+The plan is a JSON file: ``{"job", "home", "broker", "start": {…}, "attempts", "conf": {…}, "late",
+"exports": [{"port", "feed", "checkpoint", …publish settings}], "imports": [{"port", "out",
+"checkpoint", …subscribe settings}]}``; ``start``, ``attempts``, ``conf`` and ``late`` may be left
+out. ``late`` is a folder: all tasks write there that they were tried, and the first of them waits
+until it is tried once more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
 
 import pe_agent
 from pe_agent.local import SMALL, session
 from support.feeds import DDL
+
+TASKS, RIVAL_SECONDS = 4, 120.0
+
+
+def late(frame: DataFrame, folder: str) -> DataFrame:
+    """Return the rows in four tasks; the first waits amid its rows until Spark tries it twice."""
+
+    def passed_on(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        attempt = f"{context.partitionId()}-{context.attemptNumber()}"
+        (Path(folder) / attempt).touch()
+        for batch in rows:
+            yield batch
+            with contextlib.suppress(FileExistsError):
+                (Path(folder) / "waits").symlink_to(attempt)
+                await_rival(Path(folder), context.partitionId())
+
+    return frame.repartition(TASKS).mapInArrow(passed_on, DDL)
+
+
+def await_rival(folder: Path, partition: int) -> None:
+    """Wait until there are two attempts at a partition; not for ever."""
+    deadline = time.monotonic() + RIVAL_SECONDS
+    while len(list(folder.glob(f"{partition}-*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def main(path: str) -> None:
@@ -25,6 +60,7 @@ def main(path: str) -> None:
         "spark.master": f"local[1,{plan.get('attempts', 1)}]",
         # A long run is checked by its checkpoints, from the first batch on.
         "spark.sql.streaming.minBatchesToRetain": "100000",
+        **plan.get("conf", {}),
     }
     spark = session(plan["job"], conf={**SMALL, **conf})
     pe = pe_agent.start(
@@ -43,7 +79,7 @@ def main(path: str) -> None:
             .option("latestFirst", "false")
             .parquet(folder)
         )
-        pe.publish(frame, **export)
+        pe.publish(late(frame, plan["late"]) if "late" in plan else frame, **export)
     for import_ in plan.get("imports", []):
         out, checkpoint = import_.pop("out"), import_.pop("checkpoint")
         (

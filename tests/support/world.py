@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pe_agent.agent.process import read_address
 from pe_agent.agent_tls import AgentTrust
@@ -31,12 +32,19 @@ class World:
         folder: for all files.
         secured: whose certificate both agents show; None for no TLS.
         attempts: how often Spark tries a task.
+        exporting: what the exporter's plan has besides.
 
     Attributes:
         reviving: drivers that have ended are started again while something is waited for.
     """
 
-    def __init__(self, folder: Path, secured: Authority | None = None, attempts: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        secured: Authority | None = None,
+        attempts: int = 1,
+        exporting: Mapping[str, Any] | None = None,
+    ) -> None:
         self.folder = folder
         self.reviving = False
         self.trust = secured.trust() if secured else AgentTrust()
@@ -64,6 +72,7 @@ class World:
                 "start": start,
                 "broker": self.broker.url,
                 "exports": exports,
+                **(exporting or {}),
             },
         )
         self.importer = Job(
