@@ -22,21 +22,20 @@ from streambroker_core.wire.view import RefusedPair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportApplied:
-    """An Export was seen at a version: new, changed, or the same again.
+class _Applied:
+    """A resource was seen at a version: new, changed, or the same again.
 
     Attributes:
         early: seen in the answer to a write, ahead of the feed: the board's point stays.
     """
 
-    export: Export
     version: int
     early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportRemoved:
-    """An Export was seen to go; the version is the deletion's own.
+class _Removed:
+    """A resource was seen to go; the version is the deletion's own.
 
     Attributes:
         early: seen in the answer to a write, which tells no version: that is the last one at
@@ -49,55 +48,39 @@ class ExportRemoved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportApplied:
-    """An Import was seen at a version: new, changed, or the same again.
+class ExportApplied(_Applied):
+    """An Export was seen."""
 
-    Attributes:
-        early: as of `ExportApplied`.
-    """
+    export: Export
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRemoved(_Removed):
+    """An Export was seen to go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportApplied(_Applied):
+    """An Import was seen."""
 
     import_: Import
-    version: int
-    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportRemoved:
-    """An Import was seen to go; the version is the deletion's own.
-
-    Attributes:
-        early: as of `ExportRemoved`.
-    """
-
-    uid: str
-    version: int
-    early: bool = False
+class ImportRemoved(_Removed):
+    """An Import was seen to go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuleApplied:
-    """A rule of patterns was seen at a version: new, changed, or the same again.
-
-    Attributes:
-        early: as of `ExportApplied`.
-    """
+class RuleApplied(_Applied):
+    """A rule of patterns was seen."""
 
     rule: Rule
-    version: int
-    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuleRemoved:
-    """A rule was seen to go; the version is the deletion's own.
-
-    Attributes:
-        early: as of `ExportRemoved`.
-    """
-
-    uid: str
-    version: int
-    early: bool = False
+class RuleRemoved(_Removed):
+    """A rule was seen to go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ in a cluster with a bad expression has to be shown with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from streambroker_core.errors import ManifestError, PropertyError, SchemaError
 from streambroker_core.model import (
@@ -48,6 +48,8 @@ from streambroker_core.wire.quantity import (
     parse_size,
 )
 from streambroker_core.wire.view import CONGESTIONS, POLICIES, STARTS
+
+_K = TypeVar("_K", bound=AnyKind)
 
 MAX_SPEC = 48 * 1024
 """Bytes of a resource's spec as JSON, so that a whole manifest fits into a request."""
@@ -129,27 +131,40 @@ def read_manifest(
         ManifestError: a field is missing or wrong; the error names it.
         PropertyError: a property's name or value is not allowed.
     """
+    kind, metadata, spec = read_document(document, PLURALS, namespace=namespace, loose=loose)
+    resource = read_spec(kind, spec, namespace=metadata.namespace, path="spec", loose=loose)
+    return replace(resource, **metadata.identity())
+
+
+def read_document(
+    document: object, kinds: Iterable[_K], *, namespace: str, loose: bool
+) -> tuple[_K, Metadata, object]:
+    """Read a whole document but for what is inside its spec.
+
+    Args:
+        document: what a YAML or JSON reader returned.
+        kinds: those that it may be of.
+        namespace: where the resource goes if ``metadata.namespace`` is absent.
+        loose: let fields pass that are not known.
+
+    Returns:
+        Its kind, what counts of its metadata, and its spec.
+
+    Raises:
+        ManifestError: a field is missing or wrong; the error names it.
+    """
     fields = Fields(document, loose=loose)
     fields.only(("apiVersion", "kind", "metadata", "spec", "status"))
     version = fields.text("apiVersion")
     if version != API_VERSION:
         raise fields.bad("apiVersion", f"is {version!r}; it has to be {API_VERSION}")
-    kinds: dict[str, Kind] = {kind: kind for kind in PLURALS}
+    words = {str(kind): kind for kind in kinds}
     if not fields.has("kind"):
         raise fields.bad("kind", "is required")
-    kind = fields.word("kind", kinds, "Export")
+    kind = fields.word("kind", words, next(iter(words.values())))
     if not fields.has("spec"):
         raise fields.bad("spec", "is required")
-    metadata = read_metadata(fields.child("metadata"), namespace)
-    where = metadata.namespace
-    resource = read_spec(kind, fields.get("spec"), namespace=where, path="spec", loose=loose)
-    return replace(
-        resource,
-        name=metadata.name,
-        uid=metadata.uid,
-        generation=metadata.generation,
-        created=metadata.created,
-    )
+    return kind, read_metadata(fields.child("metadata"), namespace), fields.get("spec")
 
 
 class Metadata(NamedTuple):
@@ -160,6 +175,10 @@ class Metadata(NamedTuple):
     uid: str
     generation: int
     created: float
+
+    def identity(self) -> dict[str, Any]:
+        """Return what is no part of a resource's key, by the names of its fields."""
+        return {name: value for name, value in self._asdict().items() if name != "namespace"}
 
 
 def read_metadata(metadata: Fields, namespace: str) -> Metadata:

@@ -20,10 +20,9 @@ from streambroker_core.model import (
 )
 from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.manifest import (
-    API_VERSION,
     LARGEST,
     document_of,
-    read_metadata,
+    read_document,
     write_metadata,
 )
 
@@ -44,26 +43,9 @@ def read_rule_manifest(
     Raises:
         ManifestError: a field is missing or wrong; the error names it.
     """
-    fields = Fields(document, loose=loose)
-    fields.only(("apiVersion", "kind", "metadata", "spec", "status"))
-    version, kind = fields.text("apiVersion"), fields.text("kind")
-    if version != API_VERSION:
-        raise fields.bad("apiVersion", f"is {version!r}; it has to be {API_VERSION}")
-    if kind != RULE:
-        raise fields.bad("kind", f"is {kind!r}; it has to be {RULE}")
-    if not fields.has("spec"):
-        raise fields.bad("spec", "is required")
-    metadata = read_metadata(fields.child("metadata"), namespace)
-    rule = read_rule_spec(
-        fields.get("spec"), namespace=metadata.namespace, name=metadata.name, path="spec"
-    )
-    return replace(
-        rule,
-        name=metadata.name,
-        uid=metadata.uid,
-        generation=metadata.generation,
-        created=metadata.created,
-    )
+    _, metadata, spec = read_document(document, (RULE,), namespace=namespace, loose=loose)
+    rule = read_rule_spec(spec, namespace=metadata.namespace, name=metadata.name, path="spec")
+    return replace(rule, **metadata.identity())
 
 
 def read_rule_spec(
