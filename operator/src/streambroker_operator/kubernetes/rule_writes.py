@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from streambroker_core.board import Board
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import RULE, Rule, RuleKey, rule_name_of
-from streambroker_core.wire.manifest import API_VERSION
 from streambroker_core.wire.rules import read_rule_manifest, read_rule_spec, write_rule_spec
 from streambroker_operator.backing import StoredRule
+from streambroker_operator.kubernetes import applying
 from streambroker_operator.kubernetes.change import (
     application,
     edit_of,
@@ -20,18 +19,13 @@ from streambroker_operator.kubernetes.change import (
 )
 from streambroker_operator.kubernetes.conflicts import (
     check_others,
-    held,
-    owned_by_other,
     tag_of,
-    taken,
 )
 from streambroker_operator.kubernetes.objects import (
-    ConflictError,
     Objects,
     Place,
-    StaleError,
 )
-from streambroker_operator.kubernetes.ownership import API, Document
+from streambroker_operator.kubernetes.ownership import Document
 from streambroker_operator.rule_store import name_taken
 from streambroker_operator.terms import Terms, Touched
 
@@ -75,21 +69,8 @@ class RuleWrites:
         return await self._objects.repeated(place, once)
 
     async def _create(self, put: _Put) -> StoredRule:
-        put.terms.check(None)
-        metadata: dict[str, Any] = {"name": put.place.name, "namespace": put.place.namespace}
-        if put.terms.owners:
-            metadata["ownerReferences"] = [dict(owner) for owner in put.terms.owners]
-        body = {
-            "apiVersion": API_VERSION,
-            "kind": RULE,
-            "metadata": metadata,
-            "spec": write_rule_spec(put.rule),
-        }
-        try:
-            applied = await self._objects.apply(put.place, body, manager=API)
-        except ConflictError as error:
-            # Somebody made it in between: then it is there to be changed.
-            raise StaleError from error
+        spec = write_rule_spec(put.rule)
+        applied = await applying.make(self._objects, put.place, spec, put.terms)
         return _stored(applied.document, created=applied.created)
 
     async def _change(self, put: _Put, live: Document) -> StoredRule:
@@ -103,15 +84,8 @@ class RuleWrites:
         outcome = edited(now, edit)
         own = own_part(live).get("spec", {})
         body = application(live, statement(own, edit, outcome))
-        try:
-            applied = await self._objects.apply(put.place, body, manager=API)
-            return _stored(applied.document)
-        except ConflictError as error:
-            what = held(live, error.causes)
-            if not put.terms.force:
-                raise owned_by_other(RULE, put.place.name, what, removing=False) from error
-        applied = await self._objects.apply(put.place, body, manager=API, force=True)
-        return _stored(applied.document, warnings=taken(RULE, put.place.name, what))
+        document, warnings = await applying.change(self._objects, put.place, live, body, put.terms)
+        return _stored(document, warnings=warnings)
 
     async def delete(self, key: RuleKey, terms: Terms) -> StoredRule | None:
         """Delete a rule; return what it was, None if there is none.
@@ -127,14 +101,8 @@ class RuleWrites:
         place = Place(kind=RULE, namespace=key.namespace, name=rule_name_of(known))
         version = self._rules.shelf.version_of(known.uid)
 
-        async def once(live: Document | None) -> StoredRule:
-            terms.check(tag_of(live))
-            if live is not None and live["metadata"]["uid"] == known.uid:
-                at = live["metadata"]["resourceVersion"]
-                await self._objects.delete(place, uid=known.uid, version=at)
-            return StoredRule(rule=known, version=version, changed=True)
-
-        return await self._objects.repeated(place, once)
+        await applying.delete(self._objects, place, known.uid, terms)
+        return StoredRule(rule=known, version=version, changed=True)
 
 
 def _check_id(put: _Put, live: Document) -> None:

@@ -17,7 +17,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from streambroker_core.board import AgentRegistered, Board, Event
 from streambroker_core.errors import StreambrokerError
@@ -32,11 +31,12 @@ from streambroker_core.model import (
     name_of,
 )
 from streambroker_core.whatif import Proposal
-from streambroker_core.wire.manifest import API_VERSION, read_manifest, read_spec, write_spec
+from streambroker_core.wire.manifest import read_manifest, read_spec, write_spec
 from streambroker_core.wire.registration import Registration
 from streambroker_operator.backing import KnownPe, Stored, StoredRule
 from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
 from streambroker_operator.idempotency import Answered
+from streambroker_operator.kubernetes import applying
 from streambroker_operator.kubernetes.change import (
     Edit,
     application,
@@ -51,16 +51,11 @@ from streambroker_operator.kubernetes.change import (
 )
 from streambroker_operator.kubernetes.conflicts import (
     check_others,
-    held,
-    owned_by_other,
     tag_of,
-    taken,
 )
 from streambroker_operator.kubernetes.objects import (
-    ConflictError,
     Objects,
     Place,
-    StaleError,
 )
 from streambroker_operator.kubernetes.ownership import (
     API,
@@ -305,17 +300,9 @@ class KubernetesStore:
         known = self.get(kind, key)
         if known is None:
             raise unknown_port(kind, key)
-        uid = known.resource.uid
         place = Place(kind=kind, namespace=key.namespace, name=known.resource.name)
-
-        async def once(live: Document | None) -> Stored:
-            terms.check(tag_of(live))
-            if live is not None and live["metadata"]["uid"] == uid:
-                version = live["metadata"]["resourceVersion"]
-                await self._objects.delete(place, uid=uid, version=version)
-            return replace(known, changed=True)
-
-        return await self._objects.repeated(place, once)
+        await applying.delete(self._objects, place, known.resource.uid, terms)
+        return replace(known, changed=True)
 
     async def put_rule(
         self, rule: Rule, *, touched: Touched | None = None, terms: Terms = FREELY
@@ -328,24 +315,11 @@ class KubernetesStore:
         return await self._rules.delete(key, terms)
 
     async def _create(self, change: _Change) -> Stored:
-        place = change.place
-        change.terms.check(None)
+        spec, terms = write_spec(change.resource), change.terms
         if change.touched is not None:
+            terms.check(None)
             raise unknown_port(change.kind, change.resource.key)
-        metadata: dict[str, Any] = {"name": place.name, "namespace": place.namespace}
-        if change.terms.owners:
-            metadata["ownerReferences"] = [dict(owner) for owner in change.terms.owners]
-        body = {
-            "apiVersion": API_VERSION,
-            "kind": place.kind,
-            "metadata": metadata,
-            "spec": write_spec(change.resource),
-        }
-        try:
-            applied = await self._objects.apply(place, body, manager=API, dry=change.dry)
-        except ConflictError as error:
-            # Somebody made it in between: then it is there to be changed.
-            raise StaleError from error
+        applied = await applying.make(self._objects, change.place, spec, terms, dry=change.dry)
         return _stored(applied.document, changed=True, created=applied.created)
 
     async def _change(self, change: _Change, live: Document) -> Stored:
@@ -368,7 +342,10 @@ class KubernetesStore:
         if rest:
             own = own_part(live).get("spec", {})
             body = application(live, statement(own, rest, outcome))
-            stored = await self._applied(change, live, body)
+            document, warnings = await applying.change(
+                self._objects, change.place, live, body, change.terms, dry=change.dry
+            )
+            stored = _stored(document, changed=True, warnings=warnings)
         if gone and not change.dry:
             # Others hold none of it, and the version says that this is still so.
             body = removal(live, gone)
@@ -376,19 +353,6 @@ class KubernetesStore:
             document = await self._objects.merge(change.place, body, manager=API)
             stored = replace(_stored(document, changed=True), warnings=stored.warnings)
         return stored
-
-    async def _applied(self, change: _Change, live: Document, body: Document) -> Stored:
-        place, dry = change.place, change.dry
-        try:
-            applied = await self._objects.apply(place, body, manager=API, dry=dry)
-            return _stored(applied.document, changed=True)
-        except ConflictError as error:
-            what = held(live, error.causes)
-            if not change.terms.force:
-                raise owned_by_other(place.kind, place.name, what, removing=False) from error
-        applied = await self._objects.apply(place, body, manager=API, force=True, dry=dry)
-        warnings = taken(place.kind, place.name, what)
-        return _stored(applied.document, changed=True, warnings=warnings)
 
     # ---- agents ----------------------------------------------------------
 
