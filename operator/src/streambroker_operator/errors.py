@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.model import Kind, PortKey
+from streambroker_core.model import Kind, PortKey, RuleKey
 
 
 class StoreError(StreambrokerError):
@@ -78,6 +78,13 @@ class RequestError(StreambrokerError):
 def unknown_port(kind: Kind, key: PortKey) -> RequestError:
     """Return the refusal of a port that nobody declares."""
     return RequestError(404, "UnknownPort", f"{key.owner} has no {kind.lower()} {key.port!r}.")
+
+
+def unknown_rule(key: RuleKey) -> RequestError:
+    """Return the refusal of a rule that is not there."""
+    return RequestError(
+        404, "UnknownRule", f"The job {key.namespace}/{key.job} has no rule {key.id!r}."
+    )
 
 
 def not_declared(what: str) -> RequestError:

@@ -12,15 +12,8 @@ from streambroker_core.model import PeKey, Rule, RuleKey
 from streambroker_core.wire.rules import write_rule_manifest
 from streambroker_core.wire.told import MAX_RULES, ToldRule, ToldRules, merged
 from streambroker_operator.backing import Backing, StoredRule
-from streambroker_operator.errors import RequestError
+from streambroker_operator.errors import RequestError, unknown_rule
 from streambroker_operator.terms import FREELY, Terms, Touched
-
-
-def unknown_rule(key: RuleKey) -> RequestError:
-    """Return the refusal of a rule that is not there."""
-    return RequestError(
-        404, "UnknownRule", f"The job {key.namespace}/{key.job} has no rule {key.id!r}."
-    )
 
 
 class Rules:

@@ -9,6 +9,7 @@ from streambroker_core.errors import ManifestError
 from streambroker_core.model import RULE, Rule, RuleKey, rule_name_of
 from streambroker_core.wire.rules import read_rule_manifest, read_rule_spec, write_rule_spec
 from streambroker_operator.backing import StoredRule
+from streambroker_operator.errors import unknown_rule
 from streambroker_operator.kubernetes import applying
 from streambroker_operator.kubernetes.change import (
     application,
@@ -55,8 +56,9 @@ class RuleWrites:
         """Create a rule, or change the fields that a change is about.
 
         Raises:
-            RequestError: 409 `OwnedByOther` or `NameTaken`; 412 by the terms; 503, the API server
-                cannot be asked, or the rule changes all the time.
+            RequestError: 404, a change of some fields is about a rule that is gone; 409
+                `OwnedByOther` or `NameTaken`; 412 by the terms; 503, the API server cannot be
+                asked, or the rule changes all the time.
         """
         known = self._rules.at(rule.key)
         name = rule_name_of(rule if rule.name or known is None else known)
@@ -69,8 +71,11 @@ class RuleWrites:
         return await self._objects.repeated(place, once)
 
     async def _create(self, put: _Put) -> StoredRule:
-        spec = write_rule_spec(put.rule)
-        applied = await applying.make(self._objects, put.place, spec, put.terms)
+        spec, terms = write_rule_spec(put.rule), put.terms
+        if put.touched is not None:
+            terms.check(None)
+            raise unknown_rule(put.rule.key)
+        applied = await applying.make(self._objects, put.place, spec, terms)
         return _stored(applied.document, created=applied.created)
 
     async def _change(self, put: _Put, live: Document) -> StoredRule:

@@ -12,12 +12,13 @@ from streambroker_core.model import Rule, RuleKey, is_label, is_rule_id
 from streambroker_core.wire.canonical import digest
 from streambroker_core.wire.rules import read_rule_manifest, read_rule_spec
 from streambroker_operator.backing import StoredRule
+from streambroker_operator.errors import unknown_rule
 from streambroker_operator.paths import ENABLE, PATTERN, PATTERNS
 from streambroker_operator.rest.conditions import check_tag
 from streambroker_operator.rest.requests import RUNTIME, json_body, namespace_of, terms_of
 from streambroker_operator.rest.resources import owners_of
 from streambroker_operator.rest.responses import json_answer
-from streambroker_operator.rules import rule_body, unknown_rule
+from streambroker_operator.rules import rule_body
 
 _WHOLE = ("apiVersion", "kind", "metadata", "spec")
 
