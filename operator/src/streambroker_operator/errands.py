@@ -97,14 +97,15 @@ class Errands:
 
     def _opened(self, pe: PeKey, errand: Errand, now: float) -> _Open:
         self._forget(now)
-        of_pe = self._open.setdefault(pe, {})
+        of_pe = self._open.get(pe, {})
         one = of_pe.get(errand.id)
         if one is None:
             size = len(errand.text)
             full = len(of_pe) >= MOST or self._count >= MOST_IN_ALL
             if full or self._bytes + size > MOST_BYTES:
                 raise _too_many(pe)
-            one = of_pe[errand.id] = _Open(errand, size, now)
+            one = _Open(errand, size, now)
+            self._open.setdefault(pe, {})[errand.id] = one
             self._count += 1
             self._bytes += size
         one.until = now + KEPT_S
