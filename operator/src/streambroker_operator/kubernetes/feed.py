@@ -186,8 +186,8 @@ class KindFeed:
 
     def lose(self, reason: str) -> None:
         """Tell the board that the feed broke off."""
-        if not self.reason:
-            self.reason = reason
+        first, self.reason = not self.reason, reason
+        if first:
             self.on_lost()
         self._tell(self.following.lost(reason))
         self.wanted.set()
