@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from streambroker_core.board import Board, RuleApplied, RuleRemoved, Status
-from streambroker_core.board.rulebook import Job, rule_problem
+from streambroker_core.board.rulebook import Job, RuleBook, rule_problem
 from streambroker_core.model import PeKey, Rule, RuleKey
 from streambroker_core.wire.rules import write_rule_manifest
 from streambroker_core.wire.told import MAX_RULES, ToldRule, ToldRules, merged
@@ -27,16 +27,16 @@ class Rules:
     Attributes:
         shown: returns what the status of a rule with a uid says of the job, where there is one
             that all replicas show; None where there is none.
-        on_told: is told, too, what an agent says of all rules.
+        on_told: is told, too, what an agent says, and whether it has said something of more.
     """
 
     def __init__(
         self, backing: Backing, board: Board, tell: Callable[[RuleApplied | RuleRemoved], None]
     ) -> None:
         self._backing, self._board, self._tell = backing, board, tell
-        self._told = ToldByAgents()
+        self._told = ToldByAgents(board.rules)
         self.shown: Callable[[str], ToldRule | None] | None = None
-        self.on_told: Callable[[PeKey, ToldRules], None] = lambda *_: None
+        self.on_told: Callable[[PeKey, ToldRules, bool], None] = lambda *_: None
 
     def get(self, key: RuleKey) -> StoredRule | None:
         """Return a rule."""
@@ -110,13 +110,11 @@ class Rules:
     def heard(self, pe: PeKey, told: ToldRules, *, more: bool = False) -> None:
         """Take in what an agent says of rules of its job; of ``more`` it has said something else.
 
-        It says so whether it has any or not; only what is another thing is passed on.
+        It says so whether it has any or not; who has and had none is passed over.
         """
-        before = self._told.by(pe)
-        now = {**before, **told} if more else told
-        if now or before:
-            self._told.take(pe, now)
-            self.on_told(pe, now)
+        if told or self._told.by(pe):
+            self._told.take(pe, told, more=more)
+            self.on_told(pe, told, more)
 
     def told(self, rule: Rule) -> ToldRule | None:
         """Return what the agents of its job say of a rule; None if they have said nothing."""
@@ -124,20 +122,33 @@ class Rules:
 
 
 class ToldByAgents:
-    """What agents said last; in memory only, as they say it every half minute."""
+    """What agents said last; in memory only, as they say it every half minute.
 
-    def __init__(self) -> None:
+    Args:
+        rules: those that there are.
+    """
+
+    def __init__(self, rules: RuleBook) -> None:
+        self._rules = rules
         self._told: dict[Job, dict[PeKey, ToldRules]] = {}
 
-    def take(self, pe: PeKey, told: ToldRules) -> set[str]:
-        """Take in what an agent says; return the ids of which it says another thing than before."""
+    def take(self, pe: PeKey, told: ToldRules, *, more: bool = False) -> set[str]:
+        """Take in what an agent says; return the ids of which it says another thing than before.
+
+        Of ``more`` it said something before, and that holds for as long as there are such rules.
+        """
         of_job = self._told.setdefault(pe[:2], {})
         before = of_job.pop(pe, {})
+        if more:
+            told = {**{name: one for name, one in before.items() if self._is(pe, name)}, **told}
         if told:
             of_job[pe] = told
         if not of_job:
             del self._told[pe[:2]]
         return {name for name in {*before, *told} if before.get(name) != told.get(name)}
+
+    def _is(self, pe: PeKey, name: str) -> bool:
+        return self._rules.at(RuleKey(pe.namespace, pe.job, name)) is not None
 
     def by(self, pe: PeKey) -> ToldRules:
         """Return what an agent said last."""

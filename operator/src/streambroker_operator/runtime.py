@@ -504,6 +504,7 @@ class Runtime:
         version = await self._backing.withdraw(pe)
         self.heard.forget(pe)
         self.endings.forget(pe)
+        self.rules.heard(pe, {})
         self._agent(PeWithdrawn(pe=pe, version=version))
 
     @property

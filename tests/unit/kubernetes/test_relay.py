@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from streambroker_core.wire.ends import NOTHING_ENDED, Ends, ends_of
+from streambroker_core.wire.told import ToldRule
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes import relay
 from support.resources import pe
@@ -149,3 +150,13 @@ async def test_many_long_words_are_told_in_several_bodies_that_are_taken() -> No
             await one._send(session)
 
     assert [len(body["ended"]) for body in leader.bodies] == [relay.ENDS_AT_ONCE, 1]
+
+
+async def test_of_rules_each_report_is_told_by_itself_with_whether_it_is_all() -> None:
+    leader, told = Leader(), {"dear": ToldRule(version=1, state="active", matches=7)}
+    async with relay_to(leader) as (one, session):
+        one.note_rules(FEED, told, True)
+        one.note_rules(ALERTS, told, False)
+        await one._send(session)
+
+    assert leader.told.rules == [(FEED, told, True), (ALERTS, told, False)]

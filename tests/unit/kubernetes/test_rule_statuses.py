@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.board import Board, RuleApplied, RuleRemoved, Synced, Unreadable
+from streambroker_core.board import (
+    Board,
+    PeWithdrawn,
+    RuleApplied,
+    RuleRemoved,
+    Synced,
+    Unreadable,
+)
 from streambroker_core.model import RULE, PeKey, Rule
 from streambroker_core.wire.rules import read_rule_spec
 from streambroker_core.wire.told import ToldRule
@@ -58,9 +65,14 @@ class Bench:
     def write(self, uid: str = "u1") -> StatusWrite | None:
         write = self.statuses.draw(uid)
         if write is not None:
-            self.objects[uid] = {"metadata": {"uid": uid}, "status": dict(write.status)}
+            self.version += 1
+            self.objects[uid] = self.written(write, uid)
             self.statuses.wrote(write, self.objects[uid])
         return write
+
+    def written(self, write: StatusWrite, uid: str = "u1") -> dict[str, Any]:
+        metadata = {"uid": uid, "resourceVersion": str(self.version)}
+        return {"metadata": metadata, "status": dict(write.status)}
 
     def conditions(self, uid: str = "u1") -> dict[str, tuple[str, str]]:
         self.write(uid)
@@ -161,6 +173,83 @@ def test_what_is_right_is_not_written_and_counts_alone_once_a_minute() -> None:
     assert other.status["matches"] == 100
 
 
+def test_counts_that_came_too_soon_are_written_in_time_though_nobody_tells_of_them_again() -> None:
+    bench = Bench(rule())
+    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.write()
+    bench.now += COUNTS_S / 2
+    bench.statuses.heard(PE, {"dear": replace(ACTIVE, matches=99)})
+    assert bench.write() is None
+    bench.offers.clear()
+
+    bench.now += COUNTS_S / 2 - 1
+    bench.statuses.listen()
+    assert bench.offers == []
+    bench.now += 1
+    bench.statuses.listen()
+    assert bench.offers == [((RULE, "u1"), False)]
+    late = bench.write()
+    assert late is not None
+    assert late.status["matches"] == 99
+    bench.now += COUNTS_S
+    bench.statuses.listen()
+    assert len(bench.offers) == 1
+
+
+def test_a_replica_shows_the_counts_that_another_one_has_written() -> None:
+    bench = Bench(rule())
+    replica = bench.fresh()
+    for matches in (7, 99):
+        bench.now += COUNTS_S
+        bench.statuses.heard(PE, {"dear": replace(ACTIVE, matches=matches)})
+        bench.write()
+        replica.look(bench.objects["u1"], listed=False)
+
+    assert replica.shows("u1") == replace(ACTIVE, matches=99)
+
+
+def test_what_the_watch_tells_of_the_time_before_a_write_is_passed_over() -> None:
+    bench = Bench(rule())
+    bench.write()
+    before = bench.objects["u1"]
+    bench.statuses.look(before, listed=False)
+    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.write()
+    bench.offers.clear()
+
+    bench.statuses.look(before, listed=False)
+    assert (bench.write(), bench.offers) == (None, [])
+    bench.statuses.look(before, listed=True)
+    assert bench.offers == [((RULE, "u1"), False)]
+    assert bench.write() is not None
+
+
+def test_the_answer_to_a_write_of_a_rule_that_has_gone_is_passed_over() -> None:
+    bench = Bench(rule())
+    bench.statuses.heard(PE, {"dear": ACTIVE})
+    write = bench.statuses.draw("u1")
+    assert write is not None
+    bench.tell(RuleRemoved(uid="u1", version=30))
+    bench.statuses.wrote(write, bench.written(write))
+
+    assert bench.statuses.shows("u1") is None
+
+
+def test_what_an_agent_said_that_has_gone_counts_no_more() -> None:
+    other = PeKey(PE.namespace, PE.job, 1)
+    bench = Bench(rule())
+    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.statuses.heard(other, {"dear": ACTIVE})
+    bench.write()
+    assert bench.objects["u1"]["status"]["applied"] == "8/8"
+    bench.offers.clear()
+    bench.tell(PeWithdrawn(pe=other, version=40))
+
+    assert bench.offers == [((RULE, "u1"), False)]
+    bench.write()
+    assert bench.objects["u1"]["status"]["applied"] == "4/4"
+
+
 def test_a_condition_keeps_the_time_at_which_its_status_changed() -> None:
     bench = Bench(rule())
     bench.statuses.heard(PE, {"dear": ACTIVE})
@@ -181,7 +270,7 @@ def test_who_begins_to_lead_leaves_what_stands_there_until_it_hears() -> None:
     stands = bench.objects["u1"]
 
     bench.statuses = bench.fresh()
-    bench.statuses.look({**stands, "metadata": {"uid": "u1", "resourceVersion": "5"}})
+    bench.statuses.look(stands, listed=True)
 
     assert bench.statuses.draw("u1") is None
     assert bench.statuses.shows("u1") == ACTIVE
@@ -201,3 +290,15 @@ def test_a_rival_and_what_cannot_be_read_have_their_reasons_and_what_is_gone_non
     bench.tell(RuleRemoved(uid="u1", version=30))
     assert bench.statuses.draw("u1") is None
     assert bench.conditions("u2")["Accepted"] == ("True", "Accepted")
+
+
+def test_a_rule_that_cannot_be_read_is_looked_at_before_ports_were_listed() -> None:
+    bench = Bench()
+    bench.board = Board()
+    bench.statuses = bench.fresh()
+    bad = Unreadable(
+        kind=RULE, uid="u3", version=20, namespace="n", name="x", code="Bad", problem="why"
+    )
+    bench.statuses.followed(bad, ())
+
+    assert bench.offers == [((RULE, "u3"), False)]

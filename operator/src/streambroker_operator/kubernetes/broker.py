@@ -279,11 +279,11 @@ class ClusterBroker:
         rules = self.desk.rule_statuses.heard
         return relay.handler(secret, statuses.heard, statuses.ends_heard, rules)
 
-    def _rules_told(self, pe: PeKey, told: ToldRules) -> None:
+    def _rules_told(self, pe: PeKey, told: ToldRules, more: bool) -> None:
         """Have it written what an agent says of its job's rules, by whoever leads."""
-        self.desk.rule_statuses.heard(pe, told)
+        self.desk.rule_statuses.heard(pe, told, more)
         if not self._leads():
-            self._relay.note_rules(pe, told)
+            self._relay.note_rules(pe, told, more)
 
     def _turned(self, name: Name) -> None:
         kind, uid = name
@@ -391,6 +391,7 @@ class ClusterBroker:
             self._beat = _now()
             if self._leads():
                 self.desk.statuses.listen()
+                self.desk.rule_statuses.listen()
             await asyncio.sleep(BEAT_S)
 
     # ---- what is asked -----------------------------------------------------

@@ -74,7 +74,7 @@ class Desk:
     def look(self, kind: AnyKind, body: Body, listed: bool) -> None:
         """Take in an object as the API server has it, before the events that come of it."""
         if kind == RULE:
-            self.rule_statuses.look(body)
+            self.rule_statuses.look(body, listed)
             return
         uid = str(body["metadata"]["uid"])
         steered = self._store.steering.words(uid)

@@ -51,12 +51,13 @@ class Told(NamedTuple):
     Attributes:
         runs: whose agent runs which view, since how many seconds, and which instance it is.
         ends: whose agent says what of the ends of exports, how long ago, and which instance it is.
-        rules: whose agent says what of the rules of its job.
+        rules: whose agent says what of the rules of its job, and whether it has said something of
+            more.
     """
 
     runs: list[tuple[PeKey, str, float, str]]
     ends: list[tuple[PeKey, Ends, float, str]]
-    rules: list[tuple[PeKey, ToldRules]] = []  # noqa: RUF012 - never changed
+    rules: list[tuple[PeKey, ToldRules, bool]] = []  # noqa: RUF012 - never changed
 
 
 class Relay:
@@ -79,7 +80,7 @@ class Relay:
         self._instance_of = instance_of
         self._waiting: dict[PeKey, tuple[str, float, str]] = {}
         self._ends: dict[PeKey, tuple[str, float, str]] = {}
-        self._rules: dict[PeKey, ToldRules] = {}
+        self._rules: dict[PeKey, tuple[ToldRules, bool]] = {}
         self._news = asyncio.Event()
         self._trouble = False
 
@@ -95,10 +96,13 @@ class Relay:
             self._ends[pe] = wire.encode(ends), time.monotonic(), self._instance_of(pe)
             self._news.set()
 
-    def note_rules(self, pe: PeKey, told: ToldRules) -> None:
-        """Have it told what an agent says of the rules of its job; it says so each half minute."""
+    def note_rules(self, pe: PeKey, told: ToldRules, more: bool) -> None:
+        """Have it told what an agent says of the rules of its job; it says so each half minute.
+
+        Each report is told by itself: what is said in many of them would be too long for one body.
+        """
         if len(self._rules) < MOST:
-            self._rules[pe] = told
+            self._rules[pe] = told, more
             self._news.set()
 
     async def run(self) -> None:
@@ -118,8 +122,9 @@ class Relay:
         leader = self._leader()
         if not leader:
             return
-        told = {str(pe): write_told(several) for pe, several in rules.items()}
-        found = {"at": time.time(), "runs": runs, "ended": ends, "rules": told}
+        told = {str(pe): write_told(several) for pe, (several, _) in rules.items()}
+        more = [str(pe) for pe, (_, several) in rules.items() if several]
+        found = {"at": time.time(), "runs": runs, "ended": ends, "rules": told, "moreRules": more}
         body = json.dumps(found).encode()
         shown = {"Authorization": sealed(self._secret, body)}
         try:
@@ -154,7 +159,7 @@ def handler(
     secret: bytes,
     take: Callable[[PeKey, str, float, str], None],
     take_ends: Callable[[PeKey, Ends, float, str], None],
-    take_rules: Callable[[PeKey, ToldRules], None] = lambda *_: None,
+    take_rules: Callable[[PeKey, ToldRules, bool], None] = lambda *_: None,
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     """Return what answers `PATH`.
 
@@ -162,7 +167,8 @@ def handler(
         secret: of the broker.
         take: takes which view an agent runs, since how many seconds, and which instance it is.
         take_ends: takes which of its exports have ended, as it said so many seconds ago.
-        take_rules: takes what it says of the rules of its job.
+        take_rules: takes what it says of the rules of its job, and whether it has said something of
+            more.
     """
 
     async def acknowledged(request: web.Request) -> web.Response:
@@ -201,7 +207,7 @@ def read(secret: bytes, shown: str, body: bytes, now: float) -> Told:
                 for pe, (ends, ago, instance) in told.get("ended", {}).items()
             ],
             rules=[
-                (PeKey.parse(pe), read_told(Fields(rules)))
+                (PeKey.parse(pe), read_told(Fields(rules)), pe in told.get("moreRules", ()))
                 for pe, rules in told.get("rules", {}).items()
             ],
         )

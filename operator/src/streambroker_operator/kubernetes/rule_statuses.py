@@ -15,11 +15,13 @@ from streambroker_core.board import (
     Action,
     Board,
     Event,
+    PeWithdrawn,
     RuleApplied,
     RuleRemoved,
     Status,
     StatusChanged,
     Synced,
+    Unreadable,
 )
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import RULE, PeKey, Rule, RuleKey, rule_name_of
@@ -87,18 +89,27 @@ class RuleStatuses:
     ) -> None:
         self._rules, self._offer = board.rules, offer
         self._clock, self._monotonic = clock, monotonic
-        self._told = ToldByAgents()
+        self._told = ToldByAgents(board.rules)
         self._shown: dict[str, _Shown] = {}
+        self._answered: dict[str, int] = {}
+        # Whose counts alone have changed, and when they may be written.
+        self._due: dict[str, float] = {}
 
     # ---- what comes in ---------------------------------------------------
 
-    def look(self, body: Mapping[str, Any]) -> None:
-        """Take in a whole rule as the API server has it."""
-        uid = str(body["metadata"]["uid"])
+    def look(self, body: Mapping[str, Any], listed: bool) -> None:
+        """Take in a whole rule as the API server has it, by a list or by the watch.
+
+        What the watch tells of the time before an answer to a write is passed over.
+        """
+        uid, version = str(body["metadata"]["uid"]), int(body["metadata"]["resourceVersion"])
+        if not listed and version < self._answered.get(uid, 0):
+            return
+        self._answered.pop(uid, None)
         before, found = self._shown.get(uid), read_shown(body.get("status"), self._monotonic())
-        same = before is not None and before.content == found.content
-        self._shown[uid] = before if same and before is not None else found
-        if before is not None and not same:
+        if before is None or (before.content, before.counts) != (found.content, found.counts):
+            self._shown[uid] = found
+        if before is not None and before.content != found.content:
             self._offer((RULE, uid), False)
 
     def followed(self, event: Event, actions: Iterable[Action]) -> None:
@@ -106,8 +117,12 @@ class RuleStatuses:
         uids = {a.uid for a in actions if isinstance(a, StatusChanged) and a.kind == RULE}
         if isinstance(event, RuleApplied):
             uids.add(event.rule.uid)
+        if isinstance(event, Unreadable) and event.kind == RULE:
+            uids.add(event.uid)
         if isinstance(event, RuleRemoved):
-            self._shown.pop(event.uid, None)
+            self._forget((event.uid,))
+        if isinstance(event, PeWithdrawn):
+            self.heard(event.pe, {})
         if isinstance(event, Synced) and event.kind == RULE:
             self._forget_unlisted(event)
             uids |= set(self._rules.shelf.uids())
@@ -116,14 +131,32 @@ class RuleStatuses:
 
     def _forget_unlisted(self, event: Synced) -> None:
         there = {rule.uid for rule, _ in event.listed} | {what.uid for what in event.unreadable}
-        self._shown = {uid: shown for uid, shown in self._shown.items() if uid in there}
+        self._forget(self._shown.keys() - there)
 
-    def heard(self, pe: PeKey, told: ToldRules) -> None:
-        """Take in what an agent says of its job's rules, and have looked at what says else."""
-        for name in self._told.take(pe, told):
+    def _forget(self, uids: Iterable[str]) -> None:
+        for known in (self._shown, self._answered, self._due):
+            for uid in uids:
+                known.pop(uid, None)
+
+    def heard(self, pe: PeKey, told: ToldRules, more: bool = False) -> None:
+        """Take in what an agent says of its job's rules, and have looked at what says else.
+
+        Args:
+            pe: whose agent.
+            told: what it says.
+            more: whether it has said something of others before.
+        """
+        for name in self._told.take(pe, told, more=more):
             rule = self._rules.at(RuleKey(pe.namespace, pe.job, name))
             if rule is not None:
                 self.offer(rule.uid)
+
+    def listen(self) -> None:
+        """Have looked at counts that have waited long enough; asked of who leads each second."""
+        now = self._monotonic()
+        for uid in [uid for uid, at in self._due.items() if at <= now]:
+            del self._due[uid]
+            self.offer(uid)
 
     def offer(self, uid: str) -> None:
         """Have a status looked at."""
@@ -173,7 +206,12 @@ class RuleStatuses:
         shown, now = self._shown.get(uid, _NOTHING), self._monotonic()
         conditions = conditions_of(status, told)
         content, counts = _digests(generation, conditions, told)
-        if content == shown.content and (counts == shown.counts or now - shown.at < COUNTS_S):
+        self._due.pop(uid, None)
+        if content == shown.content and counts == shown.counts:
+            return None
+        if content == shown.content and now - shown.at < COUNTS_S:
+            # Maybe nobody tells of it any more.
+            self._due[uid] = shown.at + COUNTS_S
             return None
         body = {
             "observedGeneration": generation,
@@ -184,8 +222,11 @@ class RuleStatuses:
     def wrote(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
         """Take in the rule as the API server has it after a write."""
         metadata = answer.get("metadata")
-        if isinstance(metadata, Mapping) and metadata.get("uid") == write.uid:
-            self._shown[write.uid] = read_shown(answer.get("status"), self._monotonic())
+        there = self._rules.get(write.uid) or self._rules.unreadable(write.uid)
+        if not isinstance(metadata, Mapping) or metadata.get("uid") != write.uid or there is None:
+            return
+        self._answered[write.uid] = int(metadata["resourceVersion"])
+        self._shown[write.uid] = read_shown(answer.get("status"), self._monotonic())
 
 
 def conditions_of(status: Status, told: ToldRule | None) -> tuple[Condition, ...]:

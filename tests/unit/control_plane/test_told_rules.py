@@ -1,0 +1,59 @@
+"""What agents say of rules, which the broker keeps for as long as it is of use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from streambroker_core.board import Board, RuleApplied, Synced
+from streambroker_core.model import RULE, PeKey, Rule, RuleKey
+from streambroker_core.wire.rules import read_rule_spec
+from streambroker_core.wire.told import ToldRule
+from streambroker_operator.rules import ToldByAgents
+
+PE = PeKey("default", "alerts", 0)
+ONE = ToldRule(version=1, state="active", since=3, buckets=4, of=4)
+
+
+def rule(name: str) -> Rule:
+    return replace(read_rule_spec({"job": "alerts", "id": name, "version": 1}), uid=name)
+
+
+def key(name: str) -> RuleKey:
+    return RuleKey("default", "alerts", name)
+
+
+@pytest.fixture
+def told() -> ToldByAgents:
+    board = Board()
+    board.handle(Synced(kind=RULE, listed=(), version=1))
+    for version, name in enumerate("abc", 2):
+        board.handle(RuleApplied(rule=rule(name), version=version))
+    return ToldByAgents(board.rules)
+
+
+def test_a_report_that_tells_all_takes_the_place_of_the_one_before(told: ToldByAgents) -> None:
+    assert told.take(PE, {"a": ONE, "b": ONE}) == {"a", "b"}
+    assert told.take(PE, {"a": ONE}) == {"b"}
+
+    assert (told.of(key("a")), told.of(key("b"))) == (ONE, None)
+    told.take(PE, {})
+    assert told.by(PE) == {}
+
+
+def test_of_a_job_with_many_rules_what_the_reports_before_said_holds(told: ToldByAgents) -> None:
+    told.take(PE, {"a": ONE}, more=True)
+    other = replace(ONE, version=2)
+
+    assert told.take(PE, {"b": other}, more=True) == {"b"}
+    assert (told.of(key("a")), told.of(key("b"))) == (ONE, other)
+
+
+def test_of_rules_that_there_are_no_more_nothing_is_kept(told: ToldByAgents) -> None:
+    """A job may have ever new ones, and never few enough for one report."""
+    for n in range(100):
+        told.take(PE, {"a": ONE, f"gone-{n}": ONE}, more=True)
+        told.take(PE, {"b": ONE}, more=True)
+
+    assert told.by(PE) == {"a": ONE, "b": ONE}
