@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from pe_agent.broker_client import BrokerAnswer, BrokerUnavailableError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.hints import STALE_S
 from streambroker_core.wire.view import View, encode, seal
+from streambroker_core.wire.wanted import WantedRule, wanted_rules
 from streambroker_operator.kubernetes.status_queue import SETTLE_S
 from support.waiting import until
 
@@ -80,6 +82,30 @@ def test_after_a_restore_the_first_change_is_taken_although_all_polls_before_bro
     view = link._hosts.routes.view
     assert view is not None
     assert (view.version, view.point) == ("else", (4, 3))
+
+
+def test_a_view_of_which_rules_were_left_out_is_asked_for_whole(
+    link: BrokerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = wanted_rules([WantedRule(id="new", document={})])
+    new = seal(View(pe=PeKey.parse("default/feed/0"), rules=rules, rules_at=7))
+    old = seal(replace(new, rules=wanted_rules([]), rules_at=6))
+    answers = [BrokerAnswer(200, {}, encode(each)) for each in (new, old, new, new)]
+    asked: list[dict[str, str]] = []
+
+    def request(*_: Any, headers: dict[str, str], **__: Any) -> BrokerAnswer:
+        asked.append(headers)
+        return answers.pop(0)
+
+    monkeypatch.setattr(link._client, "request", request)
+    for _ in range(4):
+        link._poll()
+
+    tags = [headers.get("If-None-Match") for headers in asked]
+    assert tags == [None, f'"{new.version}"', None, f'"{new.version}"']
+    view = link._hosts.routes.view
+    assert view is not None
+    assert view.rules == rules
 
 
 def test_a_broker_that_says_later_is_asked_more_and_more_seldom(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.broker.routes import RouteFileError, RouteTable
+from pe_agent.agent.broker.routes import RouteFileError, RouteTable, RuleGate
 from streambroker_core.model import PeKey
+from streambroker_core.wire.hints import STALE_S
 from streambroker_core.wire.view import ExportPort, ImportPort, View, encode, seal
+from streambroker_core.wire.wanted import WantedRule, WantedRules, wanted_rules
 
 
 def view(uid: str = "e", point: tuple[int, int] = (1, 1)) -> View:
@@ -73,3 +76,47 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RouteFileError):
         RouteTable(path).load()
+
+
+def with_rules(at: int, *names: str) -> View:
+    rules = wanted_rules(WantedRule(id=name, document={"id": name}) for name in names)
+    return seal(replace(view(), rules=rules, rules_at=at))
+
+
+def rules_of(found: View | None) -> list[str]:
+    assert found is not None
+    return [rule.id for rule in (found.rules or WantedRules()).rules]
+
+
+def test_rules_of_a_replica_that_is_behind_are_left_out_and_the_rest_is_taken(
+    tmp_path: Path,
+) -> None:
+    table, gate = RouteTable(tmp_path / "routes.json"), RuleGate()
+    for answer in (with_rules(5, "old"), with_rules(7, "old", "new")):
+        table.apply(gate.take(answer, table.view))
+    moved = replace(with_rules(6, "old"), exports={"quotes": ExportPort(uid="q", stream_id="q")})
+    table.apply(gate.take(moved, table.view))
+
+    assert gate.late
+    assert rules_of(table.view) == ["new", "old"]
+    assert table.exported("quotes") is not None
+    again = RouteTable(tmp_path / "routes.json")
+    again.load()
+    assert again.view is not None
+    assert (rules_of(again.view), again.view.rules_at) == (["new", "old"], 7)
+    table.apply(gate.take(with_rules(8), table.view))
+    assert (rules_of(table.view), gate.late) == ([], False)
+
+
+def test_older_rules_are_taken_where_nothing_else_comes_for_a_while(tmp_path: Path) -> None:
+    now = [100.0]
+    table, gate = RouteTable(tmp_path / "routes.json"), RuleGate(lambda: now[0])
+    table.apply(with_rules(7, "lost"))
+    for later in (0.0, STALE_S - 1.0):
+        now[0] = 100.0 + later
+        table.apply(gate.take(with_rules(3, "restored"), table.view))
+        assert rules_of(table.view) == ["lost"]
+    now[0] = 100.0 + STALE_S
+    table.apply(gate.take(with_rules(3, "restored"), table.view))
+
+    assert (rules_of(table.view), gate.late) == (["restored"], False)

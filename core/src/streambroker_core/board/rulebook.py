@@ -39,6 +39,7 @@ class RuleBook:
         self._of_job: dict[Job, dict[str, list[Rule]]] = {}
         self._problems: dict[str, StreambrokerError] = {}
         self._wanted: dict[Job, WantedRules] = {}
+        self._ahead = 0
 
     # ---- what goes in ----------------------------------------------------
 
@@ -77,7 +78,20 @@ class RuleBook:
             del self._of_job[rule.key[:2]]
         return {one.uid for one in left}
 
+    def reach(self, version: int) -> None:
+        """Note that a rule is known as it was at a version, be it ahead of the feed."""
+        self._ahead = max(self._ahead, version)
+
+    def begin(self) -> None:
+        """Note that a list came, behind which nothing is known ahead of the feed."""
+        self._ahead = 0
+
     # ---- what comes out --------------------------------------------------
+
+    @property
+    def point(self) -> int:
+        """The version up to which rules are known: of the feed, or of a later write from here."""
+        return max(self.shelf.point, self._ahead)
 
     def __iter__(self) -> Iterator[Rule]:
         """Yield all rules, rivals included, in no order."""

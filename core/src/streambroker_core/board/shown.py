@@ -100,7 +100,8 @@ class Shown:
             return None
         wanted = self.rules.wanted(pe[:2])
         drawn = view_of(pe, self._exports, self._imports, self.registration, wanted)
-        return replace(drawn, version=version.hex(), point=self.point)
+        at = 0 if wanted is None else self.rules.point
+        return replace(drawn, version=version.hex(), point=self.point, rules_at=at)
 
     def version(self, pe: PeKey) -> str | None:
         """Return the version of a PE's view, without drawing it; None where it is not known."""

@@ -305,6 +305,7 @@ class Board(Shown):
         shelf = self.rules.shelf
         match event:
             case RuleApplied(rule=rule, version=version, early=early):
+                self.rules.reach(version)
                 return self._rule_changes(shelf.apply(rule, version, early=early))
             case RuleRemoved(uid=uid, version=version, early=early):
                 return self._rule_changes(shelf.remove(uid, version, early=early))
@@ -314,6 +315,7 @@ class Board(Shown):
                 listed = cast("Iterable[tuple[Rule, int]]", event.listed)
                 unread = [(what, what.version) for what in event.unreadable]
                 first = not shelf.synced
+                self.rules.begin()
                 found = shelf.relist(chain(listed, unread), event.version)
                 return self._rule_changes(found, everywhere=first)
         return iter(())

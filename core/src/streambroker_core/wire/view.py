@@ -149,6 +149,7 @@ class View:
         imports: ports by name.
         rules: of patterns, of the whole job; None while the broker does not know of any, which
             says nothing about those that the job has.
+        rules_at: version up to which the broker knows of rules; 0 where it does not tell.
     """
 
     pe: PeKey
@@ -157,6 +158,7 @@ class View:
     exports: Mapping[str, ExportPort] = field(default_factory=dict)
     imports: Mapping[str, ImportPort] = field(default_factory=dict)
     rules: WantedRules | None = None
+    rules_at: int = 0
 
     @property
     def namespace(self) -> str:
@@ -207,7 +209,7 @@ def version_of(view: View, exports: Mapping[str, int], imports: Mapping[str, int
         exports: what stands for these, by port: the sum of their marks.
         imports: likewise.
     """
-    body = encode(view)
+    body = encode(replace(view, rules=None))
     del body["point"], body["version"]
     for ports, marks in ((body["exports"], exports), (body["imports"], imports)):
         for name, mark in marks.items():
@@ -263,7 +265,9 @@ def with_capabilities(view: View, sign: Callable[[PortKey, ImportRoute], str | N
 
 def encode(view: View) -> dict[str, Any]:
     """Return the view as JSON-like data, lists sorted by key."""
-    rules = {} if view.rules is None else {"patterns": write_wanted(view.rules)}
+    rules: dict[str, Any] = {}
+    if view.rules is not None:
+        rules = {"patterns": write_wanted(view.rules), "patternsAt": view.rules_at}
     return {
         "v": VIEW_VERSION,
         **rules,
@@ -371,6 +375,7 @@ def decode(body: object) -> View:
         exports=_ports(fields.child("exports"), _read_export),
         imports=_ports(fields.child("imports"), _read_import),
         rules=read_wanted(fields, "patterns", _ROUTES),
+        rules_at=fields.integer("patternsAt", 0, high=_LARGEST),
     )
     return view if view.version else seal(view)
 

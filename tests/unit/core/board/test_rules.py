@@ -172,6 +172,25 @@ def test_a_view_with_rules_is_read_as_it_was_written_and_its_version_counts_them
     assert decode(encode(view)) == view
     assert seal(view).version == view.version
     assert seal(replace(view, rules=None)).version != view.version
+    assert seal(replace(view, rules_at=99)).version == view.version
+
+
+def test_a_view_says_up_to_which_version_rules_are_known_also_ahead_of_the_feed() -> None:
+    board = board_of(rule("u1"))
+    found = []
+    for event in (
+        RuleApplied(rule=rule("u2", "other"), version=14, early=True),
+        RuleApplied(rule=rule("u3", "third"), version=12),
+        RuleRemoved(uid="u1", version=15),
+        FeedLost(kind=RULE),
+        Synced(kind=RULE, listed=(), version=4),
+    ):
+        board.handle(event)
+        view = board.view(PE)
+        assert view is not None
+        found.append(view.rules_at)
+
+    assert found == [14, 14, 15, 15, 4]
 
 
 def test_a_rule_never_moves_the_point_of_exports_and_imports() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pe_agent.agent.broker.errands import Errands
 from pe_agent.agent.broker.reports import Reporter
+from pe_agent.agent.broker.routes import RuleGate
 from pe_agent.agent.broker.signing import Signer
 from pe_agent.agent.hosts import Hosts
 from pe_agent.broker_client import (
@@ -94,6 +95,7 @@ class BrokerLink:
         self._poll_seconds = float(registration.POLL_S)
         view = hosts.routes.view
         self._gate = hints.HintGate(view.version or None, view.point) if view else hints.HintGate()
+        self._rules = RuleGate()
         self._register_again = 0.0
         self._restored = False
         self._away = False
@@ -264,7 +266,8 @@ class BrokerLink:
 
     def _poll(self) -> None:
         view = self._hosts.routes.view
-        known = view is not None and view.version and not self._runs_out(view)
+        whole = self._rules.late or (view is not None and self._runs_out(view))
+        known = view is not None and view.version and not whole
         headers = {"If-None-Match": f'"{view.version}"'} if view and known else {}
         if self._owes:
             headers["Running-For"] = f"{time.monotonic() - self._runs_since:.3f}"
@@ -287,7 +290,7 @@ class BrokerLink:
             return
         taken = decode(answer.body)
         if self._take(taken.version, taken.point):
-            self._hosts.routes.apply(taken)
+            self._hosts.routes.apply(self._rules.take(taken, view))
             if "acknowledge" in answer.headers:
                 self._owes, self._runs_since = True, time.monotonic()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from pe_agent.files import replace_file
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire import view as wire
+from streambroker_core.wire.hints import STALE_S
 from streambroker_core.wire.view import ExportPort, ImportPort, View
 
 log = logging.getLogger("pe_agent")
@@ -64,7 +66,7 @@ class RouteTable:
         """
         with self._lock:
             if view.rules is None and self.view is not None:
-                view = replace(view, rules=self.view.rules)
+                view = replace(view, rules=self.view.rules, rules_at=self.view.rules_at)
             if self.view is not None and _equal(view, self.view):
                 self.view = view
                 return
@@ -83,6 +85,43 @@ class RouteTable:
     def imported(self, port: str) -> ImportPort | None:
         """Return one import of the view, None if it has none of that name."""
         return None if self.view is None else self.view.imports.get(port)
+
+
+class RuleGate:
+    """Says which views' rules are to be taken: of two replicas one may know of rules later.
+
+    What is older is taken where nothing else comes for `STALE_S` seconds: the store was restored,
+    or it is another broker.
+
+    Args:
+        clock: a monotonic clock, in seconds.
+
+    Attributes:
+        late: rules were left out of the last view, so that it has to be asked for whole again.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.late = False
+        self._since = 0.0
+
+    def take(self, taken: View, known: View | None) -> View:
+        """Return a view without its rules if they are older than those that are known.
+
+        Args:
+            taken: what a broker answers.
+            known: what the agent has.
+        """
+        if known is None or None in (known.rules, taken.rules) or taken.rules_at >= known.rules_at:
+            self.late = False
+            return taken
+        now = self._clock()
+        if not self.late:
+            self.late, self._since = True, now
+        if now - self._since >= STALE_S:
+            self.late = False
+            return taken
+        return replace(taken, rules=None)
 
 
 def _equal(one: View, other: View) -> bool:
