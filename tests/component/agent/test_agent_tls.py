@@ -145,7 +145,7 @@ def test_an_importer_tells_why_it_does_not_read(
     with contextmanager(pair)(tmp_path, **how) as both:
         Publishing(both.exporter).publish(0, rows(0, 3))
         offset = Reading(both.importer).next(None)["offset"]
-        away = until(lambda: both.importer.status()["imports"]["away"], 5.0, "agent away")
+        away = until(lambda: both.importer.status()["imports"]["away"], 30, "agent away")
 
         assert told in away[both.exporter.location]
         assert offset["streams"] == {}
@@ -199,7 +199,7 @@ def test_a_certificate_is_replaced_while_rows_are_read_and_written(tmp_path: Pat
         first, rest = rows(0, 0).schema, written()
         command = {"export": "trades", "query": feed.query, "run": feed.run, "batch": 1}
         stage = both.exporter.client.put({**command, "ddl": feed.ddl}, first, rest)
-        until(lambda: answers(both.exporter), 5.0, "the exporter answers")
+        until(lambda: answers(both.exporter), 30, "the exporter answers")
         feed.commit(1, [stage])
         numbers += [n for batch, _ in read for n in batch.column("n").to_pylist()]
 
@@ -240,7 +240,7 @@ def test_a_renewed_certificate_is_in_the_status_and_keeps_the_address(alone: Age
     assert first["until"].endswith("GMT")
 
     renew(own, alone)
-    until(lambda: answers(alone), 5.0, "the agent answers")
+    until(lambda: answers(alone), 30, "the agent answers")
     assert alone.status()["certificate"]["sha256"] == own.fingerprint() != first["sha256"]
 
 
@@ -266,7 +266,7 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before(
     until(lambda: stays in alone.log.read_text(), 10.0, "the log has it, too")
     assert shown_at(alone) == before
     renew(own, alone)
-    until(lambda: answers(alone), 5.0, "the agent answers")
+    until(lambda: answers(alone), 30, "the agent answers")
     assert alone.status()["certificate"]["error"] is None
 
 

@@ -137,7 +137,7 @@ def test_only_its_own_import_renews_or_ends_a_readers_lease(agents: Pair) -> Non
     leave(thief)
     assert alive()
     leave(own)
-    until(lambda: not alive(), 5, "the reader has left")
+    until(lambda: not alive(), 30, "the reader has left")
     assert watch(thief, None) == {"heads": None}
     assert not alive()
     assert watch(own, None) == {"heads": None}

@@ -384,7 +384,7 @@ async def _ended(process: CliProcess, rest: Rest) -> tuple[int, str]:
 async def test_a_broker_that_says_later_is_asked_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broker = Broker(db=tmp_path / "slow.db", port=0, limits=Limits(writes_per_s=2.0, write_burst=1))
+    broker = Broker(db=tmp_path / "slow.db", port=0, limits=Limits(writes_per_s=1.0, write_burst=1))
     await broker.start()
     try:
         async with aiohttp.ClientSession() as session:

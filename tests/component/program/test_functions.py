@@ -20,6 +20,8 @@ from support.programs import SECONDS, World
 
 NAMES = [{"applicationName": "market.Feed", "streamId": "nyse"}]
 PROPERTIES = {"kind": "alert", "level": 2}
+SOON = 9.0
+"""Seconds, on a busy machine; less than what a lost answer is waited for."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def test_1_no_such_port(world: World, setter: Setter) -> None:
         assert (outcome, outcome.accepted, outcome.generation) == (1, False, None), port
         assert outcome.message
         assert shown(setter.get(world.pe, port)) == (None, 1, False)
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < SOON
 
 
 @every_setter
@@ -247,7 +249,7 @@ def test_3_the_broker_is_away_and_the_last_known_value_is_stale(own: World, sett
 
     assert (outcome, outcome.accepted, outcome.reason) == (3, False, "BrokerUnavailable")
     assert shown(setter.get(own.pe, port)) == (setter.good[1], 3, True)
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < SOON
 
     own.broker = own.broker.restart()
     assert shown(setter.get(own.pe, port)) == (setter.good[1], 0, False)
@@ -294,7 +296,7 @@ def test_3_a_broker_that_hangs_does_not_hold_a_getter_for_long(
     hung.close()
 
     assert shown(known) == (value, 3, True)
-    assert took < 5.0
+    assert took < SOON
 
 
 @every_setter
@@ -437,7 +439,7 @@ def test_a_change_that_never_reached_the_broker_is_not_tried_for_long(world: Wor
         world.pe_of(f"http://127.0.0.1:{free_port()}"), "any", "price > 1.0"
     )
     assert outcome == 3
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < SOON
 
 
 def test_what_the_job_declared_is_waited_for(own: World) -> None:

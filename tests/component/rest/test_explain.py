@@ -244,11 +244,15 @@ async def test_what_ifs_have_a_limit_of_their_own(tmp_path: Path) -> None:
 
 
 async def test_what_ifs_of_one_principal_are_not_counted_for_another(guarded: Rest) -> None:
-    asked = [await guarded("POST", "/whatif", {"delete": []}, **bearer("job")) for _ in range(25)]
+    asked: list[int] = []
+    # A slow machine is given more of them meanwhile, but never so many.
+    while 429 not in asked and len(asked) < 100:
+        answer = await guarded("POST", "/whatif", {"delete": []}, **bearer("job"))
+        asked.append(answer.status)
     other = await guarded("POST", "/whatif", {"delete": []}, **bearer("ops"))
 
-    assert [answer.status for answer in asked[:20]] == [200] * 20
-    assert (asked[-1].status, other.status) == (429, 200)
+    assert asked[:20] == [200] * 20
+    assert (asked[-1], other.status) == (429, 200)
 
 
 @pytest.mark.parametrize("limit", ["MAX_ROUTES", "MAX_FORECAST_S"])

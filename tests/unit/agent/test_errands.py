@@ -97,12 +97,12 @@ def test_answers_that_did_not_arrive_are_given_when_it_is_woken_again() -> None:
     errands = Errands({EMITTED: emitted}, broker)
     errands.start()
     errands.wake()
-    until(lambda: not broker.away, 5, "the first try")
+    until(lambda: not broker.away, 30, "the first try")
     assert broker.errands
     errands.wake()
-    until(lambda: not broker.errands, 5, "the answer")
+    until(lambda: not broker.errands, 30, "the answer")
     errands.close()
-    until(lambda: "broker errands" not in names(), 5, "the end of the thread")
+    until(lambda: "broker errands" not in names(), 30, "the end of the thread")
 
 
 def names() -> set[str]:

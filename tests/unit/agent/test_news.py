@@ -14,7 +14,7 @@ def waiting(news: News, keys: Collection[str] | None) -> Callable[[], bool | Non
     said: list[bool] = []
     seen, before = news.seen(keys), len(news.waiting())
     threading.Thread(target=lambda: said.append(news.wait(seen, 60, keys)), daemon=True).start()
-    until(lambda: len(news.waiting()) > before, 5, "the thread waits")
+    until(lambda: len(news.waiting()) > before, 30, "the thread waits")
     return lambda: said[0] if said else None
 
 
@@ -24,13 +24,13 @@ def test_a_key_wakes_those_who_wait_for_it_or_for_anything() -> None:
         waiting(news, keys) for keys in (("a", "b"), ("a",), ("c",), None, ())
     )
     news.tell("b")
-    until(lambda: both() and anything(), 5, "they are woken")
+    until(lambda: both() and anything(), 30, "they are woken")
     assert len(news.waiting()) == 3
     news.tell("a", "c")
-    until(lambda: one() and other(), 5, "they are woken")
+    until(lambda: one() and other(), 30, "they are woken")
     assert nothing() is None
     news.tell()
-    until(nothing, 5, "it is woken")
+    until(nothing, 30, "it is woken")
     assert not news.waiting()
 
 
@@ -52,7 +52,7 @@ def test_who_is_closed_lets_everybody_go_and_has_no_news() -> None:
     early = waiting(news, ("a",))
     news.tell("b")
     news.close()
-    until(lambda: early() is False, 5, "it is let go")
+    until(lambda: early() is False, 30, "it is let go")
     assert not news.wait(news.seen(()), 60, ())
     assert not news.wait(0, 60, ("b",)), "who waits in a loop would turn for ever"
     assert news.closed

@@ -208,7 +208,7 @@ def test_nothing_is_reported_before_the_first_poll() -> None:
     reporter.start()
     assert broker.taken == []
     reporter.polled()
-    until(lambda: broker.taken, 5.0, "a report")
+    until(lambda: broker.taken, 30, "a report")
     reporter.close()
 
     assert broker.taken[0] == {"exports": {}, "imports": {}, "fellows": []}
@@ -269,5 +269,5 @@ def test_a_status_that_fails_does_not_end_the_reports() -> None:
         reporter.polled()
         return broker.taken
 
-    until(reported, 5.0, "a report after a failure")
+    until(reported, 30, "a report after a failure")
     reporter.close()
