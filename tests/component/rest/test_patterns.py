@@ -103,6 +103,12 @@ async def test_a_whole_manifest_names_the_resource(rest: Rest) -> None:
     assert shown["metadata"]["name"] == "mine"
     assert again.body["changed"] is False
     assert (wrong.status, wrong.body["path"]) == (422, "spec.id")
+    elsewhere = {**manifest, "metadata": {"name": "mine", "namespace": "lab"}}
+    refused = [await rest("PUT", DEAR, body) for body in (elsewhere, {**manifest, "spek": 1})]
+    assert [(one.status, one.body["path"]) for one in refused] == [
+        (422, "metadata.namespace"),
+        (422, "spek"),
+    ]
 
 
 async def test_conditions_guard_every_change(rest: Rest) -> None:

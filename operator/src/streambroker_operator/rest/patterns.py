@@ -20,8 +20,6 @@ from streambroker_operator.rest.resources import owners_of
 from streambroker_operator.rest.responses import json_answer
 from streambroker_operator.rules import rule_body
 
-_WHOLE = ("apiVersion", "kind", "metadata", "spec")
-
 routes = web.RouteTableDef()
 
 
@@ -116,13 +114,15 @@ def _stored(request: web.Request) -> StoredRule:
 
 
 def _read(body: Any, key: RuleKey) -> Rule:
-    if isinstance(body, dict) and "kind" in body and "spec" in body:
-        whole = {name: value for name, value in body.items() if name in (*_WHOLE, "status")}
-        metadata = whole.get("metadata") or {}
-        rule = read_rule_manifest({**whole, "metadata": metadata}, namespace=key.namespace)
-        spec = read_rule_spec(body["spec"], key=key, name=rule.name, path="spec")
-        return replace(spec, name=rule.name)
-    return read_rule_spec(body, key=key)
+    if not (isinstance(body, dict) and "kind" in body and "spec" in body):
+        return read_rule_spec(body, key=key)
+    document = read_rule_manifest(body, namespace=key.namespace)
+    if document.key.namespace != key.namespace:
+        raise ManifestError(
+            path="metadata.namespace",
+            reason=f"is {document.key.namespace!r}, but the address says {key.namespace!r}",
+        )
+    return replace(read_rule_spec(body["spec"], key=key, path="spec"), name=document.name)
 
 
 def _shown(request: web.Request, stored: StoredRule) -> dict[str, Any]:
