@@ -7,7 +7,7 @@ keeps what it has under that id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from streambroker_core.board.events import Status, Unreadable
@@ -43,19 +43,17 @@ class RuleBook:
 
     # ---- what goes in ----------------------------------------------------
 
-    def enter(self, changes: Iterable[Change[Rule]]) -> tuple[set[Job], set[str]]:
-        """Take in changes; return the jobs and the uids for which something is another now."""
+    def enter(self, change: Change[Rule]) -> tuple[set[Job], set[str]]:
+        """Take in a change; return the jobs and the uids for which something is another now."""
         jobs: set[Job] = set()
-        uids: set[str] = set()
-        for change in changes:
-            uids.add(change.uid)
-            self._problems.pop(change.uid, None)
-            if change.old is not None:
-                uids |= self._leave(change.old)
-                jobs.add(change.old.key[:2])
-            if change.new is not None:
-                uids |= self._join(change.new)
-                jobs.add(change.new.key[:2])
+        uids = {change.uid}
+        self._problems.pop(change.uid, None)
+        if change.old is not None:
+            uids |= self._leave(change.old)
+            jobs.add(change.old.key[:2])
+        if change.new is not None:
+            uids |= self._join(change.new)
+            jobs.add(change.new.key[:2])
         for job in jobs:
             self._wanted.pop(job, None)
         return jobs, uids

@@ -37,6 +37,7 @@ from streambroker_core.board.events import (
     Unreadable,
 )
 from streambroker_core.board.marks import Marks
+from streambroker_core.board.rulebook import Job
 from streambroker_core.board.shelf import Change
 from streambroker_core.board.shown import Shown
 from streambroker_core.board.views import (
@@ -329,11 +330,15 @@ class Board(Shown):
             changes: what they are.
             everywhere: all views say now which rules there are, if only that there are none.
         """
-        jobs, uids = self.rules.enter(changes)
+        jobs: set[Job] = set()
+        for change in changes:
+            yield None
+            concerned, uids = self.rules.enter(change)
+            jobs |= concerned
+            if self._settled:
+                self._dirty_rules |= uids
         if self._settled:
-            self._dirty_rules |= uids
             self._dirty.update(pe for pe in self._versions if everywhere or pe[:2] in jobs)
-        yield None
 
     def _note_fault(self, uid: str) -> None:
         import_ = self._imports.shelf.get(uid)

@@ -65,6 +65,17 @@ def test_a_rule_reaches_the_pes_of_its_job_and_no_others() -> None:
     assert board.version(PE) != before[PE]
 
 
+def test_a_list_of_rules_is_taken_in_step_by_step() -> None:
+    """Each is compiled, which takes its time; others have their turn meanwhile."""
+    board, many = Board(), [rule(f"u{n}", f"r{n}") for n in range(50)]
+    listed = tuple((one, number) for number, one in enumerate(many))
+    steps = board.steps([Synced(kind=RULE, listed=listed, version=50)])
+    known = [len(board.rules.of_job(("default", "alerts"))) for _ in steps]
+
+    assert known == list(range(50))
+    assert len(board.rules.of_job(("default", "alerts"))) == 50
+
+
 def test_the_same_rule_again_and_an_older_one_change_nothing() -> None:
     board = board_of(rule("u1"))
 
