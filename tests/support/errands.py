@@ -56,8 +56,10 @@ class Errander:
     async def round(self, rest: Rest, pe: str, **headers: str) -> None:
         """Fetch, do and answer until nothing waits."""
         done: list[Done] = []
+        path, mark, query = pe.partition("?")
         while True:
-            answer = await rest("POST", f"{pe}/errands", encode_done(done), data=None, **headers)
+            where = f"{path}/errands{mark}{query}"
+            answer = await rest("POST", where, encode_done(done), data=None, **headers)
             assert answer.status == 200, answer.body
             errands = decode_errands(answer.body)
             if not errands:

@@ -46,6 +46,18 @@ async def test_a_tuple_for_importers_gets_the_identity_that_the_agent_gives(pair
     assert (agent.done[0].body["export"], agent.done[0].body["what"]) == ("trades", TUPLE)
 
 
+async def test_the_address_of_a_tuples_state_is_in_the_namespace_of_the_request(
+    guarded: Rest,
+) -> None:
+    lab, ops = "?namespace=lab", bearer("ops")
+    async with errander(guarded, FEED + lab, **ops):
+        sent = await guarded("POST", CONTROL + lab, TUPLE, **ops)
+        state = await guarded("GET", sent.headers["Location"], **ops)
+
+    assert (sent.status, state.status) == (201, 200)
+    assert state.body["id"] == sent.body["id"]
+
+
 async def test_a_tuple_for_operators_goes_to_the_control_log(pair: Rest) -> None:
     async with errander(pair, FEED) as agent:
         sent = await pair("POST", f"{FEED}/control?operator=multiply", {"type": "SetFactor"})

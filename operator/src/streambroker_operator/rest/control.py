@@ -115,7 +115,9 @@ async def _append(
     request: web.Request, pe: PeKey, action: str, body: Mapping[str, Any]
 ) -> web.Response:
     answer = await _done(request, pe, errand_of(action, body))
-    return json_answer(answer, status=201, headers={"Location": f"{request.path}/{answer['id']}"})
+    chosen = f"?namespace={pe.namespace}" if "namespace" in request.query else ""
+    location = f"{request.path}/{answer['id']}{chosen}"
+    return json_answer(answer, status=201, headers={"Location": location})
 
 
 async def _state(
