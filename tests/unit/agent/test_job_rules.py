@@ -260,6 +260,22 @@ def test_very_many_rules_are_told_over_several_reports(agent: Agent) -> None:
     assert {name for page in pages for name in page["rules"]} == set(rules)
 
 
+def test_of_very_many_rules_news_come_before_all_that_waits_for_its_turn(agent: Agent) -> None:
+    rules = {f"r{n:04}": {"version": 1, "state": "active", "since": n} for n in range(2000)}
+    agent.call("rules.report", discoverer="d", rules=rules)
+    before = [agent.rules.page() for _ in range(20)]
+
+    rules["r1700"] = {"version": 1, "state": "disabled", "errors": 1}
+    rules["r0003"] = {**rules["r0003"], "matches": 7}
+    agent.call("rules.report", discoverer="d", rules=rules)
+    after = [agent.rules.page()["rules"] for _ in range(20)]
+
+    assert {name for page in before for name in page["rules"]} == set(rules)
+    assert after[0]["r1700"]["state"] == "disabled"
+    assert {page["r0003"]["matches"] for page in after if "r0003" in page} == {7}
+    assert {name for page in after for name in page} == set(rules)
+
+
 def test_news_of_rules_are_reported_before_the_next_report_is_due() -> None:
     sent: list[int] = []
     status: dict[str, Any] = {"exports": {}, "imports": {"readers": {}}}

@@ -11,7 +11,8 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from pe_agent.agent.news import News
@@ -61,6 +62,8 @@ class JobRules:
         self._lock = threading.Lock()
         self._heard: dict[str, _Heard] = {}
         self._first = 0
+        # What the reports have told last, without counts.
+        self._paged: ToldRules = {}
         self.on_report: Callable[[], None] = lambda: None
 
     def wanted(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -142,15 +145,29 @@ class JobRules:
         return found
 
     def page(self) -> dict[str, Any]:
-        """Return what is told, for one report: ``rules``, and whether there are ``more``."""
-        told = list(self.told().items())
-        first = self._first % len(told) if told else 0
-        found: dict[str, ToldRule] = {}
+        """Return what is told, for one report: ``rules``, and whether there are ``more``.
+
+        Of very many those come first of which more than counts is new, then the others in turn.
+        """
+        told = self.told()
+        names = list(told)
+        first = self._first % max(1, len(names))
+        turn = names[first:] + names[:first]
+        news = [name for name in names if self._paged.get(name) != _bare(told[name])]
+        found: dict[str, Any] = {}
         size = 0
-        for name, rule in told[first:] + told[:first]:
-            size += len(json.dumps([name, asdict(rule)]))
+        for name in dict.fromkeys(news + turn):
+            written = write_told({name: told[name]})
+            size += len(json.dumps(written))
             if found and size > PAGE_BYTES:
                 break
-            found[name] = rule
-        self._first = first + len(found)
-        return {"rules": write_told(found), "more": len(found) < len(told)}
+            found |= written
+        self._first = first + sum(1 for _ in takewhile(found.__contains__, turn))
+        known = {name: rule for name, rule in self._paged.items() if name in told}
+        self._paged = {**known, **{name: _bare(told[name]) for name in found}}
+        return {"rules": dict(sorted(found.items())), "more": len(found) < len(names)}
+
+
+def _bare(rule: ToldRule) -> ToldRule:
+    """Return what is told of a rule without its counts."""
+    return replace(rule, matches=0, errors=0)
