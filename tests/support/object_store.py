@@ -40,16 +40,20 @@ def object_of(
 
 @dataclass
 class ObjectStore:
-    """What a server holds, and what its watches tell."""
+    """What a server holds, and what its watches tell.
+
+    A restored one may come to versions of before again, but never with an object of before that
+    says something else at the same version: nobody could tell the two apart by their versions.
+    """
 
     version: int = 0
     created: int = 0
     world: World = field(default_factory=dict)
+    said: dict[tuple[str, int], Any] = field(default_factory=dict)
 
     def write(self, kind: Kind, name: str, variant: int) -> tuple[str, Object]:
         """Create an object, or change its spec; return the watch's event."""
         found = self.find(kind, name)
-        self.version += 1
         made = object_of(kind, name, variant)
         if found is None:
             self.created += 1
@@ -57,6 +61,7 @@ class ObjectStore:
         else:
             generation, uid = found["metadata"]["generation"] + 1, found["metadata"]["uid"]
             when = int(uid.rpartition("-")[2])
+        self._move(uid, made.get("spec"))
         made["metadata"] |= {
             "uid": uid,
             "generation": generation,
@@ -75,13 +80,18 @@ class ObjectStore:
         return "DELETED", self._again(uid, dict(self.world[uid]), keep=False)
 
     def _again(self, uid: str, body: Object, *, keep: bool) -> Object:
-        self.version += 1
+        self._move(uid, body.get("spec") if keep else None)
         body["metadata"] = {**body["metadata"], "resourceVersion": str(self.version)}
         if keep:
             self.world[uid] = body
         else:
             del self.world[uid]
         return body
+
+    def _move(self, uid: str, spec: Any) -> None:
+        self.version += 1
+        while self.said.setdefault((uid, self.version), spec) != spec:
+            self.version += 1
 
     def find(self, kind: Kind, name: str) -> Object | None:
         """Return an object by its name."""
