@@ -177,6 +177,16 @@ async def test_what_agents_report_is_the_status_and_a_refusal_of_the_job_counts(
     assert (refused["state"], refused["since"]) == ("active", 12)
 
 
+async def test_what_an_agent_has_reported_goes_with_its_pe(rest: Rest) -> None:
+    await rest("PUT", PE, AGENT)
+    await rest("PUT", DEAR, RULE)
+    await rest("PUT", f"{PE}/report", {"patterns": {"rules": {"dear": {"state": "disabled"}}}})
+    before = (await rest("GET", DEAR)).body["status"]["state"]
+    assert (await rest("DELETE", PE)).status == 204
+
+    assert (before, (await rest("GET", DEAR)).body["status"]["state"]) == ("disabled", "unknown")
+
+
 async def test_of_very_many_rules_several_reports_tell(rest: Rest) -> None:
     await rest("PUT", PE, AGENT)
     for name in ("a", "b"):
