@@ -185,16 +185,15 @@ class ControlLog:
         with self._lock:
             known = self._readers.get(reader)
             self._readers[reader] = (next_, self._clock())
+            if known is not None and known[0] == next_:
+                return
             if known is not None:
                 self.applied.update(self._deliveries(known[0], next_))
-            if known is None or known[0] != next_:
-                self._store.write(
-                    "INSERT OR REPLACE INTO control_readers VALUES (?, ?)", reader, next_
-                )
-                gone = self._readers.keys() - self._counted().keys()
-                for one in gone if known is None else ():
-                    self._store.write("DELETE FROM control_readers WHERE reader = ?", one)
-                    del self._readers[one]
+            self._store.write("INSERT OR REPLACE INTO control_readers VALUES (?, ?)", reader, next_)
+            gone = self._readers.keys() - self._counted().keys()
+            for one in gone if known is None else ():
+                self._store.write("DELETE FROM control_readers WHERE reader = ?", one)
+                del self._readers[one]
 
     def _deliveries(self, first: int, next_: int) -> Iterator[str]:
         rows = self._store.query(
