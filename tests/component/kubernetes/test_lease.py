@@ -105,16 +105,19 @@ def test_who_is_terminated_lets_the_other_lead_within_three_seconds(
     raise AssertionError(f"it took {took} s")
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_who_is_killed_is_followed_when_its_lease_has_run_out(
     api: ApiServer, namespace: str
 ) -> None:
-    with two(api, namespace) as (first, second):
-        killed = time.monotonic()
-        first.process.kill()
-        took = second.leading(25) - killed
-
-        assert 11.0 <= took <= 20.0
+    for _ in range(TRIES):
+        with two(api, namespace) as (first, second):
+            killed = time.monotonic()
+            first.process.kill()
+            took = second.leading(25) - killed
+        assert took >= 11.0
+        if took <= 16.0:
+            return
+    raise AssertionError(f"it took {took} s")
 
 
 @pytest.mark.long
