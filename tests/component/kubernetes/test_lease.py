@@ -70,7 +70,7 @@ def two(server: ApiServer, namespace: str) -> Iterator[tuple[Candidate, Candidat
     """Run two candidates, the first of which leads."""
     first = Candidate(server, namespace)
     try:
-        first.leading(10)
+        first.leading(30)
         second = Candidate(server, namespace)
         try:
             identity = holder(server, namespace)
