@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from pe_agent import PE
 from pe_agent.aligned import AlignedError
-from pe_agent.aligned.publishing import OutputsWriter
+from pe_agent.aligned.sinks import OutputsWriter
 from support.aligned_operators import Totals
 from support.session import SECONDS, Session, exporter_status
 from support.waiting import until
@@ -93,7 +93,7 @@ def test_a_commit_names_each_exports_own_stages() -> None:
         def commit(self, messages: list[object], batch: int) -> None:
             told[f"{self._name}/{batch}"] = messages
 
-    from pe_agent.aligned.publishing import Parts
+    from pe_agent.aligned.sinks import Parts
 
     writer = OutputsWriter({"a": Writer("a"), "b": Writer("b")}, {})  # type: ignore[dict-item]
     writer.commit([Parts({"a": 1, "b": 2}), None, Parts({"a": 3})], 7)  # type: ignore[dict-item]

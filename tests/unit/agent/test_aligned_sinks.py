@@ -11,7 +11,7 @@ import pytest
 
 from pe_agent.aligned.forms import EMITTED, LAST, ROWS, TUPLES, control_text, write_ipc
 from pe_agent.aligned.notes import Tick, encode
-from pe_agent.aligned.publishing import OutputsWriter, emitted_rows, mixed_rows
+from pe_agent.aligned.sinks import OutputsWriter, emitted_rows, mixed_rows
 from pe_agent.datasource.unpacked import Found, Unpacker
 from streambroker_core.control.operator import OperatorError
 from streambroker_core.control.packing import pack_control, sequence

@@ -107,7 +107,7 @@ class OperatorStream(Stream):
             AlignedError: there is no such output, properties are of an output that is not
                 published, two outputs are for one export, or ``to_df`` refuses.
         """
-        from pe_agent.aligned.publishing import of_outputs
+        from pe_agent.aligned.sinks import of_outputs
 
         node, told = self.node(), dict(properties or {})
         for output in ports:

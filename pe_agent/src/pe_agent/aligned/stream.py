@@ -335,7 +335,7 @@ class Stream:
         Raises:
             AlignedError: the stream was made without a PE, or ``to_df`` refuses.
         """
-        from pe_agent.aligned import publishing as sinks
+        from pe_agent.aligned import sinks
 
         pe, spec = self.started_pe("publish"), publishing.export_spec(port, **settings)
         data = self._some("rows")
