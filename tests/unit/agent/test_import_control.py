@@ -139,6 +139,34 @@ def test_a_new_reader_begins_at_the_end_of_the_log_and_reads_from_there(made: Be
     assert ranges(Offset.decode(second), Offset.decode(third)) == {}
 
 
+def test_what_the_log_has_before_a_reader_begins_comes_before_its_first_rows(made: Bench) -> None:
+    made.connect(A)
+    put(made, "before")
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    log = made.host.control_log.id
+    first = made.next(None, **LOG)["offset"]
+    assert (first["control"], first["streams"]) == ({log: 0}, {})
+    second = made.next(first, **LOG)["offset"]
+    assert second["control"] == {log: 1}
+    assert set(second["streams"]) == {"s"}
+
+
+def test_a_reader_that_begins_with_nothing_in_the_log_reads_at_once(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    first = made.next(None, **LOG)["offset"]
+    assert first["control"] == {made.host.control_log.id: 0}
+    assert set(first["streams"]) == {"s"}
+
+
+def test_entries_behind_the_end_of_a_run_do_not_hold_up_its_first_rows(made: Bench) -> None:
+    made.connect(A)
+    put(made, "later")
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    first = made.next(None, **LOG, limit={"s": 2}, log_limit=0)["offset"]
+    assert set(first["streams"]) == {"s"}
+
+
 def test_an_import_without_routes_begins_at_the_end_and_an_old_log_is_replaced(
     made: Bench,
 ) -> None:

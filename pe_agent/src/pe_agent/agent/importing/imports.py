@@ -191,6 +191,9 @@ class ImportHost(Slices, Heads):
         end = replace(start, reader=reader.id, filter=filter_, columns=tuple(request["columns"]))
         room = _Room()
         end = self._pin_log(reader, import_, _with_missed(reader, start, end), request, room)
+        if self._has_control_before(start, end, request):
+            self._note_switch(reader, start, end)
+            return end
         changed = end != start
         left = most = int(request["max_bytes"])
         routes = _located(reader, import_)
@@ -222,8 +225,7 @@ class ImportHost(Slices, Heads):
         self._finish_cut(reader, {str(r.export) for r in routes}, request, start, end)
         if changed and import_ is not None:
             end = self._without_left_over(reader, import_, start, end)
-        if start.reader and (end.filter, end.columns) != (start.filter, start.columns):
-            self.readers.note_switch(reader, _switch(reader, start, end))
+        self._note_switch(reader, start, end)
         if import_ is not None and all(self._opened(reader, r, end) for r in routes):
             reader.pinned = {
                 "filter": end.filter,
@@ -232,6 +234,10 @@ class ImportHost(Slices, Heads):
             }
         reader.dropped, reader.lost = together(end.dropped.values()), together(end.lost.values())
         return end if changed else None
+
+    def _note_switch(self, reader: OwnReader, start: Offset, end: Offset) -> None:
+        if start.reader and (end.filter, end.columns) != (start.filter, start.columns):
+            self.readers.note_switch(reader, _switch(reader, start, end))
 
     def _carry(self, reader: OwnReader, query: Query | None, request: Mapping[str, Any]) -> None:
         """Note whether a reader carries the control log; one of a query does.
@@ -284,6 +290,13 @@ class ImportHost(Slices, Heads):
         next_ = mine.reach(at, room.tuples, room.payload, limit)
         room.take({"tuples": next_ - at, "payload": mine.size(at, next_)})
         return replace(end, control={mine.id: next_})
+
+    def _has_control_before(self, start: Offset, end: Offset, request: Mapping[str, Any]) -> bool:
+        """Whether a reader begins with the log, and is to read entries before its first rows."""
+        mine, at = self.control_log, end.control.get(self.control_log.id)
+        if at is None or mine.id in start.control:
+            return False
+        return mine.reach(at, 1, 0, request.get("log_limit")) > at
 
     def _without_left_over(
         self, reader: OwnReader, import_: ImportPort, start: Offset, end: Offset
