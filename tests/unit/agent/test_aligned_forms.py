@@ -109,9 +109,8 @@ def test_the_largest_event_time_of_a_task_is_told_and_control_rows_have_none() -
         {"t": None, "v": 1, "_seq": 2},
     ]
     control = {"t": 99, "_seq": 1, "_control": control_text(TUPLE)}
-    given = [
-        pa.RecordBatch.from_pylist(some, schema=schema) for some in (rows, [control], rows[:1])
-    ]
+    last = [{"t": 5, "v": 1, "_seq": 3}]
+    given = [pa.RecordBatch.from_pylist(some, schema=schema) for some in (rows, [control], last)]
     packed = list(Packer(layout=LAYOUT, event_time="t")(given))
     times = [time.value for one in packed for time in one.column("event_time") if time.is_valid]
     assert times == [9]

@@ -68,21 +68,20 @@ def packer(part: int = 0, before: tuple[int, ...] = (0,), **more: Any) -> Packer
 
 def test_rows_are_numbered_by_stream_and_block_also_under_a_filter() -> None:
     one = packer(part=3, before=(7, 20), buckets=1, rank=2)
-    (whole,) = one.rows(rows(1, 2, 3), 0, None)
-    (some,) = one.rows(rows(5, 6), 1, pa.array([0, 4]))
-    found = [
-        unpack(p).rows.column("_seq").to_pylist()  # type: ignore[union-attr]
-        for batch in (whole, some)
-        for _, p in by_bucket(batch)
-    ]
+    given = [*one.rows(rows(1, 2, 3), 0, None), *one.rows(rows(5, 6), 1, pa.array([0, 4]))]
+    ((_, packed),) = [pair for batch in [*given, *one.end()] for pair in by_bucket(batch)]
+    found = unpack(packed).rows
     base = sequence(rank=2, part=3)
-    assert found == [[base + 7, base + 8, base + 9], [base + 20, base + 24]]
+    assert found is not None
+    assert found.column("_seq").to_pylist() == [base + at for at in (7, 8, 9, 20, 24)]
 
 
 def test_a_row_that_passes_alone_has_its_number() -> None:
-    (packed,) = packer(buckets=1).rows(rows(5), 0, pa.array([3]))
-    ((_, one),) = by_bucket(packed)
-    assert one.seq == 3
+    one = packer(buckets=1)
+    assert list(one.rows(rows(5), 0, pa.array([3]))) == []
+    packed, _ = one.end()
+    ((_, row),) = by_bucket(packed)
+    assert row.seq == 3
 
 
 def test_control_goes_to_every_bucket_between_the_rows_of_its_epoch() -> None:
@@ -108,7 +107,7 @@ def test_each_task_has_a_row_for_no_bucket_with_its_largest_event_time() -> None
     one = packer(before=(0, 3), event_time="t")
     list(one.rows(rows(5, 30), 0, None))
     list(one.rows(rows(9), 1, None))
-    (row,) = one.end()
+    _, row = one.end()
     assert row.schema == PACKED
     (time,) = row.column("event_time").to_pylist()
     assert (row.num_rows, time.second) == (1, 30)
@@ -122,7 +121,8 @@ def test_a_key_is_cast_to_its_declared_type() -> None:
     wide = rows(1, 2, 3, 4).set_column(0, "k", pa.array([1, 2, 3, 4], pa.int64()))
     found = []
     for batch, key in ((rows(1, 2, 3, 4), "k bigint"), (wide, "k bigint"), (wide, "k")):
-        (packed,) = packer(key=key).rows(batch, 0, None)
+        one = packer(key=key)
+        packed, _ = [*one.rows(batch, 0, None), *one.end()]
         found.append([bucket for bucket, _ in by_bucket(packed)])
     assert found[0] == found[1] == found[2]
     assert Packing(key="k int, t").key_types is not None

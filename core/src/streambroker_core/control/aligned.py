@@ -25,7 +25,13 @@ from streambroker_core.control.operator import (
 )
 from streambroker_core.control.ordering import Step, by_column, by_port
 from streambroker_core.control.packing import Packed
-from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, order_of
+from streambroker_core.control.tuples import (
+    EVERYBODY,
+    ControlError,
+    ControlTuple,
+    Delivery,
+    order_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +82,8 @@ class Outcome:
             in later windows in which the bucket has nothing to do.
         watermark: what operators after this one may take for passed, as far as this bucket is
             concerned; None for nothing yet.
-        applied: the control tuples that were handed to the operator, in order.
+        applied: the control tuples that were handed to the operator, in order; empty for a runner
+            that does not report.
         control: counts by delivery.
         rows_in: rows processed.
         rows_out: rows emitted.
@@ -103,6 +110,7 @@ class AlignedRunner:
         *,
         layouts: Mapping[str, Layout] | None = None,
         thread: Callable[[], int] = int,
+        report: bool = True,
     ) -> None:
         """Take up an operator.
 
@@ -111,12 +119,13 @@ class AlignedRunner:
             stage: where it stands.
             layouts: how its inputs are spread, for tuples that are addressed to a key.
             thread: tells the calling thread, so that emissions from others can be refused.
+            report: outcomes have what was applied.
 
         Raises:
             OperatorError: inputs or outputs have no names, or one name twice.
         """
         self._make, self._stage, self._thread = make, stage, thread
-        self._layouts = dict(layouts or {})
+        self._layouts, self._report = dict(layouts or {}), report
         probe = make()
         self.inputs, self.outputs = probe.inputs, probe.outputs
         self._ports = tuple(one.name for one in self.inputs)
@@ -159,19 +168,25 @@ class AlignedRunner:
             operator.restore(kept.state, keeping.OperatorBlobs(blobs))
         operator.bind(window, emissions)
         delivering = _Delivering(
-            operator, window, stage, emissions, aware=self._aware, layouts=self._layouts
+            operator,
+            window,
+            stage,
+            emissions,
+            aware=self._aware,
+            layouts=self._layouts,
+            report=self._report,
         )
         try:
             self._drive(operator, arrived, kept, delivering)
         finally:
             operator.bind(window, None)
-        return self._outcome(operator, arrived, kept, emissions, delivering.applied)
+        return self._outcome(operator, arrived, kept, emissions, delivering)
 
     def _drive(
         self, operator: Operator, arrived: Arrived, kept: keeping.Kept, delivering: _Delivering
     ) -> None:
         operator.begin_window()
-        for port, control in self._sorted(arrived, Delivery.BEGIN):
+        for port, control in arrived.control.sorted(self._ports, Delivery.BEGIN):
             delivering.deliver(port, control)
         self._pass_time(operator, arrived, kept, delivering)
         for port, step in self._steps(arrived):
@@ -179,7 +194,7 @@ class AlignedRunner:
                 delivering.deliver(port, step)
             else:
                 operator.process(port, step)
-        for port, control in self._sorted(arrived, Delivery.END_WINDOW):
+        for port, control in arrived.control.sorted(self._ports, Delivery.END_WINDOW):
             delivering.deliver(port, control)
         operator.end_window()
 
@@ -187,7 +202,7 @@ class AlignedRunner:
         self, operator: Operator, arrived: Arrived, kept: keeping.Kept, delivering: _Delivering
     ) -> None:
         window = operator.window
-        for port, control in self._sorted(arrived, Delivery.AT_TIME):
+        for port, control in arrived.control.sorted(self._ports, Delivery.AT_TIME):
             if delivering.is_for_me(port, control):
                 kept.wait(port, control, self._stage)
             else:
@@ -217,17 +232,8 @@ class AlignedRunner:
         ]
         return sorted(due, key=lambda it: (it[0], order_of(it[2]), self._ports.index(it[1])))
 
-    def _sorted(self, arrived: Arrived, delivery: Delivery) -> list[tuple[str, ControlTuple]]:
-        """Return the tuples of all ports in the one order: epoch, emitter, sequence, port."""
-        found = [
-            (order_of(one), at, port, one)
-            for at, port in enumerate(self._ports)
-            for _, one in arrived.placed(port, delivery)
-        ]
-        return [(port, one) for _, _, port, one in sorted(found, key=lambda it: it[:2])]
-
     def _steps(self, arrived: Arrived) -> Iterator[Step]:
-        placed = {port: arrived.placed(port, Delivery.IMMEDIATE) for port in self._ports}
+        placed = {port: arrived.control.placed(port) for port in self._ports}
         if self._stage.order_by is None:
             yield from by_port(arrived.tables, placed, self._ports)
             return
@@ -248,7 +254,7 @@ class AlignedRunner:
         arrived: Arrived,
         kept: keeping.Kept,
         emissions: Emissions,
-        applied: list[Applied],
+        delivering: _Delivering,
     ) -> Outcome:
         changes = kept.changes(self._stage, operator.snapshot(), operator.state_version)
         wakes = [one.at for one in kept.waiting.values() if one.at is not None]
@@ -259,8 +265,8 @@ class AlignedRunner:
             wake_at=min(wakes if own is None else [*wakes, own], default=None),
             held_at=held,
             watermark=_held(operator.window.watermark, held),
-            applied=tuple(applied),
-            control=_counts(arrived, kept, emissions, applied),
+            applied=tuple(delivering.applied),
+            control=_counts(arrived, kept, emissions, delivering.delivered),
             rows_in=arrived.rows,
             rows_out=emissions.rows,
         )
@@ -278,21 +284,25 @@ class _Delivering:
         *,
         aware: bool,
         layouts: Mapping[str, Layout],
+        report: bool,
     ) -> None:
         self._operator, self._window, self._stage = operator, window, stage
         self._emissions, self._aware, self._layouts = emissions, aware, layouts
+        self._report = report
         self.applied: list[Applied] = []
+        self.delivered: Counter[Delivery] = Counter()
 
     def deliver(self, port: str, control: ControlTuple) -> None:
         """Hand it to the operator if it is for this bucket of it, and pass it on if it goes on.
 
         Past an operator that does not take it, one copy is enough: the first bucket's.
         """
-        if not self._takes(port, control):
+        everybody = self._aware and control.target is EVERYBODY  # nearly all of them
+        if not everybody and not self._takes(port, control):
             if self._window.bucket == 0:
                 self._emissions.forward(control)
             return
-        if not self._is_my_bucket(port, control):
+        if not everybody and not self._is_my_bucket(port, control):
             return
         kept = self._operator.process_control(port, control)
         if not isinstance(kept, bool):
@@ -302,6 +312,11 @@ class _Delivering:
             )
         if not kept:
             self._emissions.forward(control)
+        self.delivered[control.delivery] += 1
+        if self._report:
+            self._note(port, control, forwarded=not kept)
+
+    def _note(self, port: str, control: ControlTuple, *, forwarded: bool) -> None:
         self.applied.append(
             Applied(
                 id=control.id,
@@ -310,7 +325,7 @@ class _Delivering:
                 port=port,
                 bucket=self._window.bucket,
                 window=self._window.number,
-                forwarded=not kept,
+                forwarded=forwarded,
             )
         )
 
@@ -355,16 +370,14 @@ def _held(watermark: int | None, held: int | None) -> int | None:
 
 
 def _counts(
-    arrived: Arrived, kept: keeping.Kept, emissions: Emissions, applied: list[Applied]
+    arrived: Arrived, kept: keeping.Kept, emissions: Emissions, delivered: Mapping[Delivery, int]
 ) -> dict[Delivery, ControlCounts]:
-    given = [one for by_id in arrived.control.values() for _, one in by_id.values()]
-    received = Counter(one.delivery for one in given)
-    delivered = Counter(one.delivery for one in applied)
+    received = arrived.control.received
     return {
         delivery: ControlCounts(
             received=received[delivery],
-            duplicates=arrived.duplicates.get(delivery, 0),
-            delivered=delivered[delivery],
+            duplicates=arrived.control.duplicates[delivery],
+            delivered=delivered.get(delivery, 0),
             emitted=emissions.counts.get(delivery, 0),
             waiting=len(kept.waiting) if delivery is Delivery.AT_TIME else 0,
         )

@@ -7,17 +7,110 @@ an error with a name and not the end of the process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from streambroker_core.control.emitting import Stage
 from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.ordering import in_order
-from streambroker_core.control.packing import Packed, unpack
+from streambroker_core.control.ordering import in_order, in_places
+from streambroker_core.control.packing import Arrival, Packed, unpack
 from streambroker_core.control.rows import Placed
-from streambroker_core.control.tuples import ControlLimitError, Delivery, IdentityError
+from streambroker_core.control.tuples import (
+    ControlLimitError,
+    ControlTuple,
+    Delivery,
+    IdentityError,
+    order_of,
+)
+
+
+class ArrivedControl:
+    """The control tuples of one window, each identity once per port.
+
+    Every bucket is sent the same ones, so what is found out about them is found out once.
+    """
+
+    def __init__(self, given: Iterable[Arrival] = ()) -> None:
+        """Put together what arrived.
+
+        Raises:
+            IdentityError: two tuples have one identity.
+        """
+        self._ports: dict[str, dict[str, Placed]] = {}
+        self.duplicates: Counter[Delivery] = Counter()
+        for one in given:
+            self._take(one.port, one.control)
+        self.received = Counter(
+            one.delivery for by_id in self._ports.values() for _, one in by_id.values()
+        )
+        self._bytes = {
+            port: sum(len(one.text) for _, one in by_id.values())
+            for port, by_id in self._ports.items()
+        }
+        self._placed: dict[str, list[Placed]] = {}
+        self._sorted: dict[tuple[Sequence[str], Delivery], list[tuple[str, ControlTuple]]] = {}
+
+    def _take(self, port: str, placed: Iterable[Placed]) -> None:
+        known = self._ports.setdefault(port, {})
+        for position, control in placed:
+            other = known.get(control.id)
+            if other is None:
+                known[control.id] = (position, control)
+                continue
+            if other[1].differs(control):
+                raise IdentityError(other[1], control)
+            self.duplicates[control.delivery] += 1
+            if position < other[0]:
+                known[control.id] = (position, control)
+
+    def placed(self, port: str) -> Sequence[Placed]:
+        """Return the ``IMMEDIATE`` tuples of a port in the order of their places."""
+        if port not in self._placed:
+            given = self._ports.get(port, {}).values()
+            self._placed[port] = in_places(
+                one for one in given if one[1].delivery is Delivery.IMMEDIATE
+            )
+        return self._placed[port]
+
+    def sorted(
+        self, ports: tuple[str, ...], delivery: Delivery
+    ) -> Sequence[tuple[str, ControlTuple]]:
+        """Return the tuples of all ports in the one order: epoch, emitter, sequence, port."""
+        if not self.received[delivery]:
+            return ()
+        if (ports, delivery) not in self._sorted:
+            found = [
+                (order_of(one), at, port, one)
+                for at, port in enumerate(ports)
+                for _, one in self._ports.get(port, {}).values()
+                if one.delivery is delivery
+            ]
+            found.sort(key=lambda it: it[:2])
+            self._sorted[ports, delivery] = [(port, one) for _, _, port, one in found]
+        return self._sorted[ports, delivery]
+
+    def check_limits(self, stage: Stage) -> None:
+        """Refuse too many.
+
+        Raises:
+            ControlLimitError: they are too many, or too large.
+        """
+        limits = stage.limits
+        for port, given in self._ports.items():
+            size = self._bytes[port]
+            if len(given) <= limits.tuples and size <= limits.bytes:
+                continue
+            emitters = Counter(sorted(one.emitter for _, one in given.values()))
+            ((most, count),) = emitters.most_common(1)
+            raise ControlLimitError(
+                f"input {port} of operator {stage.operator} has {len(given)} control tuples of"
+                f" {size} bytes in one window; the limit is {limits.tuples} tuples, {limits.bytes}"
+                f" bytes. {count} are from {most}. Let it send rows instead, or one tuple that"
+                " says it for many."
+            )
 
 
 @dataclass(slots=True)
@@ -27,20 +120,14 @@ class Arrived:
     Attributes:
         tables: rows by port, by rising ``_seq``.
         layouts: text of the layout of each port that has rows.
-        control: tuples by port and delivery, each identity once.
-        duplicates: how many copies were left out, by delivery.
+        control: its control tuples.
         rows: how many rows there are.
     """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
-    control: dict[str, dict[str, Placed]] = field(default_factory=dict)
-    duplicates: dict[Delivery, int] = field(default_factory=dict)
+    control: ArrivedControl = field(default_factory=ArrivedControl)
     rows: int = 0
-
-    def placed(self, port: str, delivery: Delivery) -> list[Placed]:
-        """Return the tuples of a port with one delivery."""
-        return [one for one in self.control.get(port, {}).values() if one[1].delivery is delivery]
 
 
 def collect(packed: Iterable[Packed], stage: Stage, ports: Sequence[str]) -> Arrived:
@@ -53,6 +140,7 @@ def collect(packed: Iterable[Packed], stage: Stage, ports: Sequence[str]) -> Arr
         ControlLimitError: there are too many control tuples.
     """
     arrived, batches = Arrived(), dict[str, list[pa.RecordBatch]]()
+    told: list[Arrival] = []
     for one in packed:
         found = unpack(one)
         if found.port not in ports:
@@ -60,15 +148,32 @@ def collect(packed: Iterable[Packed], stage: Stage, ports: Sequence[str]) -> Arr
                 f"operator {stage.operator} has no input {found.port}; it has {', '.join(ports)}."
             )
         if found.rows is None:
-            _take_control(arrived, found.port, found.control)
+            told.append(found)
             continue
         _check_layout(arrived, found.port, found.layout, stage)
         batches.setdefault(found.port, []).append(found.rows)
         arrived.rows += found.rows.num_rows
     for port, given in batches.items():
         arrived.tables[port] = in_order(port, given)
-    _check_limits(arrived.control, stage)
+    if told:
+        arrived.control = _joint(told)
+        arrived.control.check_limits(stage)
     return arrived
+
+
+def _joint(told: Sequence[Arrival]) -> ArrivedControl:
+    """Put control tuples together; the last ones are remembered, as ``unpack`` remembers them."""
+    key = tuple(map(id, told))
+    if key not in _REMEMBERED:
+        if len(_REMEMBERED) >= _REMEMBER:
+            _REMEMBERED.clear()
+        _REMEMBERED[key] = (told, ArrivedControl(told))
+    return _REMEMBERED[key][1]
+
+
+_REMEMBER = 4
+_REMEMBERED: dict[tuple[int, ...], tuple[Sequence[Arrival], ArrivedControl]] = {}
+"""By the objects that were unpacked, which are kept, so that no other ones have their ids."""
 
 
 def _check_layout(arrived: Arrived, port: str, layout: str, stage: Stage) -> None:
@@ -83,36 +188,4 @@ def _check_layout(arrived: Arrived, port: str, layout: str, stage: Stage) -> Non
         raise OperatorError(
             f"rows of input {port} were packed for {buckets} buckets, and operator"
             f" {stage.operator} has {stage.buckets}."
-        )
-
-
-def _take_control(arrived: Arrived, port: str, placed: Iterable[Placed]) -> None:
-    known = arrived.control.setdefault(port, {})
-    for position, control in placed:
-        other = known.get(control.id)
-        if other is None:
-            known[control.id] = (position, control)
-            continue
-        if other[1].differs(control):
-            raise IdentityError(other[1], control)
-        arrived.duplicates[control.delivery] = arrived.duplicates.get(control.delivery, 0) + 1
-        if position < other[0]:
-            known[control.id] = (position, control)
-
-
-def _check_limits(control: Mapping[str, Mapping[str, Placed]], stage: Stage) -> None:
-    limits = stage.limits
-    for port, given in control.items():
-        size = sum(len(one.text) for _, one in given.values())
-        if len(given) <= limits.tuples and size <= limits.bytes:
-            continue
-        by_emitter: dict[str, int] = {}
-        for _, one in given.values():
-            by_emitter[one.emitter] = by_emitter.get(one.emitter, 0) + 1
-        most = max(sorted(by_emitter), key=lambda name: by_emitter[name])
-        raise ControlLimitError(
-            f"input {port} of operator {stage.operator} has {len(given)} control tuples of {size}"
-            f" bytes in one window; the limit is {limits.tuples} tuples, {limits.bytes} bytes."
-            f" {by_emitter[most]} are from {most}. Let it send rows instead, or one tuple that says"
-            " it for many."
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -54,8 +54,7 @@ class EmittedRows:
     batch: pa.RecordBatch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmittedControl:
+class EmittedControl(NamedTuple):
     """A control tuple for one output, before the first row whose sequence is not lower."""
 
     output: str
@@ -171,15 +170,17 @@ class Emissions:
         )
 
     def _send(self, control: ControlTuple, outputs: tuple[str, ...]) -> bool:
-        new = [tag for tag in outputs if control.id not in self._sent[tag]]
+        name, new = control.id, False
+        for tag in outputs:
+            if name in self._sent[tag]:
+                continue
+            if not new:
+                self._check_limits(control)
+                new = True
+            self._sent[tag].add(name)
+            self.emitted.append(EmittedControl(tag, self._next[tag], control))
         if not new:
             return False
-        self._check_limits(control)
-        for tag in new:
-            self._sent[tag].add(control.id)
-            self.emitted.append(
-                EmittedControl(output=tag, position=self._next[tag], control=control)
-            )
         self.counts[control.delivery] = self.counts.get(control.delivery, 0) + 1
         return True
 

@@ -7,7 +7,7 @@ sorted by sequence if need be, and cut anew: at ports, at control tuples, and ev
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import pyarrow as pa
@@ -60,12 +60,23 @@ def in_order(port: str, batches: Sequence[pa.RecordBatch]) -> pa.Table:
     return table
 
 
+def in_places(placed: Iterable[Placed]) -> list[Placed]:
+    """Return control tuples of one port by their places; those of one place in their order."""
+    return sorted(placed, key=lambda one: (one[0], order_of(one[1])))
+
+
 def by_port(
     tables: Mapping[str, pa.Table], control: Mapping[str, Sequence[Placed]], ports: Sequence[str]
 ) -> Iterator[Step]:
-    """Give rows and ``IMMEDIATE`` tuples, port by port, each port in its order."""
+    """Give rows and ``IMMEDIATE`` tuples, port by port, each port in its order.
+
+    Args:
+        tables: rows of each port.
+        control: tuples of each port, by their places: see :func:`in_places`.
+        ports: the order.
+    """
     for port in ports:
-        placed = sorted(control.get(port, ()), key=lambda one: (one[0], order_of(one[1])))
+        placed = control.get(port, ())
         table = tables.get(port)
         if table is None:
             yield from ((port, one) for _, one in placed)

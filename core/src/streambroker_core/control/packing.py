@@ -1,4 +1,4 @@
-"""Rows packed for the way to their buckets: one packed row per bucket and Arrow batch.
+"""Rows packed for the way to their buckets: one packed row per bucket and Arrow batch given.
 
 A packed row is ``bucket, seq, n, event_time, payload``. The payload is an Arrow IPC stream: the
 bucket's rows of one batch with their sequence as first column, or control tuples. Its schema's
@@ -8,7 +8,7 @@ watermark rows, which have no payload, so that nobody on the way takes rows for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -138,14 +138,19 @@ def pack_control(placed: Iterable[Placed], port: str, buckets: int) -> pa.Record
         keep_first(first, position, control)
     if not first:
         return packed_rows([])
-    whole = to_batch(sorted(first.values(), key=lambda one: one[0]))
-    meta = {**(whole.schema.metadata or {}), _VERSION: str(VERSION), _PORT: port}
-    one = Packed(
-        seq=min(position for position, _ in first.values()),
-        n=len(first),
-        payload=_write(whole.replace_schema_metadata(meta)),
-    )
+    one = control_row(sorted(first.values(), key=lambda one: one[0]), port)
     return packed_rows((bucket, one) for bucket in range(buckets))
+
+
+def control_row(placed: Sequence[Placed], port: str) -> Packed:
+    """Pack control tuples, each of which is there once, by rising position; at least one."""
+    whole = to_batch(placed)
+    meta = {**(whole.schema.metadata or {}), _VERSION: str(VERSION), _PORT: port}
+    return Packed(
+        seq=placed[0][0],
+        n=len(placed),
+        payload=_write(whole.replace_schema_metadata(meta), _CONTROL_OPTIONS),
+    )
 
 
 def pack_watermark(time: int | None) -> pa.RecordBatch:
@@ -198,11 +203,16 @@ def unpack(packed: Packed) -> Arrival:
         FormatTooNewError: it is of a newer release.
         ControlError: it is no packed row, or damaged.
     """
+    for payload, known in _REMEMBERED.get((packed.n, len(packed.payload)), ()):
+        if payload == packed.payload:
+            return known
     metadata, batch = _opened(packed)
     port = metadata[_PORT].decode()
     if _LAYOUT in metadata:
         return Arrival(port=port, layout=metadata[_LAYOUT].decode(), rows=batch)
-    return Arrival(port=port, control=_control(packed.payload, _bare(batch, metadata)))
+    found = Arrival(port=port, control=tuple(from_batch(_bare(batch, metadata))))
+    _remember(packed, found)
+    return found
 
 
 def merge_control(packed: Packed, into: dict[str, Placed]) -> None:
@@ -256,17 +266,19 @@ def _rising(seq: pa.Array, layout: Layout) -> pa.Array:
     return seq
 
 
-def _control(payload: bytes, batch: pa.RecordBatch) -> tuple[Placed, ...]:
-    """Read control tuples; every bucket gets the same ones, so the last are remembered."""
-    if payload not in _REMEMBERED:
-        if len(_REMEMBERED) >= _REMEMBER:
-            _REMEMBERED.clear()
-        _REMEMBERED[payload] = tuple(from_batch(batch))
-    return _REMEMBERED[payload]
+def _remember(packed: Packed, arrival: Arrival) -> None:
+    """Remember the last control tuples read: every bucket gets the same ones."""
+    if sum(map(len, _REMEMBERED.values())) >= _REMEMBER:
+        _REMEMBERED.clear()
+    of = _REMEMBERED.setdefault((packed.n, len(packed.payload)), [])
+    of.append((packed.payload, arrival))
 
 
-_REMEMBER = 8
-_REMEMBERED: dict[bytes, tuple[Placed, ...]] = {}
+_REMEMBER = 16
+_REMEMBERED: dict[tuple[int, int], list[tuple[bytes, Arrival]]] = {}
+"""By number of rows and length, so that payloads of rows cost one look: payloads, what they are."""
+_CONTROL_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+"""Tuples of one emitter look much alike, and each bucket is sent a copy of all of them."""
 
 
 @lru_cache(maxsize=64)
@@ -290,8 +302,8 @@ def _row(rows: pa.RecordBatch) -> Packed:
     return Packed(seq=rows.column(0)[0].as_py(), n=rows.num_rows, payload=_write(rows))
 
 
-def _write(batch: pa.RecordBatch) -> bytes:
+def _write(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions | None = None) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue().to_pybytes())

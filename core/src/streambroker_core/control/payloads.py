@@ -22,6 +22,8 @@ from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.fields import json_type
 
 _DEPTH = 32
+_REMEMBER = 10_000
+"""Payloads that a receiver remembers, as many as one window has control tuples."""
 
 
 def type_name(payload: type) -> str:
@@ -55,6 +57,7 @@ class Payloads:
             ControlError: one is no dataclass, or two have one name.
         """
         self._known: dict[str, type] = {}
+        self._last: dict[tuple[str, str], Any] = {}
         for one in known:
             if not dataclasses.is_dataclass(one):
                 raise ControlError(f"payload type {one.__qualname__} is no dataclass.")
@@ -70,6 +73,8 @@ class Payloads:
     def decode(self, control: ControlTuple) -> Any:
         """Return a control tuple's payload as an object of its type.
 
+        Equal payloads that nobody can change may be one object: each bucket is handed every tuple.
+
         Raises:
             ControlError: the type is not known here, or the payload does not have its fields.
         """
@@ -80,7 +85,14 @@ class Payloads:
                 f"control tuple {control.id} has type {control.type}, which is not known to this"
                 f" receiver; it knows {names}. Name the type there, or pass the tuple on."
             )
-        return _read(control.payload, known, control.type)
+        if not _is_constant(known):
+            return _read(control.payload, known, control.type)
+        key = (control.type, control.text)
+        if key not in self._last:
+            if len(self._last) >= _REMEMBER:
+                self._last.clear()
+            self._last[key] = _read(control.payload, known, control.type)
+        return self._last[key]
 
 
 def mergeable(known: Iterable[type]) -> frozenset[str]:
@@ -140,6 +152,20 @@ def _number(value: float, path: str) -> float:
     elif value != value or value in (float("inf"), float("-inf")):
         raise ControlError(f"{path} is {value}, which JSON cannot hold; use null or a text.")
     return value
+
+
+@cache
+def _is_constant(known: type) -> bool:
+    """Whether objects of a payload type can never change, nor what they hold."""
+    hints = _hints(known)
+    frozen: bool = known.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return frozen and all(_is_scalar(hints[one.name]) for one in dataclasses.fields(known))
+
+
+def _is_scalar(hint: Any) -> bool:
+    if get_origin(hint) in (Union, types.UnionType):
+        return all(one is type(None) or one in _READERS for one in get_args(hint))
+    return hint in _READERS
 
 
 @cache

@@ -55,9 +55,26 @@ Placed = tuple[int, ControlTuple]
 
 def to_batch(placed: Sequence[Placed]) -> pa.RecordBatch:
     """Return Arrow rows, in the order given."""
-    given = [one for _, one in placed]
+    positions = pa.array([position for position, _ in placed], pa.int64())
+    told = _columns([one for _, one in placed])
+    return pa.RecordBatch.from_arrays([positions, *told], schema=schema())
+
+
+def _columns(given: Sequence[ControlTuple]) -> list[pa.Array]:
+    """Return what tuples say; the last are remembered, because each bucket sends on every tuple."""
+    global _last  # one assignment, so that no thread sees a half
+    key, last = tuple(map(id, given)), _last
+    if last is None or last[0] != key:
+        _last = last = (key, given, _written(given))
+    return last[2]
+
+
+_last: tuple[tuple[int, ...], Sequence[ControlTuple], list[pa.Array]] | None = None
+"""Ids, the objects that have them, which so nothing else has, and their columns."""
+
+
+def _written(given: Sequence[ControlTuple]) -> list[pa.Array]:
     columns: Sequence[Sequence[Any]] = [
-        [position for position, _ in placed],
         [one.type for one in given],
         [one.id for one in given],
         [one.delivery.value for one in given],
@@ -68,8 +85,8 @@ def to_batch(placed: Sequence[Placed]) -> pa.RecordBatch:
         [one.text for one in given],
         [_target_text(one.target) for one in given],
     ]
-    arrays = [pa.array(column, one.type) for column, one in zip(columns, schema(), strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema())
+    fields = list(schema())[1:]
+    return [pa.array(column, one.type) for column, one in zip(columns, fields, strict=True)]
 
 
 def _target_text(target: Target) -> str | None:

@@ -2,7 +2,7 @@
 
 *Rows*: the user's columns, ``_seq``, the place of the row, and in a *mixed* frame ``_control``,
 which is null in rows of data; where it is not, it holds a control tuple, or notes, and the user's
-columns are null. *Packed*: one row per bucket and Arrow batch, as ``control.packing`` in core has
+columns are null. *Packed*: one row per bucket and many rows, as ``control.packing`` in core has
 it. *Emitted*: what the buckets of an operator hand out, one row per bucket, output and kind.
 """
 

@@ -29,6 +29,9 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 LOCAL_FILES = "spark.hadoop.fs.file.impl"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
+CHANGES = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+"""A window's commit writes what has changed, and files of the whole state are written beside it."""
+
 Columns = str | StructType
 """Columns as DDL, or as Spark's type."""
 
@@ -49,7 +52,7 @@ class Feed:
 
 
 def prepare(spark: SparkSession) -> None:
-    """Set what the state of operators needs.
+    """Set what the state of operators needs; how commits are written, only if nobody has.
 
     Raises:
         AlignedError: the package protobuf is missing, or the session uses another state store.
@@ -63,6 +66,8 @@ def prepare(spark: SparkSession) -> None:
         )
     check_settings(spark.conf.getAll)
     spark.conf.set(PROVIDER, ROCKSDB)
+    if spark.conf.get(CHANGES, None) is None:
+        spark.conf.set(CHANGES, "true")
 
 
 def check_settings(settings: Mapping[str, str]) -> None:

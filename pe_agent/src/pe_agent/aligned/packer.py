@@ -1,6 +1,6 @@
 """Rows to packed rows, inside Spark's tasks: one ``mapInArrow`` before each shuffle.
 
-A task packs its rows batch by batch, and at its end what goes to every bucket: its control tuples,
+A task packs its rows, many at once, and at its end what goes to every bucket: its control tuples,
 its notes, and a row with the largest event time that it has seen.
 """
 
@@ -25,11 +25,11 @@ from pe_agent.aligned.forms import (
     read_ipc,
 )
 from streambroker_core.control.buckets import Layout
+from streambroker_core.control.gathering import Gathering
 from streambroker_core.control.operator import OperatorError
 from streambroker_core.control.packing import (
     Packed,
     merge_control,
-    pack,
     pack_control,
     pack_watermark,
     packed_rows,
@@ -79,11 +79,12 @@ class Packer:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack the rows of a task."""
-        task = _Task()
+        task, gathering = _Task(), Gathering(self.layout)
         for batch in batches:
             if batch.num_rows:
                 task.began = True
-                yield self._rows(self._without_control(batch, task), task)
+                yield from self._rows(self._without_control(batch, task), task, gathering)
+        yield from gathering.end()
         yield from self.end(task)
 
     def _without_control(self, batch: pa.RecordBatch, task: _Task) -> pa.RecordBatch:
@@ -110,19 +111,18 @@ class Packer:
             place = LAST
         keep_first(task.control, place, found)
 
-    def _rows(self, batch: pa.RecordBatch, task: _Task) -> pa.RecordBatch:
+    def _rows(
+        self, batch: pa.RecordBatch, task: _Task, gathering: Gathering
+    ) -> Iterator[pa.RecordBatch]:
         if not batch.num_rows or SEQ not in batch.schema.names:
-            return packed_rows([])
+            return
         if self.event_time is not None:
             _later(task, batch.column(self.event_time))
         seq = task.numbering.fill(batch.column(SEQ))
-        if len(seq) > 1 and not pc.all(pc.less(seq.slice(0, len(seq) - 1), seq.slice(1))).as_py():
-            order = pc.sort_indices(seq)
-            batch, seq = batch.take(order), seq.take(order)
         rows = batch.drop_columns([SEQ])
         if self.schema is not None:
             rows = fitting(rows, self.schema, f"the stream of input {self.layout.port}")
-        return pack(rows, self.layout, seq)
+        yield from gathering.add(rows, seq)
 
     def end(self, task: _Task) -> Iterator[pa.RecordBatch]:
         """Pack what a task has for every bucket."""
@@ -149,18 +149,19 @@ class Repacker:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack what a task emitted."""
-        task, packer = _Task(), Packer(layout=self.layout)
+        task, packer, gathering = _Task(), Packer(layout=self.layout), Gathering(self.layout)
         for kind, first, n, payload in emitted(batches, self.output):
             task.began = True
             if kind == ROWS:
                 seq = first
                 for batch in read_ipc(payload):
-                    yield pack(batch, self.layout, seq)
+                    yield from gathering.add(batch, seq)
                     seq += batch.num_rows
             elif kind == NOTES:
                 task.notes += notes.decode(payload)
             else:
                 merge_control(Packed(seq=0, n=n, payload=payload), task.control)
+        yield from gathering.end()
         yield from packer.end(task)
 
 

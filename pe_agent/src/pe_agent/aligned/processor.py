@@ -24,7 +24,7 @@ from streambroker_core.control.aligned import AlignedRunner, Applied, Outcome
 from streambroker_core.control.buckets import Layout
 from streambroker_core.control.emitting import EmittedRows, Stage
 from streambroker_core.control.operator import Operator, OperatorError, Window
-from streambroker_core.control.packing import Packed, pack_control, sequence
+from streambroker_core.control.packing import Packed, control_row, sequence
 from streambroker_core.control.rows import Placed
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ class BucketProcessor(StatefulProcessor):
                 stage,
                 layouts=self._hosted.layouts,
                 thread=threading.get_ident,
+                report=self._hosted.report is not None,
             )
         return self._runner
 
@@ -250,10 +251,8 @@ class _Emitted:
             else:
                 control.setdefault(one.output, []).append((one.position, one.control))
         for output, placed in control.items():
-            packed = pack_control(placed, output, 1).to_pylist()[0]
-            self._rows.append(
-                (output, TUPLES, bucket, packed["seq"], packed["n"], packed["payload"])
-            )
+            packed = control_row(placed, output)
+            self._rows.append((output, TUPLES, bucket, packed.seq, packed.n, packed.payload))
         for output, given in rows.items():
             who = f"operator {self._hosted.name}, output {output},"
             schema = self._hosted.schemas[output]

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from streambroker_core.control.buckets import Layout, layout_of
 from streambroker_core.control.cutting import merged
+from streambroker_core.control.gathering import Gathering
 from streambroker_core.control.operator import Input, OperatorError
 from streambroker_core.control.packing import (
     SEQ,
-    pack,
     pack_control,
     pack_watermark,
     sequence,
@@ -134,7 +134,7 @@ class Packer:
         self._packing = packing
         self._part = int(ticket["part"])
         self._before: Sequence[int] = ticket["before"]
-        self._layout: Layout | None = None
+        self._gathering: Gathering | None = None
         self._latest: int | None = None
 
     def _place(self, number: int) -> int:
@@ -150,11 +150,11 @@ class Packer:
             block: which of the slice's blocks they are of.
             places: their numbers in the block; None if all of it passed.
         """
-        if self._layout is None:
-            self._layout = self._packing.layout(batch.schema)
+        if self._gathering is None:
+            self._gathering = Gathering(self._packing.layout(batch.schema))
         first = self._place(self._before[block])
         self._note_time(batch)
-        yield pack(batch, self._layout, first if places is None else pc.add(places, first))
+        yield from self._gathering.add(batch, first if places is None else pc.add(places, first))
 
     def _note_time(self, batch: pa.RecordBatch) -> None:
         name = self._packing.event_time
@@ -180,7 +180,12 @@ class Packer:
         )
 
     def end(self) -> Iterator[pa.RecordBatch]:
-        """Give the task's row for no bucket, with the largest event time that was met."""
+        """Give the rows that are left, and the task's row for no bucket.
+
+        That one has the largest event time that was met.
+        """
+        if self._gathering is not None:
+            yield from self._gathering.end()
         yield pack_watermark(self._latest)
 
 

@@ -270,11 +270,44 @@ def test_what_was_applied_is_reported_with_window_bucket_and_whether_it_went_on(
     assert (applied.bucket, applied.window, applied.forwarded) == (2, 6, False)
 
 
+OTHER = control(9)
+
+
+class TwoOutputs(Operator):
+    outputs = ("a", "b")
+
+    def process_control(self, port: str, control: ControlTuple) -> bool:
+        return False
+
+
+class Twice(TwoOutputs):
+    def process_control(self, port: str, control: ControlTuple) -> bool:
+        self.emit_control(OTHER, output="b")
+        return False
+
+
+def test_a_runner_that_does_not_report_delivers_and_counts_the_same() -> None:
+    given = sent(control(0), control(1))
+    told = AlignedRunner(Seeing, stage()).run(window(), given, {})
+    quiet = AlignedRunner(Seeing, stage(), report=False).run(window(), given, {})
+    assert (len(told.applied), quiet.applied) == (2, ())
+    assert (quiet.control, quiet.emitted) == (told.control, told.emitted)
+
+
+def test_windows_with_as_many_other_tuples_are_told_apart() -> None:
+    for first in (0, 2, 0):
+        run(Seeing, [*sent(control(first)), *sent(control(first + 1))])
+    assert [seen for _, seen in Seeing.seen] == [f"e/1/{n}" for n in (0, 1, 2, 3, 0, 1)]
+
+
 def test_limits_may_be_set_for_an_operator() -> None:
     small = stage(limits=Limits(tuples=1))
     assert run(Seeing, sent(control(0)), of=small).applied
+    assert len(emitted(run(TwoOutputs, sent(control(0)), of=small))) == 2
     with pytest.raises(ControlLimitError, match="the limit is 1 tuples"):
         run(Seeing, sent(control(0), control(1)), of=small)
+    with pytest.raises(ControlLimitError, match="emits more control tuples in window"):
+        run(Twice, sent(control(0)), of=small)
     with pytest.raises(ControlError, match="a payload may have 1 to 1048576 bytes, not 1048577"):
         Limits(payload=1_048_577)
 

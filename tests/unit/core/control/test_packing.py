@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from streambroker_core.control.buckets import Layout, bucket_of_key, buckets_of, layout_of
 from streambroker_core.control.operator import Input, OperatorError
-from streambroker_core.control.ordering import CHUNK, by_column, by_port, in_order
+from streambroker_core.control.ordering import CHUNK, by_column, by_port, in_order, in_places
 from streambroker_core.control.packing import (
     NO_BUCKET,
     PACKED,
@@ -259,6 +259,28 @@ def test_payloads_that_are_none_are_refused() -> None:
             unpack(Packed(seq=0, n=1, payload=sink.getvalue().to_pybytes()))
 
 
+def test_control_that_looks_alike_is_not_taken_for_what_was_read_before() -> None:
+    given = [
+        [one for _, one in by_bucket(pack_control([(0, control(n))], "in", 1))] for n in (0, 1)
+    ]
+    assert len({len(one.payload) for (one,) in given}) == 1
+    found = [unpack(one).control[0][1].seq for (one,) in [*given, *given]]
+    assert found == [0, 1, 0, 1]
+
+
+def test_control_of_a_new_list_is_written_anew() -> None:
+    for seqs in ([0, 1], [2, 3], [0, 1]):
+        rows = to_batch([(at, control(seq)) for at, seq in enumerate(seqs)])
+        assert rows.column("seq").to_pylist() == seqs
+
+
+def test_many_tuples_of_one_emitter_take_little_room() -> None:
+    placed = [(seq, control(seq)) for seq in range(1_000)]
+    ((_, one),) = by_bucket(pack_control(placed, "in", 1))
+    assert len(one.payload) < to_batch(placed).nbytes / 2
+    assert [control.seq for _, control in unpack(one).control] == list(range(1_000))
+
+
 def steps(
     batches: list[pa.RecordBatch], placed: list[Placed], bucket: int = 0
 ) -> list[list[int] | str]:
@@ -266,7 +288,7 @@ def steps(
     tables = {"in": in_order("in", found)} if found else {}
     return [
         one.id if isinstance(one, ControlTuple) else one.column("k").to_pylist()
-        for _, one in by_port(tables, {"in": placed}, ["in"])
+        for _, one in by_port(tables, {"in": in_places(placed)}, ["in"])
     ]
 
 
@@ -359,7 +381,7 @@ def walked(table: pa.Table, *places: int) -> list[list[int] | str]:
     placed = [(place, control(seq)) for seq, place in enumerate(places)]
     return [
         one.id if isinstance(one, ControlTuple) else one.column("k").to_pylist()
-        for _, one in by_port({"in": table}, {"in": placed}, ["in"])
+        for _, one in by_port({"in": table}, {"in": in_places(placed)}, ["in"])
     ]
 
 

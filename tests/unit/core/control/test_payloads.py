@@ -194,3 +194,34 @@ class Checked:
     def __post_init__(self) -> None:
         if self.x < 0:
             raise ValueError("x is negative")
+
+
+@dataclass(frozen=True)
+class Named(Mark):
+    control_type: ClassVar[str] = "named"
+    name: str | None = None
+
+
+@dataclass
+class Open:
+    at: int
+
+
+@dataclass(frozen=True)
+class Listed:
+    ats: list[int]
+
+
+def test_only_payloads_that_cannot_change_are_given_twice() -> None:
+    known = Payloads([Mark, Named, Open, Listed])
+    for payload in (Mark(1), Named(1), Open(1), Listed([1])):
+        control = sent(payload)
+        first, again = known.decode(control), known.decode(control)
+        assert first == again == payload
+        assert (first is again) == isinstance(payload, Mark)
+
+
+def test_equal_texts_of_two_types_are_two_payloads() -> None:
+    known = Payloads([Mark, Named])
+    found = [known.decode(received(kind, '{"at":1}')) for kind in ("watermark", "named")]
+    assert [type(one) for one in found] == [Mark, Named]
