@@ -18,6 +18,7 @@ from streambroker_core.board import (
 from streambroker_core.model import RULE, PeKey, Rule
 from streambroker_core.wire.rules import read_rule_spec
 from streambroker_core.wire.told import ToldRule
+from streambroker_operator.kubernetes.events import Note, transitions
 from streambroker_operator.kubernetes.rule_statuses import COUNTS_S, RuleStatuses
 from streambroker_operator.kubernetes.status_writer import Name, StatusWrite
 
@@ -38,6 +39,7 @@ class Bench:
         self.board, self.now, self.version = Board(), 1000.0, 10
         self.offers: list[tuple[Name, bool]] = []
         self.objects: dict[str, Any] = {}
+        self.notes: list[Note] = []
         self.statuses = self.fresh()
         listed = tuple((one, number + 1) for number, one in enumerate(rules))
         for event in (
@@ -51,6 +53,7 @@ class Bench:
         return RuleStatuses(
             self.board,
             lambda name, urgent: self.offers.append((name, urgent)),
+            written=lambda *told: self.notes.extend(transitions(*told)),
             clock=lambda: self.now,
             monotonic=lambda: self.now,
         )
@@ -302,3 +305,37 @@ def test_a_rule_that_cannot_be_read_is_looked_at_before_ports_were_listed() -> N
     bench.statuses.followed(bad, ())
 
     assert bench.offers == [((RULE, "u3"), False)]
+
+
+def test_people_are_told_once_of_a_rule_that_is_refused_or_off() -> None:
+    bench = Bench(rule())
+    bench.conditions()
+    assert bench.notes == []
+    bench.statuses.heard(PE, {"dear": replace(ACTIVE, reason="FieldUnknown", message="no")})
+    bench.conditions()
+    bench.statuses.heard(PE, {"dear": replace(ACTIVE, state="disabled")})
+    bench.conditions()
+    bench.statuses.heard(PE, {"dear": replace(ACTIVE, state="disabled", matches=9)})
+    bench.now += COUNTS_S
+    bench.conditions()
+
+    assert [(note.weight, note.reason) for note in bench.notes] == [
+        ("Warning", "FieldUnknown"),
+        ("Normal", "Accepted"),
+        ("Warning", "Disabled"),
+    ]
+    assert bench.notes[0].text == "The job refuses it: no."
+    assert {note.kind for note in bench.notes} == {RULE}
+
+
+def test_a_rule_that_the_broker_refuses_at_once_is_told_of_also_if_the_watch_is_first() -> None:
+    bench = Bench(rule(where="price >"))
+    write = bench.statuses.draw("u1")
+    assert write is not None
+    bench.version += 1
+    answer = bench.written(write)
+    bench.statuses.look(answer, False)
+    bench.statuses.wrote(write, answer)
+
+    ((weight, reason),) = [(note.weight, note.reason) for note in bench.notes]
+    assert (weight, reason) == ("Warning", "RuleInvalid")

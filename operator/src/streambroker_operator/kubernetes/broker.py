@@ -262,7 +262,9 @@ class ClusterBroker:
             all_anew=self._all_anew,
         )
         self.desk.rule_statuses = RuleStatuses(
-            board, lambda name, urgent: self.writer.offer(name, urgent=urgent)
+            board,
+            lambda name, urgent: self.writer.offer(name, urgent=urgent),
+            written=self.desk.told,
         )
         sources = StatusSources(self.desk.statuses, self.desk.rule_statuses)
         self.writer = StatusWriter(self._api, sources, leads=self._leads, pace=pace)

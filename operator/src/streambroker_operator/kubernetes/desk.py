@@ -20,13 +20,13 @@ from streambroker_core.wire.ends import Ends
 from streambroker_operator.kubernetes.client import Body
 from streambroker_operator.kubernetes.events import (
     EventWriter,
+    ShownConditions,
     route_cut,
     steering_overwritten,
     transitions,
 )
 from streambroker_operator.kubernetes.relay import Relay
 from streambroker_operator.kubernetes.rule_statuses import RuleStatuses
-from streambroker_operator.kubernetes.status import Shown
 from streambroker_operator.kubernetes.status_writer import StatusWrite
 from streambroker_operator.kubernetes.statuses import Statuses
 from streambroker_operator.kubernetes.writes import KubernetesStore
@@ -133,7 +133,7 @@ class Desk:
         if not self._leads():
             self._relay(pe, version, ago_s)
 
-    def told(self, write: StatusWrite, before: Shown, after: Mapping[str, Any]) -> None:
+    def told(self, write: StatusWrite, before: ShownConditions, after: Mapping[str, Any]) -> None:
         """Tell people of what a status that was just written says for the first time."""
         for note in transitions(write, before, after):
             self._events.tell(note, time.time())

@@ -11,13 +11,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from streambroker_core.model import AnyKind, PortKey, Resource, kind_of
 from streambroker_core.wire.manifest import API_VERSION
 from streambroker_operator.kubernetes.api import Api, ApiUnreachableError, micro_time
 from streambroker_operator.kubernetes.objects import MERGE
-from streambroker_operator.kubernetes.status import Shown
 from streambroker_operator.kubernetes.status_writer import StatusWrite
 from streambroker_operator.rest.limits import Buckets
 
@@ -87,7 +86,16 @@ class _Series:
     written: float
 
 
-def transitions(write: StatusWrite, before: Shown, after: Mapping[str, Any]) -> list[Note]:
+class ShownConditions(Protocol):
+    """What a status has shown."""
+
+    def status_of(self, condition: str) -> str | None:
+        """Return the status of a condition; None where it is not shown."""
+
+
+def transitions(
+    write: StatusWrite, before: ShownConditions, after: Mapping[str, Any]
+) -> list[Note]:
     """Return what a status that was just written tells for the first time.
 
     Args:
@@ -103,9 +111,9 @@ def transitions(write: StatusWrite, before: Shown, after: Mapping[str, Any]) -> 
             continue
         if known is None and (name, status) not in _FIRST:
             continue
-        if condition["reason"] == "NotAccepted":
-            continue
         reason = condition["reason"]
+        if reason == "NotAccepted" or (name == "Active" and reason != "Disabled"):
+            continue
         found.append(
             Note(
                 kind=write.kind,
@@ -115,13 +123,14 @@ def transitions(write: StatusWrite, before: Shown, after: Mapping[str, Any]) -> 
                 reason=reason,
                 action=_ACTIONS[name],
                 text=condition.get("message") or _SENTENCES.get((name, status), reason),
-                weight="Warning" if (name, status) == ("Accepted", "False") else "Normal",
+                weight="Warning" if (name, status) in _WARNINGS else "Normal",
             )
         )
     return found
 
 
-_ACTIONS = {"Accepted": "Accept", "Matched": "Match"}
+_ACTIONS = {"Accepted": "Accept", "Matched": "Match", "Active": "Run"}
+_WARNINGS = {("Accepted", "False"), ("Active", "False")}
 _FIRST = {("Accepted", "False"), ("Matched", "True")}
 """What is worth an Event of a resource that had no status: the usual course of things is not."""
 _SENTENCES = {

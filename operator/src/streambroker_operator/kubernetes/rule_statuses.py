@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from streambroker_core.board import (
     Action,
@@ -28,6 +28,7 @@ from streambroker_core.model import RULE, PeKey, Rule, RuleKey, rule_name_of
 from streambroker_core.wire.canonical import digest
 from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.told import ToldRule, ToldRules, read_told
+from streambroker_operator.kubernetes.events import ShownConditions
 from streambroker_operator.kubernetes.status import (
     Condition,
     conditions_out,
@@ -63,8 +64,13 @@ class _Shown:
     told: ToldRule | None = None
     at: float = 0.0
 
+    def status_of(self, condition: str) -> str | None:
+        """Return the status of a condition; None where it is not shown."""
+        return next((status for name, status, _ in self.since if name == condition), None)
+
 
 _NOTHING = _Shown()
+Written: TypeAlias = "Callable[[StatusWrite, ShownConditions, Mapping[str, Any]], None]"
 
 
 class RuleStatuses:
@@ -75,6 +81,7 @@ class RuleStatuses:
     Args:
         board: read, never changed.
         offer: asks the writer to look at a status; the second argument says whether urgently.
+        written: told of a status that was just written, of what stood there, and of what does.
         clock: seconds since 1970.
         monotonic: seconds of a clock that nobody sets.
     """
@@ -84,6 +91,7 @@ class RuleStatuses:
         board: Board,
         offer: Callable[[Name, bool], None],
         *,
+        written: Written = lambda *_: None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,6 +102,8 @@ class RuleStatuses:
         self._answered: dict[str, int] = {}
         # Whose counts alone have changed, and when they may be written.
         self._due: dict[str, float] = {}
+        self._drawn: dict[str, _Shown] = {}
+        self._tell = written
 
     # ---- what comes in ---------------------------------------------------
 
@@ -134,7 +144,7 @@ class RuleStatuses:
         self._forget(self._shown.keys() - there)
 
     def _forget(self, uids: Iterable[str]) -> None:
-        for known in (self._shown, self._answered, self._due):
+        for known in (self._shown, self._answered, self._due, self._drawn):
             for uid in uids:
                 known.pop(uid, None)
 
@@ -190,6 +200,7 @@ class RuleStatuses:
         found = self._written(uid, generation, status, told)
         if found is None:
             return None
+        self._drawn[uid] = self._shown.get(uid, _NOTHING)
         return StatusWrite(kind=RULE, namespace=namespace, name=name, uid=uid, status=found)
 
     def _of(self, rule: Rule) -> ToldRule | None:
@@ -221,12 +232,13 @@ class RuleStatuses:
 
     def wrote(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
         """Take in the rule as the API server has it after a write."""
-        metadata = answer.get("metadata")
+        metadata, before = answer.get("metadata"), self._drawn.pop(write.uid, _NOTHING)
         there = self._rules.get(write.uid) or self._rules.unreadable(write.uid)
         if not isinstance(metadata, Mapping) or metadata.get("uid") != write.uid or there is None:
             return
         self._answered[write.uid] = int(metadata["resourceVersion"])
         self._shown[write.uid] = read_shown(answer.get("status"), self._monotonic())
+        self._tell(write, before, write.status)
 
 
 def conditions_of(status: Status, told: ToldRule | None) -> tuple[Condition, ...]:
