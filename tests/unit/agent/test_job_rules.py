@@ -42,12 +42,14 @@ class Agent:
     """The part of an agent that a discoverer asks; it may be away."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.now, self.away = path, 0.0, False
+        self.path, self.now, self.away, self.deaf = path, 0.0, False, False
         self.routes, self.news = RouteTable(path / "routes.json"), News()
         self.routes.load()
         self.routes.listen(lambda view: self.news.tell())
         self.store = Store(path / "state.sqlite")
-        self.rules = JobRules(lambda: self.routes.view, self.store, self.news, lambda: self.now)
+        self.rules = JobRules(
+            lambda: self.routes.view, self.store, self.news, lambda: self.now, lambda: self.deaf
+        )
         self.told = threading.Event()
         self.rules.on_report = self.told.set
 
@@ -104,6 +106,23 @@ def until(holds: Callable[[], bool]) -> None:
 
 def told(agent: Agent) -> Mapping[str, Any]:
     return agent.rules.told()
+
+
+def test_a_broker_that_its_agent_does_not_hear_of_is_told_and_the_rules_stay(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pe_agent.cep.broker.WAIT_SECONDS", 0.05)
+    agent.routes.apply(view_of(wanted("a")))
+    job = Job()
+
+    with running(agent, job) as discoverer:
+        assert discoverer.problem is None
+        agent.deaf = True
+        until(lambda: discoverer.problem is not None)
+        assert "the broker does not answer" in (discoverer.problem or "")
+        assert job.rules() == [("a", 1)]
+        agent.deaf = False
+        until(lambda: discoverer.problem is None)
 
 
 def test_rules_of_the_view_are_those_of_the_job_and_follow_it(agent: Agent) -> None:

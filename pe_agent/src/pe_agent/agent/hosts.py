@@ -99,7 +99,12 @@ class Hosts:
         )
         self._declarations: dict[str, dict[str, Any]] = self.store.states("declarations", "port")
         self.control_log = ControlLog(self.store, self.news.tell)
-        self.rules = JobRules(lambda: self.routes.view, self.store, self.news)
+        self.rules = JobRules(
+            lambda: self.routes.view,
+            self.store,
+            self.news,
+            away=lambda: bool(self.broker_status().get("away")),
+        )
         self.imports = ImportHost(
             str(pe),
             self.routes,

@@ -46,6 +46,7 @@ class JobRules:
         store: keeps which rules were enabled how often.
         news: wakes those who wait, as soon as there is another view.
         clock: a monotonic clock, in seconds.
+        away: says whether the broker does not answer.
 
     Attributes:
         on_report: called when a discoverer says another thing than before.
@@ -57,8 +58,10 @@ class JobRules:
         store: Store,
         news: News,
         clock: Callable[[], float] = time.monotonic,
+        away: Callable[[], bool] = lambda: False,
     ) -> None:
         self._view, self._store, self._news, self._clock = view, store, news, clock
+        self._away = away
         self._lock = threading.Lock()
         self._heard: dict[str, _Heard] = {}
         self._first = 0
@@ -74,7 +77,8 @@ class JobRules:
 
         Returns:
             ``digest``, null while the broker has said nothing of rules; ``rules``, null where they
-            are those that are known; ``enabled``, how often each was enabled that the job knows of.
+            are those that are known; ``enabled``, how often each was enabled that the job knows of;
+            ``away``, whether they are the last ones of a broker that does not answer.
         """
         name = str(body["discoverer"])
         self._touch(name)
@@ -85,13 +89,14 @@ class JobRules:
 
         found = self._news.until((), wait, self._current, enough)
         if found is None:
-            return {"digest": None, "rules": None, "enabled": {}}
+            return {"digest": None, "rules": None, "enabled": {}, "away": self._away()}
         digest, rules = found
         enabled = json.loads(self._store.get(_ENABLED) or "{}")
         return {
             "digest": digest,
             "rules": None if digest == known else rules,
             "enabled": enabled,
+            "away": self._away(),
         }
 
     def _current(self) -> tuple[str, list[dict[str, Any]]] | None:

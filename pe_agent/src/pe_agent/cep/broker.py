@@ -34,7 +34,8 @@ class BrokerDiscoverer:
     The agent keeps the last rules on its disk: while broker or agent is away, they stay.
 
     Attributes:
-        problem: why the agent could not be asked when last tried; None if it could.
+        problem: why the agent could not be asked when last tried, or that it does not hear of the
+            broker; None if neither is so.
     """
 
     def __init__(self, pe: PE, *, timeout: float = 30.0) -> None:
@@ -88,10 +89,10 @@ class BrokerDiscoverer:
                 if answer["rules"] is not None:
                     manager.on_pattern_processors_updated(self._taken(answer))
                     self._enable_all(manager)
-                self._well()
+                self._heard(away=bool(answer.get("away")))
                 again = AGAIN_SECONDS
             except Exception as error:  # whatever it is, the rules stay
-                self._ill(error)
+                self._ill(f"{type(error).__name__}: {error}")
                 self._closed.wait(again)
                 again = min(2 * again, LONGEST_AGAIN_SECONDS)
 
@@ -133,13 +134,14 @@ class BrokerDiscoverer:
                 self._handled = dict(self._enable)
                 self._news.notify_all()
 
-    def _well(self) -> None:
-        if self.problem is not None:
-            log.info("the agent says again which rules there are")
+    def _heard(self, *, away: bool) -> None:
+        if away:
+            self._ill("the broker does not answer the agent; rules are those that it said last")
+        elif self.problem is not None:
+            log.info("it is known again which rules there are")
             self.problem = None
 
-    def _ill(self, error: Exception) -> None:
-        problem = f"{type(error).__name__}: {error}"
+    def _ill(self, problem: str) -> None:
         if problem != self.problem:
             log.warning("rules cannot be asked for, those so far stay: %s", problem)
         self.problem = problem
