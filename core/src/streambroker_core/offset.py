@@ -3,24 +3,29 @@
 ``{"v": 1, "reader", "filter", "columns", "streams": {id: {"from", "next"}},
 "control": {log: seq}, "dropped": {id: [epochs, rows]}, "lost": {id: [epochs, rows | null]},
 "last": {export: [query id, batch id] | null}}``, keys sorted, because Spark compares offsets as
-JSON text. ``lost`` is left out while it is empty.
+JSON text. ``lost`` is left out while it is empty. A reader that pins rules has ``"v": 2`` and
+``"rules": {"log", "next", "relevant", "own"}``.
 
 Rule 1: a batch reads of stream s the epochs ``[max(start.s.next, end.s.from), end.s.next)``.
 Rule 2: filter and columns of the *end* offset hold for all of the batch.
 Rule 3: ``last`` has a key for every export the reader ever opened, also while nothing was read.
 Rule 4: an export of which nothing was read leaves ``last`` when it has neither a route nor a
 position. One that was read stays: see :func:`never_read`.
+Rule 5: with ``rules`` the filter is what the Import's own and the rules' let pass together; the
+batch's rules are those up to ``next``. So rows are never under an older set than their rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
 
-VERSION = 1
+VERSION = 2
+PLAIN = 1
+"""The version of an offset without rules, which earlier releases read as well."""
 
 Lost = tuple[int, int | None]
 """Epochs and rows that are gone; rows None where nobody knows them, epochs is the least then."""
@@ -47,6 +52,23 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedRules:
+    """How far a reader has read a log of rules, and what that lets it leave out.
+
+    Attributes:
+        log: id of the log.
+        next: the first entry that has not been read.
+        relevant: the filter that lets pass all rows that some rule has to see; None for every row.
+        own: the Import's filter.
+    """
+
+    log: str
+    next: int
+    relevant: str | None = None
+    own: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
     """A set of positions, and the filter and columns under which the rows up to them were read."""
 
@@ -58,6 +80,12 @@ class Offset:
     dropped: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     last: Mapping[str, tuple[str, int] | None] = field(default_factory=dict)
     lost: Mapping[str, Lost] = field(default_factory=dict)
+    rules: PinnedRules | None = None
+
+    @property
+    def own_filter(self) -> str | None:
+        """The Import's filter, without what rules leave out."""
+        return self.filter if self.rules is None else self.rules.own
 
     def encode(self) -> dict[str, Any]:
         """Return the JSON object, keys in the one order that Spark's comparison needs."""
@@ -69,10 +97,11 @@ class Offset:
             "last": {e: None if b is None else list(b) for e, b in sorted(self.last.items())},
             **({"lost": {s: list(n) for s, n in sorted(self.lost.items())}} if self.lost else {}),
             "reader": self.reader,
+            **({"rules": dict(sorted(asdict(self.rules).items()))} if self.rules else {}),
             "streams": {
                 s: {"from": p.from_, "next": p.next} for s, p in sorted(self.streams.items())
             },
-            "v": VERSION,
+            "v": VERSION if self.rules else PLAIN,
         }
 
     @staticmethod
@@ -125,6 +154,13 @@ def _decode(data: Mapping[str, Any]) -> Offset:
             s: (int(n[0]), None if n[1] is None else int(n[1]))
             for s, n in data.get("lost", {}).items()
         },
+        rules=None if data.get("rules") is None else _rules(data["rules"]),
+    )
+
+
+def _rules(data: Mapping[str, Any]) -> PinnedRules:
+    return PinnedRules(
+        log=str(data["log"]), next=int(data["next"]), relevant=data["relevant"], own=data["own"]
     )
 
 

@@ -51,8 +51,8 @@ def all_given(made: Bench) -> list[tuple[int, str]]:
         for plan in taken:
             pieces = tuple((n, 0, 1) for n in range(plan.from_, plan.next))
             read = Read(reader="all", stream=plan.stream, pieces=pieces, filter=None, columns=None)
-            for batch, epoch in BlockReader().control(made.export, read):
-                found += [(epoch, one.payload) for _, one in from_batch(batch)]
+            for batch, told in BlockReader().control(made.export, read):
+                found += [(told["epoch"], one.payload) for _, one in from_batch(batch)]
         positions = {**(positions or {}), **{p.stream: p.next for p in taken}}
     raise AssertionError("a plan that does not end")
 

@@ -105,8 +105,9 @@ def test_of_mergeable_tuples_the_last_of_the_batch_is_given() -> None:
 
 def test_each_task_has_a_row_for_no_bucket_with_its_largest_event_time() -> None:
     one = packer(before=(0, 3), event_time="t")
-    list(one.rows(rows(5, 30), 0, None))
-    list(one.rows(rows(9), 1, None))
+    for number, batch in enumerate((rows(5, 30), rows(9))):
+        one.note_time(batch, {})
+        list(one.rows(batch, number, None))
     _, row = one.end()
     assert row.schema == PACKED
     (time,) = row.column("event_time").to_pylist()

@@ -98,8 +98,8 @@ def test_nothing_is_the_offset_before_the_first(text: dict[str, object] | None) 
 
 
 def test_an_offset_of_a_newer_release_is_refused_by_name() -> None:
-    with pytest.raises(OffsetError, match=r"format version 2; this release reads up to 1"):
-        Offset.decode({**FULL.encode(), "v": 2})
+    with pytest.raises(OffsetError, match=r"format version 3; this release reads up to 2"):
+        Offset.decode({**FULL.encode(), "v": 3})
 
 
 @pytest.mark.parametrize("data", [{"topic": {"0": 3}}, {"v": "1"}])

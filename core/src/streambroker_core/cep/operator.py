@@ -80,10 +80,15 @@ class PatternRules:
     Attributes:
         rules: what `RuleSet.document` returns.
         selectors: keys for which the query copies rows, for who sends the next set.
+        relevant: filter that lets pass all rows that these rules have to see, for who sends rows;
+            None for every row.
+        whole: why every row has to pass.
     """
 
     rules: dict[str, Any]
     selectors: list[list[str]] = field(default_factory=list)
+    relevant: str | None = None
+    whole: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,17 @@ def end_told(token: str) -> int | None:
         return None
 
 
+def filter_told(token: str | None) -> bool:
+    """Tell whether a capability allows filters by its own account; none allows nothing.
+
+    The signature is not looked at: its bearer has no key.
+    """
+    try:
+        return token is not None and _read(_decode(token.partition(".")[0])).filter_allowed
+    except CapabilityError:
+        return False
+
+
 def sign(
     key: bytes,
     *,

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from pe_agent.agent.asks import MAX_LEASE, BodyInvalidError, read_ask, read_ranges, under
-from pe_agent.agent.exporting.blocks import BlockReader, NotPlannedError, Read
+from pe_agent.agent.exporting.blocks import BlockReader, Latest, NotPlannedError, Read, Sent
 from pe_agent.agent.fellows.grants import Grant
 from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.importing.peers import plan_body
@@ -150,6 +150,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 columns=names_of(request["columns"]),
                 query=None if request.get("query") is None else str(request["query"]),
                 numbered=bool(request.get("numbered")),
+                latest=_latest(request.get("latest")),
             )
             export = self._hosts.readable(request)
             stream = export.streams.get(read.stream)
@@ -165,12 +166,10 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             raise self._told(error, "get") from None
         return flight.GeneratorStream(schema, self._send(self._reader.batches(export, later)))
 
-    def _send(
-        self, found: Iterable[tuple[pa.RecordBatch, int]]
-    ) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
+    def _send(self, found: Iterable[Sent]) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
         try:
-            for batch, epoch in found:
-                yield batch, pa.py_buffer(json.dumps({"epoch": epoch}).encode())
+            for batch, told in found:
+                yield batch, pa.py_buffer(json.dumps(told).encode())
         except Exception as error:
             raise self._told(error, "get") from None
 
@@ -257,6 +256,10 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         export = self._hosts.export(str(body["export"]))
         export.leave(str(body["reader"]), str(body["import"]))
         return {}
+
+
+def _latest(asked: dict[str, Any] | None) -> Latest | None:
+    return None if asked is None else Latest(column=asked["column"], filter=asked["filter"])
 
 
 def _json(data: bytes) -> dict[str, Any]:

@@ -7,7 +7,7 @@ packed once. Whatever else comes first reads rows with control rows among them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -37,12 +37,14 @@ class Import:
         ddl: its columns.
         load: opens a frame of packed rows, given the options that say how they are spread.
         source: the column ``_source`` is one more.
+        rules: control file with rules that it carries, as the option ``rulesFile`` has it.
     """
 
     port: str
     ddl: str
     load: Callable[[Mapping[str, str]], DataFrame]
     source: bool = False
+    rules: str | None = None
     _rows: dict[tuple[int, bool], DataFrame] = field(default_factory=dict, repr=False)
 
     def stream(self, spark: SparkSession, pe: PE, *, log: bool) -> Stream:
@@ -65,7 +67,12 @@ class Import:
             more: options of the data source.
         """
         told = {"columns": self.ddl, "rank": str(rank), "controlLog": str(log).lower()}
-        return self.load({**told, **more})
+        carried = {} if self.rules is None else {"rulesFile": self.rules}
+        return self.load({**told, **carried, **more})
+
+    def with_rules(self, path: str) -> Import:
+        """Return it as one that carries the rules in a control file, and is not open yet."""
+        return replace(self, rules=path, _rows={})
 
     def rows(self, rank: int, *, log: bool) -> DataFrame:
         """Open it as rows with control rows among them; the same frame for the same question."""

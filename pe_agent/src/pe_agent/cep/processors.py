@@ -11,6 +11,7 @@ from pe_agent.cep.manager import PatternProcessorManager, Tell
 from pe_agent.cep.watching import Listening
 from streambroker_core.cep.figures import RuleFigures, Stopped
 from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.relevance import Relevance
 from streambroker_core.cep.rules import Context, Outcome, RuleSet
 
 log = logging.getLogger(__name__)
@@ -19,7 +20,14 @@ log = logging.getLogger(__name__)
 class Processors:
     """The rules of a query, beside its driver; ends with the query, or when it is closed."""
 
-    def __init__(self, send: Callable[[RuleSet], None], rules: RuleSet, context: Context) -> None:
+    def __init__(
+        self,
+        send: Callable[[RuleSet], None],
+        rules: RuleSet,
+        context: Context,
+        relevance: Callable[[RuleSet], Relevance] | None = None,
+    ) -> None:
+        self._relevance = relevance
         self.manager = PatternProcessorManager(send, context=context, rules=rules, tell=self._heard)
         self._tells: list[Tell] = []
         self._outcomes: dict[str, Outcome] = {}
@@ -40,6 +48,16 @@ class Processors:
         Of buckets without a window since then the runs are not known.
         """
         return self.tally.figures()
+
+    @property
+    def relevance(self) -> Relevance:
+        """Which rows the rules have to see, or why that is every row.
+
+        Whether all exporters leave the others out `PE.status` tells, of each reader in ``rules``.
+        """
+        if self._relevance is None:
+            return Relevance(why="push_down was not asked for")
+        return self._relevance(self.manager.rules)
 
     def enable(self, rule: str) -> None:
         """Turn a rule on again that has failed.

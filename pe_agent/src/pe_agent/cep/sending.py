@@ -6,11 +6,14 @@ by then.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from pe_agent.aligned import ControlFile, Stream, control_stream
+from pe_agent.aligned import AlignedError, ControlFile, Stream, control_stream
+from pe_agent.aligned.imported import Imported
 from streambroker_core.cep.operator import PatternRules
+from streambroker_core.cep.relevance import Relevance
 from streambroker_core.cep.rules import RuleSet
 from streambroker_core.cep.selectors import Selector
 
@@ -58,8 +61,41 @@ class RulesFile:
         return stream.union(control_stream(stream.spark, self._file.path))
 
 
-def sent_of(rules: RuleSet, selectors: Collection[Selector]) -> PatternRules:
-    """Return a set of rules as it is sent."""
+class ImportedRules(RulesFile):
+    """A file that an import carries; rows that no rule has to see stay where they are."""
+
+    def joined(self, stream: Stream) -> Stream:
+        """Return the stream of the import, which brings the file's tuples.
+
+        Raises:
+            AlignedError: it is no import as it was subscribed to, or one of several.
+        """
+        if not isinstance(stream.data, Imported) or len(stream.data.imports) != 1:
+            raise AlignedError(
+                "push_down needs the stream of one import, as pe.subscribe(…, control=True) gives"
+                " it: what comes behind it, or of several, is not filtered at one exporter. Leave"
+                " push_down out."
+            )
+        (one,) = stream.data.imports
+        carrying = one.with_rules(str(self._file.path.absolute()))
+        carrier = carrying if stream.carrier is one else stream.carrier
+        return replace(stream, data=Imported(imports=(carrying,)), carrier=carrier)
+
+
+def sent_of(
+    rules: RuleSet, selectors: Collection[Selector], relevance: Relevance | None = None
+) -> PatternRules:
+    """Return a set of rules as it is sent.
+
+    Args:
+        rules: the set.
+        selectors: keys for which rows are copied.
+        relevance: which rows the set has to see; None where that makes no difference.
+    """
+    told = relevance or Relevance()
     return PatternRules(
-        rules=rules.document(), selectors=[list(each) for each in sorted(selectors)]
+        rules=rules.document(),
+        selectors=[list(each) for each in sorted(selectors)],
+        relevant=told.filter,
+        whole=told.why,
     )

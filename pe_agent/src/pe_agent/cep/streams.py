@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,9 @@ from pe_agent.cep.discovery import (
 from pe_agent.cep.keys import Key, checked, copied_keys, selector_of
 from pe_agent.cep.manager import Tell
 from pe_agent.cep.processors import Processors
-from pe_agent.cep.sending import RulesFile, RulesLog, sent_of
+from pe_agent.cep.sending import ImportedRules, RulesFile, RulesLog, sent_of
 from pe_agent.cep.watching import Told, Windows
+from pe_agent.datasource.options import ddl_of
 from pe_agent.filters import compile_filter
 from streambroker_core.cep.conditions import Function, calls_of
 from streambroker_core.cep.figures import WindowFigures
@@ -52,11 +53,13 @@ from streambroker_core.cep.operator import (
 )
 from streambroker_core.cep.pattern import Pattern
 from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.relevance import Relevance, relevance_of
 from streambroker_core.cep.rules import Context, RuleSet
 from streambroker_core.cep.selectors import Selector
 from streambroker_core.cep.telling import with_rule
 from streambroker_core.errors import FilterError
 from streambroker_core.expression import Expression
+from streambroker_core.schema import parse_ddl
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -94,6 +97,7 @@ def pattern_processors(
     name: str = "patterns",
     buckets: int | None = None,
     tell: Tell | None = None,
+    push_down: bool = False,
 ) -> PatternStream:
     """Run rules that change while the query runs.
 
@@ -116,13 +120,17 @@ def pattern_processors(
         name: of the operator, unique in the query and fixed for a checkpoint.
         buckets: how many; fixed for a checkpoint.
         tell: gets what became of each rule of an update; what it raises goes to whoever updated.
+        push_down: exporters send only rows that some rule has to see, where the rules allow it;
+            ``processors.relevance`` tells whether they do. The stream is an import then. Fixed for
+            a checkpoint. Matches are the same; late rows that no rule would have seen are not told.
 
     Raises:
         AlignedError: something does not fit; nothing was started.
         DiscoveryError: the first rules cannot be read, and none were sent before.
     """
     made = _Made.of(stream, key, event_time, watermark, tie_break, functions)
-    sending: RulesLog = RulesFile(_file(made.stream, name) if control is None else control)
+    path = _file(made.stream, name) if control is None else control
+    sending: RulesLog = ImportedRules(path) if push_down else RulesFile(path)
     discoverer = rules.create() if hasattr(rules, "create") else rules
     sent = sending.last()
     try:
@@ -133,11 +141,16 @@ def pattern_processors(
         if buckets is None:
             buckets = BUCKETS if made.key or copied else 1
         context = made.context(None if buckets == 1 else frozenset(copied or [made.key]))
-        processors = Processors(lambda one: sending.send(sent_of(one, copied)), before, context)
+        relevance = made.relevance(copied) if push_down else None
+
+        def send(one: RuleSet) -> None:
+            sending.send(sent_of(one, copied, relevance and relevance(one)))
+
+        processors = Processors(send, before, context, relevance)
         made = replace(made, stream=sending.joined(made.stream))
         operator = made.operator(name, buckets, copied, processors)
         if sent is None:
-            sending.send(sent_of(before, copied))
+            send(before)
         processors.begin(discoverer, first, tell)
     except BaseException:
         discoverer.close()
@@ -288,6 +301,20 @@ class _Made:
             fields=frozenset(self.columns.names),
             selectors=selectors,
         )
+
+    def relevance(self, copied: Collection[Selector]) -> Callable[[RuleSet], Relevance]:
+        """Return what says which rows a set of rules has to see."""
+        why = ""
+        if self.settings["time"] != "event" or self.stream.event_time is None:
+            why = "without a watermark windows end with the rows of their bucket, with any row"
+        elif copied:
+            why = "rows are copied for the keys of rules, and their time is read behind that"
+        elif self.stream.event_time[0] != self.settings["event_time"]:
+            why = "the event time is not the column of the watermark"
+        if why:
+            return lambda _: Relevance(why=why)
+        columns = parse_ddl(ddl_of(self.stream.schema()))
+        return partial(relevance_of, schema=columns)
 
     def operator(
         self,

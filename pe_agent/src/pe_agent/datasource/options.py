@@ -34,6 +34,7 @@ PACKED_ONLY = frozenset(
         "rank",
         "mergeable",
         "controllog",
+        "rulesfile",
     }
 )
 """Options that mean nothing without ``control``."""
@@ -225,6 +226,7 @@ def _packing(given: Mapping[str, str]) -> Packing | None:
         rank=_whole(given, "rank", 0, 0, (1 << RANK_BITS) - 1),
         mergeable=tuple(one for one in mergeable if one),
         log=_truth(given, "controllog", False),
+        rules=given.get("rulesfile"),
     )
 
 

@@ -40,6 +40,12 @@ class NotNumberedError(StreambrokerError):
     code = "NotNumbered"
 
 
+class NotTimedError(StreambrokerError):
+    """An exporter of an older release does not tell the time of rows that rules leave out."""
+
+    code = "NotTimed"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Packing:
     """How an import is packed; see the options of the data source.
@@ -55,6 +61,8 @@ class Packing:
         rank: which of the frames that the input's rows come from.
         mergeable: types of control tuples of which the last one holds, and that do not cut.
         log: the frame carries the agent's control log.
+        rules: control file with the rules that the frame carries, and that say which rows it needs;
+            None for none.
     """
 
     columns: str = ""
@@ -67,6 +75,7 @@ class Packing:
     rank: int = 0
     mergeable: tuple[str, ...] = ()
     log: bool = False
+    rules: str | None = None
 
     @cached_property
     def struct(self) -> StructType:
@@ -134,6 +143,7 @@ class Packer:
         self._packing = packing
         self._part = int(ticket["part"])
         self._before: Sequence[int] = ticket["before"]
+        self._timed = "latest" in ticket
         self._gathering: Gathering | None = None
         self._latest: int | None = None
 
@@ -153,14 +163,30 @@ class Packer:
         if self._gathering is None:
             self._gathering = Gathering(self._packing.layout(batch.schema))
         first = self._place(self._before[block])
-        self._note_time(batch)
         yield from self._gathering.add(batch, first if places is None else pc.add(places, first))
 
-    def _note_time(self, batch: pa.RecordBatch) -> None:
+    def note_time(self, batch: pa.RecordBatch, told: Mapping[str, Any]) -> None:
+        """Note the largest event time of a block.
+
+        Args:
+            batch: the rows that came of it.
+            told: what its exporter says of it; rows that rules leave out make time pass as well.
+
+        Raises:
+            NotTimedError: it does not say how far time is.
+        """
         name = self._packing.event_time
         if name is None:
             return
-        latest = pc.max(batch.column(name)).cast(pa.timestamp("us", "UTC")).value
+        if not self._timed:
+            latest = pc.max(batch.column(name)).cast(pa.timestamp("us", "UTC")).value
+        elif "latest" in told:
+            latest = told["latest"]
+        else:
+            raise NotTimedError(
+                "the exporter's agent does not tell the times of rows that no rule has to see, so"
+                " time would not pass as without: update it, or leave push_down out."
+            )
         if latest is not None:
             self._latest = max(latest, self._latest) if self._latest is not None else latest
 

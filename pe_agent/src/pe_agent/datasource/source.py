@@ -40,6 +40,7 @@ from pe_agent.datasource.options import (
     schema_of,
 )
 from pe_agent.datasource.packed import PACKED_DDL, Packer, places_of
+from pe_agent.datasource.rules import rules_of
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.tickets import epochs, holder, planned, query, source_column
 from pe_agent.flight_errors import AgentUnreachableError
@@ -73,7 +74,8 @@ class StreambrokerDataSource(DataSource):
     the first match), ``input`` (its name there, default ``in``), ``buckets`` (default 64), ``key``
     (columns, with types if they are to be cast), ``broadcast``, ``nulls``, ``eventTime`` (a
     column), ``rank`` (of this frame among those of the input), ``mergeable`` (types of tuples),
-    ``controlLog`` (this source of the query carries the agent's control log).
+    ``controlLog`` (this source of the query carries the agent's control log), ``rulesFile`` (it
+    carries the rules in this control file, and needs only rows that these have to see).
     """
 
     @classmethod
@@ -152,6 +154,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._to_end = False
         self._lease: Lease | None = None
         self._together = False
+        self._rules = None if packing is None else rules_of(packing.rules)
         self._ahead = Ahead(self._ask_ahead)
         self._told = False
 
@@ -180,6 +183,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 nothing to read.
             AgentRefusedError: ``RoutesUnknown`` for as long.
         """
+        if self._rules is not None:
+            self._rules.stop_here()
         if self._options.stop_at_end:
             self._to_end = True
             return
@@ -229,7 +234,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             return self._up_to_limit(start, request)
         try:
             answer = None
-            if not self._together:
+            if not self._together and (self._rules is None or self._rules.read_by(start)):
                 answer = self._ahead.look(start, self._options.poll_wait)
             if answer is None:
                 answer = self._claiming("reader.next", request)
@@ -257,6 +262,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             "lossy": self._options.lossy,
             "frame": self._options.frame,
             **self._control(),
+            **({} if self._rules is None else {"rules": self._rules.asked()}),
             "wait": self._options.poll_wait if self._limit is None else 0.0,
         }
 
@@ -349,7 +355,12 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 trust = self._trust.now()  # executors need not have the file
                 if answer["slices"]:
                     self._check_columns(end)
-                return [Slice(ticket, trust) for ticket in answer["slices"]]
+                slices = answer["slices"]
+                if self._rules is not None and self._options.packing is not None:
+                    slices = self._rules.slices(
+                        start, end, slices, self._options.packing.event_time
+                    )
+                return [Slice(ticket, trust) for ticket in slices]
             except StreambrokerError as error:
                 if error.code != "AgentUnreachable":
                     raise
@@ -436,6 +447,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             yield from packer.control([batch for batch, _ in self._blocks(ticket)])
         else:
             for number, (batch, meta) in enumerate(self._blocks(ticket)):
+                packer.note_time(batch, meta)
                 if batch.num_rows:
                     places = places_of(batch, filtered=ticket["filter"] is not None)
                     shaped = self._shaped(batch, wanted, ticket, meta)

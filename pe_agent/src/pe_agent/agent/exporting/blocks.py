@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cache, partial
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +30,8 @@ ENTRY_BYTES = 1024
 COLUMN_BYTES = 512
 """What a column or a mask takes beside its values."""
 _NUMBER = pa.field(SEQ, pa.int64(), nullable=False)
+Sent: TypeAlias = "tuple[pa.RecordBatch, dict[str, Any]]"
+"""A block as it is sent, and what is said of it: ``epoch``, and ``latest`` if that is asked."""
 
 
 class NotPlannedError(StreambrokerError):
@@ -68,11 +71,25 @@ class BytesCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """A question beside the rows: the largest time of all rows that a wider filter lets pass.
+
+    Attributes:
+        column: with the time, a timestamp.
+        filter: the wider filter; None for all rows.
+    """
+
+    column: str
+    filter: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
     """What one slice asks for: blocks ``[first, last)`` of each epoch, in order.
 
     ``query`` is the streaming query whose task asks, None if it does not say. With ``numbered``
-    rows that pass a filter come with their number in their block, as column ``_seq``.
+    rows that pass a filter come with their number in their block, as column ``_seq``. ``latest`` is
+    told beside the rows, for who has less sent than passes its time.
     """
 
     reader: str
@@ -82,6 +99,7 @@ class Read:
     columns: tuple[str, ...] | None
     query: str | None = None
     numbered: bool = False
+    latest: Latest | None = None
 
 
 class Readable(Protocol):
@@ -130,7 +148,7 @@ class BlockReader:
             schema = pa.schema([schema.field(c) for c in read.columns])
         return schema.append(_NUMBER) if read.numbered and read.filter is not None else schema
 
-    def control(self, export: Readable, read: Read) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def control(self, export: Readable, read: Read) -> Iterator[Sent]:
         """Yield the control tuples of each epoch, whatever the filter, with their places in it.
 
         Raises:
@@ -146,10 +164,10 @@ class BlockReader:
             if manifest.control and len(placed) != manifest.control.head.tuples:
                 raise NotPlannedError(f"epoch {epoch} of stream {read.stream} was removed.")
             export.count_control(read.reader, (one.delivery.value for _, one in placed))
-            yield to_batch(placed), epoch
+            yield to_batch(placed), {"epoch": epoch}
 
-    def batches(self, export: Readable, read: Read) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Yield ``(rows that pass, epoch)`` for each block, also when none pass.
+    def batches(self, export: Readable, read: Read) -> Iterator[Sent]:
+        """Yield the rows that pass and what is said of them for each block, also when none pass.
 
         Raises:
             NotPlannedError: an epoch is not in the reader's plan.
@@ -163,18 +181,27 @@ class BlockReader:
                     f" blocks {first} to {last}."
                 )
             for index in range(first, last):
-                batch, manifest = self._found(export, read, manifest, index)
+                told: dict[str, Any] = {"epoch": epoch}
+                batch, manifest = self._found(export, read, manifest, index, told)
                 export.count_block(read.reader, read.stream, epoch, index, batch.num_rows)
                 export.count_sent(read.reader, batch.num_rows, batch.nbytes)
-                yield batch, epoch
+                yield batch, told
 
     def _found(
-        self, export: Readable, read: Read, manifest: Manifest, index: int
+        self,
+        export: Readable,
+        read: Read,
+        manifest: Manifest,
+        index: int,
+        told: dict[str, Any],
     ) -> tuple[pa.RecordBatch, Manifest]:
-        """Return a block, and the manifest by which it was found: it may have been moved."""
+        """Return a block, and the manifest by which it was found: it may have been moved.
+
+        What is asked beside its rows goes into ``told``.
+        """
         while True:
             try:
-                return self._block(export, read, manifest, index), manifest
+                return self._block(export, read, manifest, index, told), manifest
             except AddressGone as error:
                 before, manifest = manifest, _planned(export, read, manifest.epoch)
                 if manifest == before:
@@ -183,27 +210,28 @@ class BlockReader:
                 raise export.unreadable(read.stream, manifest.epoch, error) from None
 
     def _block(
-        self, export: Readable, read: Read, manifest: Manifest, index: int
+        self,
+        export: Readable,
+        read: Read,
+        manifest: Manifest,
+        index: int,
+        told: dict[str, Any],
     ) -> pa.RecordBatch:
         stream = export.streams.get(read.stream)
         if stream is None:
             raise NotPlannedError(f"stream {read.stream} is not in the log of this agent any more.")
         block, epoch = manifest.own[index], manifest.epoch
+        load = cache(partial(stream.read, block))
+        if read.latest is not None:
+            told["latest"] = self._latest(stream, read.latest, (epoch, index), load)
         if read.filter is None:
-            return _project(stream.read(block), read.columns)
+            return _project(load(), read.columns)
         key = (stream.id, epoch, index, read.filter, read.columns, read.numbered)
         found = self._filtered.get(key)
         if found is not None:
             return found
-        batch = stream.read(block)
-        atoms_key = (stream.id, epoch, index)
-        atoms: dict[str, Any] = self._masks.get(atoms_key) or {}
-        mask = compiled(read.filter, stream.schema).mask(batch, cache=atoms)
-        masks = list(atoms.items())
-        self._masks.put(
-            atoms_key, atoms, _size(len(masks), sum(len(text) + m.nbytes for text, m in masks))
-        )
-        result = _project(batch, read.columns).filter(mask)
+        mask = self._mask(stream, load(), read.filter, (epoch, index))
+        result = _project(load(), read.columns).filter(mask)
         if read.numbered:
             numbers = pc.indices_nonzero(mask).cast(pa.int64())
             columns = [*result.columns, numbers]
@@ -211,6 +239,38 @@ class BlockReader:
         size = _size(result.num_columns, len(read.filter) + result.nbytes)
         self._filtered.put(key, result, size)
         return result
+
+    def _latest(
+        self,
+        stream: HostedStream,
+        asked: Latest,
+        block: tuple[int, int],
+        load: Callable[[], pa.RecordBatch],
+    ) -> int | None:
+        """Return the largest time of a block in microseconds; None if no row has one."""
+        key = (stream.id, *block, asked)
+        found: tuple[int | None] | None = self._masks.get(key)
+        if found is None:
+            batch = load()
+            times = batch.column(asked.column)
+            if asked.filter is not None:
+                times = times.filter(self._mask(stream, batch, asked.filter, block))
+            found = (pc.max(times).cast(pa.timestamp("us", "UTC")).value,)
+            self._masks.put(key, found, _size(0, len(asked.filter or "")))
+        return found[0]
+
+    def _mask(
+        self, stream: HostedStream, batch: pa.RecordBatch, filter_: str, block: tuple[int, int]
+    ) -> pa.BooleanArray:
+        """Return the rows of a block that pass; masks of predicates are kept for other filters."""
+        key = (stream.id, *block)
+        atoms: dict[str, Any] = self._masks.get(key) or {}
+        mask = compiled(filter_, stream.schema).mask(batch, cache=atoms)
+        masks = list(atoms.items())
+        self._masks.put(
+            key, atoms, _size(len(masks), sum(len(text) + m.nbytes for text, m in masks))
+        )
+        return mask
 
 
 def _planned(export: Readable, read: Read, epoch: int) -> Manifest:

@@ -15,6 +15,7 @@ from pe_agent.agent.control_log import ControlLog, ControlLogTwiceError
 from pe_agent.agent.importing.gates import Queries, Query
 from pe_agent.agent.importing.heads import Heads
 from pe_agent.agent.importing.peers import PLAN_SECONDS, READER_LEASE
+from pe_agent.agent.importing.pinning import held_back, under_rules
 from pe_agent.agent.importing.readers import OwnReader
 from pe_agent.agent.importing.slices import Slices
 from pe_agent.agent.importing.state import UnknownPortError
@@ -79,7 +80,7 @@ class ImportHost(Slices, Heads):
                 ``frame`` (as the query was told of, see :meth:`Queries.begin`), ``aside`` (the
                 call holds nobody up), ``control`` (of a reader of control tuples the types that
                 do not cut its batches, or null), ``log`` (it carries the agent's control log),
-                ``log_limit`` (entry before which a run with ``limit`` ends).
+                ``log_limit`` (entry before which a run with ``limit`` ends), ``rules`` (`pinning`).
 
         Returns:
             ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``;
@@ -115,7 +116,7 @@ class ImportHost(Slices, Heads):
             seen = self._news.seen(turn.keys)
             gate = turn.gate()
             going_on = self._going_on(request["import"]) if gate is None and not limited else None
-            asked = request if gate is None else {**request, "limit": {}, "log": False}
+            asked = request if gate is None else held_back(request)
             end = self._advance(reader, start, asked, call) if reader.calls == call else None
             if end is None and reader.calls != call:
                 return {"offset": None}
@@ -187,8 +188,8 @@ class ImportHost(Slices, Heads):
     ) -> Offset | None:
         port = request["import"]
         import_ = self._import_of(port)
-        filter_ = start.filter if import_ is None else import_.filter
-        end = replace(start, reader=reader.id, filter=filter_, columns=tuple(request["columns"]))
+        end = replace(start, reader=reader.id, columns=tuple(request["columns"]))
+        end = under_rules(reader, import_, end, request.get("rules"))
         room = _Room()
         end = self._pin_log(reader, import_, _with_missed(reader, start, end), request, room)
         if self._has_control_before(start, end, request):
@@ -228,7 +229,7 @@ class ImportHost(Slices, Heads):
         self._note_switch(reader, start, end)
         if import_ is not None and all(self._opened(reader, r, end) for r in routes):
             reader.pinned = {
-                "filter": end.filter,
+                "filter": end.own_filter,
                 "generation": import_.generation,
                 "from": reader.switch,
             }
@@ -236,7 +237,8 @@ class ImportHost(Slices, Heads):
         return end if changed else None
 
     def _note_switch(self, reader: OwnReader, start: Offset, end: Offset) -> None:
-        if start.reader and (end.filter, end.columns) != (start.filter, start.columns):
+        before = (start.own_filter, start.columns)
+        if start.reader and (end.own_filter, end.columns) != before:
             self.readers.note_switch(reader, _switch(reader, start, end))
 
     def _carry(self, reader: OwnReader, query: Query | None, request: Mapping[str, Any]) -> None:

@@ -77,6 +77,8 @@ class OwnReader:
         lost: epochs and rows its offset has as lost, over all streams.
         quiet: up to where streams are known to have no row beyond its plan, by stream.
         carries: it carried the agent's control log with its last call.
+        rules: of a reader that pins rules: how far, ``filter``, what is sent because of them, None
+            for all that the Import's own lets pass, and ``why`` that is so.
     """
 
     id: str
@@ -102,6 +104,7 @@ class OwnReader:
     lost: Lost = (0, 0)
     quiet: dict[str, int] = field(default_factory=dict)
     carries: bool = False
+    rules: dict[str, Any] = field(default_factory=dict)
     one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
     received: Received = field(default_factory=Received)
 
@@ -308,6 +311,7 @@ class OwnReaders:
                     "alive": r.until > now,
                     "pinned": r.pinned,
                     "refused": r.refused,
+                    **({"rules": r.rules} if r.rules else {}),
                     "ended": r.ended,
                     "dropped": list(r.dropped),
                     "lost": list(r.lost),

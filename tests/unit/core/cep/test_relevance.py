@@ -1,0 +1,195 @@
+"""Rows that no rule has to see: which they are, and that nothing comes out otherwise without."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from streambroker_core.cep import Pattern
+from streambroker_core.cep.operator import PatternOperator
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.relevance import TOO_LONG, narrowed, relevance_of
+from streambroker_core.cep.rules import RuleSet
+from streambroker_core.control.tuples import END_OF_TIME
+from streambroker_core.expression import parse
+from streambroker_core.schema import parse_ddl
+from support.pattern_cases import compiled
+from support.pattern_examples import LETTERS, one_of, patterns
+from support.pattern_windows import Buckets, Emitted
+
+DDL = parse_ddl("seq bigint, t bigint, n string, k bigint, day timestamp")
+SCHEMA = pa.schema([("seq", pa.int64()), ("t", pa.int64()), ("n", pa.string()), ("k", pa.int64())])
+Row = dict[str, Any]
+
+
+def set_of(*patterns: Pattern) -> RuleSet:
+    rules, outcomes = RuleSet().updated(
+        PatternProcessor(id=f"r{n}", version=1, pattern=each) for n, each in enumerate(patterns)
+    )
+    assert all(one.change == "added" for one in outcomes), outcomes
+    return rules
+
+
+@st.composite
+def relaxed(draw: Any) -> Pattern:
+    """Draw a pattern whose rows may have any others between them."""
+    names = draw(st.lists(st.sampled_from(LETTERS), min_size=2, max_size=4))
+    pattern = Pattern.begin("s0").where(one_of(names[0]))
+    for place, name in enumerate(names[1:], 1):
+        how = draw(st.sampled_from(("followed_by", "followed_by", "followed_by_any", "not")))
+        last = place == len(names) - 1
+        if how == "not" and not pattern.elements[-1].contiguity.startswith("not"):
+            pattern = pattern.not_followed_by(f"s{place}").where(one_of(name))
+            continue
+        how = "followed_by" if how == "not" else how
+        pattern = getattr(pattern, how)(f"s{place}").where(one_of(name))
+        if draw(st.integers(0, 3)) == 0:
+            pattern = pattern.one_or_more(gap=draw(st.sampled_from(("0us", "4us"))))
+            pattern = pattern if last else pattern.allow_combinations()
+        elif draw(st.integers(0, 3)) == 0:
+            pattern = pattern.where("t > last(s0.t)")
+    return pattern.within(f"{draw(st.sampled_from((4, 9)))}us")
+
+
+@st.composite
+def plays(draw: Any) -> list[tuple[list[PatternProcessor] | None, list[Row]]]:
+    """Draw windows: the rules that are wanted from then on, None for the same, and rows."""
+    windows: list[tuple[list[PatternProcessor] | None, list[Row]]] = []
+    seq, time, version = 0, 0, 0
+    for place in range(draw(st.integers(2, 5))):
+        wanted = None
+        if place == 0 or draw(st.booleans()):
+            version += 1
+            wanted = [
+                PatternProcessor(
+                    id=name,
+                    version=version,
+                    pattern=draw(patterns() if draw(st.integers(0, 7)) == 0 else relaxed()),
+                    key=("k",),
+                    scheduled=time + draw(st.integers(0, 4)) if draw(st.booleans()) else None,
+                )
+                for name in draw(st.sets(st.sampled_from("xyz"), max_size=2))
+            ]
+        rows = []
+        for name in draw(st.text(LETTERS + "ef", max_size=6)):
+            time += draw(st.integers(-2, 2))
+            rows.append({"seq": seq, "t": time, "n": name, "k": draw(st.integers(0, 2))})
+            seq += 1
+        windows.append((wanted, rows))
+    return windows
+
+
+class Run:
+    """Three buckets over windows, with the rows that a filter lets pass or with all of them."""
+
+    def __init__(self) -> None:
+        self._buckets = Buckets(
+            lambda: PatternOperator(key=("k",), event_time="t", maker=compiled), buckets=3
+        )
+        self.late: set[int] = set()
+
+    def window(self, rows: list[Row], rules: RuleSet | None, mark: int | None) -> Counter[str]:
+        batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+        emitted = self._buckets.window([batch] if rows else [], rules=rules, watermark=mark)
+        self.late |= {row["seq"] for row in emitted.of("late")}
+        return told(emitted)
+
+
+def told(emitted: Emitted) -> Counter[str]:
+    """Return matches and time-outs, with all that is said of them."""
+    return Counter(
+        json.dumps([output, row], sort_keys=True, default=str)
+        for output in ("matches", "timeouts")
+        for row in emitted.of(output)
+    )
+
+
+@settings(max_examples=120)
+@given(play=plays())
+def test_without_rows_that_no_rule_has_to_see_the_same_comes_out_in_each_window(
+    play: list[tuple[list[PatternProcessor] | None, list[Row]]],
+) -> None:
+    whole, pushed = Run(), Run()
+    rules, mark, latest = RuleSet(), None, None
+    for wanted, rows in [*play, (None, [])]:
+        sent = None
+        if wanted is not None:
+            rules, _ = rules.updated(wanted)
+            sent = rules
+        filter_ = relevance_of(rules, DDL).filter
+        note(f"{filter_} {rows}")
+        some = rows if filter_ is None else [r for r in rows if parse(filter_, "filter").matches(r)]
+        assert pushed.window(some, sent, mark) == whole.window(rows, sent, mark)
+        latest = max(
+            [*([] if latest is None else [latest]), *(row["t"] for row in rows)], default=0
+        )
+        mark = latest - 2
+    assert pushed.window([], None, END_OF_TIME) == whole.window([], None, END_OF_TIME)
+    assert pushed.late <= whole.late
+
+
+def test_rules_that_are_scheduled_or_off_have_their_rows() -> None:
+    rules = set_of(Pattern.begin("a").where('n == "a"'))
+    later = PatternProcessor(
+        id="r0", version=2, pattern=Pattern.begin("b").where('n == "b"'), scheduled=10**15
+    )
+    rules, _ = rules.updated([*rules, later])
+    assert relevance_of(rules.without("r0", 1), DDL).filter == 'n == "a" || n == "b"'
+
+
+def test_without_rules_no_row_has_to_be_seen() -> None:
+    assert relevance_of(RuleSet(), DDL).filter == "false"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        (Pattern.begin("a").where('n == "a"').next("b").where('n == "b"'), "next"),
+        (Pattern.begin("a").where('n == "a"').not_next("b").where('n == "b"'), "next"),
+        (Pattern.begin("a"), "takes any row"),
+        (Pattern.begin("a").where('n == "a"').times(2).consecutive(), "consecutive"),
+        (Pattern.begin("a").where('n == "a"').followed_by("b").where("t > last(a.t)"), "decides"),
+        (Pattern.begin("a").where("day > 5"), "no filter on these columns"),
+        (Pattern.begin("a").where("nobody > 5"), "no filter on these columns"),
+    ],
+)
+def test_a_rule_that_has_to_see_every_row_is_named_with_the_reason(
+    pattern: Pattern, why: str
+) -> None:
+    found = relevance_of(set_of(Pattern.begin("z").where('n == "z"'), pattern), DDL)
+    assert found.filter is None
+    assert found.why.startswith("rule r1, version 1, ")
+    assert why in found.why
+
+
+def test_a_filter_that_nobody_could_read_is_none() -> None:
+    found = relevance_of(set_of(*(Pattern.begin("a").where(f"t == {n}") for n in range(300))), DDL)
+    assert (found.filter, found.why) == (None, TOO_LONG)
+    half = " || ".join(f"t == {n}" for n in range(130))
+    assert narrowed(half, None) == half
+    assert narrowed(half, half.replace("t", "seq")) is None
+
+
+def test_a_filter_that_would_be_too_long_asks_less_and_lets_more_rows_pass() -> None:
+    many = [
+        Pattern.begin("a")
+        .where(f't > {n} && n == "a"')
+        .followed_by("b")
+        .where(f'n == "b" || t == {n}')
+        for n in range(3)
+    ]
+    assert relevance_of(set_of(*many[:1]), DDL).filter == 'n == "b" || t == 0 || t > 0 && n == "a"'
+    many = [Pattern.begin("a").where(f't > {n} && n == "a"') for n in range(300)]
+    assert relevance_of(set_of(*many), DDL).filter == 'n == "a"'
+
+
+def test_a_filter_of_rules_and_one_of_the_import_let_pass_what_both_do() -> None:
+    found = narrowed('n == "a" || n == "b"', "k == 1 || k == 2")
+    assert found == '(n == "a" || n == "b") && (k == 1 || k == 2)'
+    assert narrowed("false", "k == 1") == "false && k == 1"
