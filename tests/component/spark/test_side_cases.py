@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from streambroker_core.side.errors import SideDefinitionError
 from support.sides import Case, load
-from support.sides_spark import BODY, Fed, made_of, marks, run_on_spark
+from support.sides_spark import BODY, Fed, made_of, marks, parts_of, run_on_spark
 
 CASES = [
     case for case in load() if not any("timeout" in side for side in case.get("sides", {}).values())
@@ -26,9 +26,16 @@ BUCKETS = 4
 
 
 def together(cases: list[Case]) -> Iterator[list[Case]]:
-    """Give cases that can share a query."""
-    for _, alike in groupby(sorted(cases, key=marks), key=marks):
-        found = list(alike)
+    """Give cases that can share a query, those with as many micro-batches together."""
+
+    def alike(case: Case) -> tuple[bool, tuple[float, ...]]:
+        return not case["id"].startswith("C-"), marks(case)
+
+    def length(case: Case) -> int:
+        return sum(map(len, parts_of(case, None)))
+
+    for _, group in groupby(sorted(cases, key=alike), key=alike):
+        found = sorted(group, key=length)
         for at in range(0, len(found), TOGETHER):
             yield found[at : at + TOGETHER]
 

@@ -13,7 +13,7 @@ from support.sides import Case, Run, run
 from support.sides_model import Model
 
 SHORT = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-LONG = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 KEYS = ["a", "b", "c"]
 WINDOWS: list[dict[str, Any] | None] = [None, {"fixed": 10}, {"sliding": [6, 2]}]
 UPDATES = {
@@ -169,10 +169,12 @@ def test_cuts_and_buckets_do_not_matter_by_event_time(case: Case) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("piece", range(6))
 @LONG
 @given(case=st.one_of(cases(), cases("event time")))
-def test_cuts_and_buckets_do_not_matter_at_length(case: Case) -> None:
+def test_cuts_and_buckets_do_not_matter_at_length(case: Case, piece: int) -> None:
+    """In pieces, so that each can be run alone."""
     compare(case)
 
 
