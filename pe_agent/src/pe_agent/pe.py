@@ -206,6 +206,10 @@ class PE:
             options |= {"agentCertificate": str(trust.own.chain), "agentKey": str(trust.own.key)}
         return options
 
+    def _watch_queries(self) -> None:
+        """Let the agent know from now on which queries run: their operators tell it figures."""
+        self._queries.watched = True
+
     subscribe = subscribing.subscribe
 
     publish = publishing.publish

@@ -57,7 +57,11 @@ class Running:
 
 
 class Queries:
-    """All queries of the session that concern one PE."""
+    """All queries of the session that concern one PE.
+
+    Attributes:
+        watched: the agent is told with each beat which queries of the session run.
+    """
 
     def __init__(self, spark: SparkSession, agent: Callable[[], AgentClient]) -> None:
         self._spark = spark
@@ -65,6 +69,7 @@ class Queries:
         self._running: list[Running] = []
         self._foreign: set[str] = set()
         self._beating = threading.Lock()
+        self.watched = False
 
     def sources(self, frame: DataFrame) -> Sources:
         """Return what a frame reads."""
@@ -140,6 +145,8 @@ class Queries:
         """Take in the queries of the session that read imports of this PE into other sinks."""
         known = {r.run for r in self._running}
         active = {str(q.runId): q for q in self._spark.streams.active}
+        if self.watched:
+            self._agent().call("sides.running", queries=sorted(str(q.id) for q in active.values()))
         self._foreign &= set(active)
         for run in active.keys() - known - self._foreign:
             query: Any = active[run]

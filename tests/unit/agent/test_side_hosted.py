@@ -11,7 +11,7 @@ import pytest
 
 from pe_agent.side.inputs import side_map, side_singleton
 from pe_agent.side.joins import JoinRows, SideInputs
-from pe_agent.side.operator import FIGURES, MakeSide
+from pe_agent.side.operator import FIGURES, UNORDERED, HostedSide, MakeSide
 from pe_agent.side.shelves import Shelves
 from pe_agent.side.ticks import SideTick, TickReader, seconds_for
 from pe_agent.side.versions import REQUESTS
@@ -23,6 +23,7 @@ from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.shape import shape_of
 from streambroker_core.side.tables import content_of
 from streambroker_core.side.views import view_of
+from streambroker_core.wire.told_sides import ToldSide
 from support.sides import Sink, batch_of
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
@@ -42,6 +43,18 @@ def made(folders: dict[str, str], **told: Any) -> tuple[Any, Sink]:
 def control(payload: object) -> ControlTuple:
     kind, text = encode(payload)
     return logged("log", 1, type_=kind, text=text, delivery=Delivery.BEGIN)
+
+
+class Told:
+    """What a bucket tells the agent."""
+
+    operator = "join"
+
+    def __init__(self) -> None:
+        self.given: list[tuple[int, int, list[ToldSide]]] = []
+
+    def __call__(self, bucket: int, window: int, sides: list[ToldSide]) -> None:
+        self.given.append((bucket, window, sides))
 
 
 def test_a_tick_ends_here_and_other_control_goes_on() -> None:
@@ -67,6 +80,45 @@ def test_figures_tell_what_waits_and_for_what() -> None:
     assert (rates["input"], rates["waiting_rows"], rates["entries"]) == ("rates", 1, 0)
     assert rates["stall"].startswith("1 row waits for side input `rates`")
     assert (main["input"], main["waiting_rows"], main["stall"]) == ("main", 0, None)
+
+
+def test_the_agent_is_told_with_each_window_also_without_that_output() -> None:
+    rates = SideInput(name="rates", kind="map", key=("currency",), schema=RATES, keyed=True)
+    join = SideJoin(schema=TRADES, inputs=(rates,), key=("currency",))
+    told, sink = Told(), Sink()
+    made = HostedSide(shape_of(join), None, Shelves(), figures=False, agent=told)  # type: ignore[arg-type]
+    made.bind(Window(number=7, time=90_000_000, watermark=None, bucket=3, buckets=4), sink)
+    made.begin_window()
+    made.process("main", batch_of([{"id": "m1", "currency": "EUR"}], TRADES))
+    made.process("rates", batch_of([{"currency": "USD", "rate": 1.5}], RATES))
+    made.end_window()
+    ((bucket, window, (side, main)),) = told.given
+    assert (bucket, window, side.operator, side.input) == (3, 7, "join", "rates")
+    assert (side.keyed, side.waiting_rows, side.entries, side.rows) == (True, 1, 1, 1)
+    assert (side.waiting_since, side.size > 0) == (90_000_000, True)
+    (stall,) = side.stalls
+    assert stall.cause == "for their keys in side input `rates`"
+    assert (main.input, main.waiting_rows, main.stalls) == ("main", 0, ())
+    assert sink.given == []
+
+
+def test_rows_that_wait_for_their_turn_are_told_of_the_main_input() -> None:
+    columns = [("k", pa.string()), ("t", pa.timestamp("us", "UTC"))]
+    rates = SideInput(
+        name="rates", kind="map", key=("k",), schema=pa.schema(columns), event_time="t", value="k"
+    )
+    join = SideJoin(schema=pa.schema(columns), inputs=(rates,), event_time="t", order="event time")
+    told, sink = Told(), Sink()
+    made = HostedSide(shape_of(join), None, Shelves(), figures=True, agent=told)  # type: ignore[arg-type]
+    made.bind(Window(number=7, time=90_000_000, watermark=None, bucket=0, buckets=4), sink)
+    made.begin_window()
+    made.process("main", batch_of([{"k": "a", "t": 1.0}, {"k": "b", "t": 2.0}], join.schema))
+    made.end_window()
+    ((_, _, (_, main)),) = told.given
+    assert (main.waiting_rows, main.waiting_bytes > 0) == (2, True)
+    assert [(one.cause, one.rows) for one in main.stalls] == [(UNORDERED, 2)]
+    ((_, batch),) = sink.given
+    assert [row["waiting_rows"] for row in batch.to_pylist()] == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta, timezone
 
 from streambroker_core.side.definition import Enrich, SideInput, SideJoin
 from streambroker_core.side.waiting import GROUP, Stall
-from streambroker_core.side.windows import EVER, GLOBAL, SECOND, Windows, end_of
+from streambroker_core.side.windows import EVER, GLOBAL, Windows, end_of
+from streambroker_core.wire.told_sides import ToldStall, sentence
 
 _UPDATES = {
     "append": "a further value is put after the others",
@@ -48,20 +49,24 @@ def stall_text(join: SideJoin, stall: Stall, now: int) -> str:
         stall: what holds them back.
         now: the pinned clock in microseconds.
     """
+    return sentence(told_stall(join, stall), now)
+
+
+def told_stall(join: SideJoin, stall: Stall) -> ToldStall:
+    """Return what some rows wait for, as it is told to others."""
+    return ToldStall(cause=_cause(join, stall), rows=stall.rows, since=stall.since)
+
+
+def _cause(join: SideJoin, stall: Stall) -> str:
     if stall.input == GROUP:
-        what = f"{stall.rows:,} rows wait for the end of their window"
-        return f"{what}, {_span(join.windows or GLOBAL, stall.window)}."
+        return f"for the end of their window, {_span(join.windows or GLOBAL, stall.window)}"
     side = join.inputs[stall.input]
-    rows = f"{stall.rows:,} rows wait" if stall.rows != 1 else "1 row waits"
     what = f"for {'their keys in ' if stall.by_key else ''}side input `{side.name}`"
     window = ""
     if stall.window != EVER:
         window = f", window {_span(side.windows, stall.window)}"
-    age = ""
-    if stall.since is not None:
-        age = f"; the first for {(now - stall.since) / SECOND:g} s"
     why = "" if stall.by_key else f" ({_READY[side.readiness]})"
-    return f"{rows} {what}{window}{why}{age}."
+    return f"{what}{window}{why}"
 
 
 def _span(windows: Windows, start: int) -> str:

@@ -30,6 +30,7 @@ from streambroker_operator.cli.terminal import (
     plain,
     say,
 )
+from streambroker_operator.cli.top_sides import side_lines, size_text
 from streambroker_operator.errors import RequestError
 
 INTERVAL_S = 2.0
@@ -66,10 +67,11 @@ _FIRST = ("waits", "away", "flows", "idle", "ended", "stale", "unknown")
 
 
 class Picture(NamedTuple):
-    """Routes with their figures, and the fellows of the agents that export, by PE."""
+    """Routes with their figures, the fellows of the agents that export by PE, and side inputs."""
 
     routes: Sequence[Item]
     fellows: Mapping[str, Sequence[Item]]
+    sides: Sequence[Item] = ()
 
 
 def add(commands: Any) -> None:
@@ -104,7 +106,9 @@ def _top(options: argparse.Namespace) -> int:
         routes = sorted(_of(told["routes"], targets), key=_SORTS[options.sort])
         homes = {route["export"].rpartition("/")[0] for route in routes}
         fellows = told.get("fellows", {})
-        return Picture(routes, {pe: of for pe, of in fellows.items() if pe in homes})
+        pes = homes | {route["import"].rpartition("/")[0] for route in routes}
+        sides = [one for one in told.get("sides", ()) if not options.words or one["pe"] in pes]
+        return Picture(routes, {pe: of for pe, of in fellows.items() if pe in homes}, sides)
 
     if options.once or options.output != "table" or not is_terminal():
         return _once(ask(), options.output)
@@ -151,13 +155,14 @@ def _of(routes: Sequence[Item], targets: Sequence[Target]) -> list[Item]:
 
 
 def _once(picture: Picture, output: str) -> int:
-    routes, fellows = picture
+    routes, fellows, sides = picture
     if output == "json":
-        say(as_json({"routes": list(routes), "fellows": fellows}))
+        say(as_json({"routes": list(routes), "fellows": fellows, "sides": list(sides)}))
     elif output == "yaml":
         say(as_yaml(routes))
     else:
-        say("\n".join([*lines_of(routes), *fellow_lines(fellows)]) + "\n")
+        below = [*side_lines(sides, time.time()), *fellow_lines(fellows)]
+        say("\n".join([*lines_of(routes), *below]) + "\n")
     return OK
 
 
@@ -177,6 +182,7 @@ def _live(ask: Callable[[], Picture], interval_s: float, url: str) -> None:
                 size.lines,
                 datetime.now().astimezone(),
                 picture.fellows,
+                picture.sides,
             )
         )
         time.sleep(interval_s)
@@ -196,6 +202,7 @@ def screen(
     rows: int,
     now: datetime,
     fellows: Mapping[str, Sequence[Item]] | None = None,
+    sides: Sequence[Item] = (),
 ) -> str:
     """Return one picture of the live view, no larger than the terminal."""
     waiting = sum(1 for route in routes if state_of(route) == "waits")
@@ -205,6 +212,7 @@ def screen(
     if note:
         lines.append(paint(note[:columns], "yellow"))
     lines += [line[:columns] for line in fellow_lines(fellows or {})[: rows // 4]]
+    lines += side_lines(sides, now.timestamp(), columns)[: rows // 3]
     room = max(1, rows - 1 - len(lines))
     body = lines_of(routes, columns)
     if len(body) > room:
@@ -301,12 +309,7 @@ def _time(value: float | None) -> str:
 
 
 def _bytes(value: float | None) -> str:
-    if value is None:
-        return "-"
-    for unit, size in (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
-        if value >= size:
-            return f"{value / size:.1f}{unit}"
-    return f"{value:.0f}"
+    return "-" if value is None else size_text(value)
 
 
 _SORTS: dict[str, Callable[[Item], Any]] = {

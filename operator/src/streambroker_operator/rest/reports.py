@@ -18,6 +18,7 @@ from aiohttp import web
 from streambroker_core.model import PeKey, PortKey, Route
 from streambroker_core.wire.fields import Fields
 from streambroker_core.wire.told import ToldRules, read_told
+from streambroker_core.wire.told_sides import ToldSide, read_sides, write_side
 from streambroker_operator.bodies import fellow_bodies
 from streambroker_operator.heard import Fellow
 from streambroker_operator.paths import API, REPORT
@@ -76,7 +77,7 @@ class Report:
     ``waiting_since`` has the exports that wait at this moment, by port; ``ended`` whether an export
     has ended, by port, of those of which that was said; ``states`` how many routes are in each of
     `STATES`, each in the first that it is in; ``rules`` what is told of rules of patterns, and of
-    ``more_rules`` other reports tell.
+    ``more_rules`` other reports tell; ``sides`` the side inputs of the job's queries.
     """
 
     at: float
@@ -88,6 +89,7 @@ class Report:
     fellows: tuple[Fellow, ...] = ()
     rules: ToldRules = field(default_factory=dict)
     more_rules: bool = False
+    sides: tuple[ToldSide, ...] = ()
 
 
 Known: TypeAlias = tuple[Report, Report | None]
@@ -222,6 +224,22 @@ def fellows_of(
     }
 
 
+def sides_of(known: Mapping[PeKey, Known], namespace: str, now: float) -> list[dict[str, Any]]:
+    """Return the side inputs that agents of a namespace told of; of stale reports nothing is known.
+
+    Args:
+        known: the last reports of the agents.
+        namespace: whose agents are shown, ``*`` for all.
+        now: on the clock of the reports, in seconds.
+    """
+    return [
+        {"pe": str(pe), **write_side(side), "age": round(max(0.0, now - report.at), 1)}
+        for pe, (report, _) in sorted(known.items(), key=lambda item: str(item[0]))
+        if namespace in ("*", pe.namespace) and now - report.at <= STALE_S
+        for side in report.sides
+    ]
+
+
 def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
     """Read a report; members that are not known are of a newer agent and passed over.
 
@@ -262,6 +280,7 @@ def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
         fellows=_fellows(Fields(body), pe),
         rules=read_told(Fields(body).child("patterns").child("rules")),
         more_rules=Fields(body).child("patterns").boolean("more", False),
+        sides=read_sides(Fields(body), "sides"),
     )
 
 
@@ -328,7 +347,8 @@ async def put_report(request: web.Request) -> web.Response:
 async def get_top(request: web.Request) -> web.Response:
     """Answer the routes that touch a namespace, or all with ``?namespace=*``, with figures.
 
-    With them come the fellows of the agents of that namespace that export.
+    With them come the fellows of the agents of that namespace that export, and the side inputs of
+    their jobs.
 
     Many routes take a while to write down; that is done in a thread, one request at a time.
     """
@@ -342,6 +362,8 @@ async def get_top(request: web.Request) -> web.Response:
         def answer() -> web.Response:
             shown = picture.touching(namespace)
             fellows = fellows_of(shown, known, namespace, now)
-            return long_answer({"routes": top(shown, known, now), "fellows": fellows})
+            sides = sides_of(known, namespace, now)
+            found = top(shown, known, now)
+            return long_answer({"routes": found, "fellows": fellows, "sides": sides})
 
         return await asyncio.to_thread(answer)

@@ -23,6 +23,7 @@ from pe_agent.agent.fellows.known import Fellows
 from pe_agent.agent.fellows.stages import StageHost
 from pe_agent.agent.importing.imports import ImportHost, UnknownPortError
 from pe_agent.agent.job_rules import JobRules
+from pe_agent.agent.job_sides import JobSides
 from pe_agent.agent.news import News
 from pe_agent.agent.store import Store
 from pe_agent.flight_errors import AgentUnreachableError
@@ -105,6 +106,7 @@ class Hosts:
             self.news,
             away=lambda: bool(self.broker_status().get("away")),
         )
+        self.sides = JobSides()
         self.imports = ImportHost(
             str(pe),
             self.routes,
@@ -322,6 +324,8 @@ class Hosts:
             "rules.wanted": self.rules.wanted,
             "rules.report": self.rules.report,
             "rules.leave": self.rules.leave,
+            "sides.told": self.sides.take,
+            "sides.running": self.sides.running,
             "reader.next": self.imports.next,
             "reader.slices": self.imports.slices,
             "reader.renew": lambda b: {
@@ -485,6 +489,7 @@ class Hosts:
             "broker": self.broker_status(),
             "certificate": self.listener_status(),
             "fellows": self.fellows.status(),
+            "sides": self.sides.status(),
             "kept": self.stages.status(),
             "declarations": {
                 n: {"told": d["told"], "differs": d.get("differs")}

@@ -85,6 +85,24 @@ _ROUTES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
         lambda r: r["releasedPlans"],
     ),
 }
+_SIDES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float | None]]] = {
+    "side_waiting_rows": ("gauge", "Rows that wait for it.", lambda s: s["waitingRows"]),
+    "side_waiting_bytes": ("gauge", "Their bytes.", lambda s: s["waitingBytes"]),
+    "side_waiting_seconds": (
+        "gauge",
+        "For how long the first of them has waited.",
+        lambda s: s["waitingSeconds"] or 0.0,
+    ),
+    "side_entries": ("gauge", "Values that are seen.", lambda s: s["entries"]),
+    "side_bytes": ("gauge", "Their bytes.", lambda s: s["size"]),
+    "side_windows": ("gauge", "Windows with values.", lambda s: s["windows"]),
+    "side_staged_rows": ("gauge", "Rows of a load that is not complete.", lambda s: s["staged"]),
+    "side_version_seconds": ("gauge", "Age of its version.", lambda s: s["versionSeconds"]),
+    "side_reported_seconds": ("gauge", "Age of these figures.", lambda s: s["age"]),
+    "side_rows_total": ("counter", "Rows taken.", lambda s: s["rows"]),
+    "side_late_rows_total": ("counter", "Rows that came too late.", lambda s: s["late"]),
+    "side_refused_rows_total": ("counter", "Rows not taken.", lambda s: s["refused"]),
+}
 
 
 def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
@@ -117,6 +135,7 @@ def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
         ]
         lines += _family(name, kind, told, samples)
     lines += _control(status, routes)
+    lines += _of_sides(status.get("sides", ()))
     return "\n".join(lines) + "\n"
 
 
@@ -141,6 +160,22 @@ def _control(
         of_log = sorted(status["controlLog"][what].items())
         samples = [({"delivery": delivery}, float(count)) for delivery, count in of_log]
         yield from _family(f"control_log_{what}_total", "counter", told, samples)
+
+
+def _of_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Give the figures of side inputs; what one does not have is not told of it."""
+    named = [
+        ({name: side[name] for name in ("query", "operator", "input")}, side) for side in sides
+    ]
+    for name, (kind, told, of) in _SIDES.items():
+        values = [(labels, of(side)) for labels, side in named]
+        yield from _family(name, kind, told, [(at, float(v)) for at, v in values if v is not None])
+    versions = [
+        ({**labels, "version": side["version"]}, 1.0)
+        for labels, side in named
+        if side["version"] is not None
+    ]
+    yield from _family("side_version", "gauge", "1 for the version that holds.", versions)
 
 
 def _together(counts: Iterable[Mapping[str, int]]) -> Counter[str]:

@@ -19,6 +19,7 @@ from pe_agent.aligned.operators import OperatorStream, control_aware
 from pe_agent.aligned.stream import Stream
 from pe_agent.side.inputs import Given
 from pe_agent.side.operator import FIGURES, FIGURES_SCHEMA, MakeSide
+from pe_agent.side.reporting import ToAgent
 from pe_agent.side.shelves import Shelves
 from pe_agent.side.tables import Table
 from pe_agent.side.ticks import seconds_for, tick_stream
@@ -279,6 +280,7 @@ class SideInputs:
             function=function,
             tables=Shelves(folders=folders),
             figures=figures,
+            agent=self._agent(streams, str(settings.get("name", NAME))),
         )
         schemas = {
             OUT: enriched_schema(join) if schema is None else schema,
@@ -289,6 +291,15 @@ class SideInputs:
         main = self._with_control(join, tables)
         told: dict[str, Any] = {"name": NAME, "null_keys": True, **settings}
         return control_aware(make, {**streams, MAIN: main}, schemas=schemas, **told)
+
+    def _agent(self, streams: Mapping[str, Stream], operator: str) -> ToAgent | None:
+        """Return the way of figures to the agent; None if no stream is one of a PE."""
+        every = (self.main, *streams.values())
+        pe = next((one.pe for one in every if one.pe is not None), None)
+        if pe is None:
+            return None
+        pe._watch_queries()
+        return ToAgent.of(pe, operator)
 
     def _with_control(self, join: SideJoin, tables: Mapping[str, Table]) -> Stream:
         """Return the main stream with what is said to its tables, and ticks, beside it."""

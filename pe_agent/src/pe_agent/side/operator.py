@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
+from pe_agent.side.reporting import ToAgent
 from pe_agent.side.shelves import Shelves
 from pe_agent.side.ticks import SideTick
 from streambroker_core.control.tuples import ControlTuple
@@ -14,10 +15,14 @@ from streambroker_core.side import SideOperator, SideRefresh
 from streambroker_core.side.definition import MAIN
 from streambroker_core.side.joining import Function
 from streambroker_core.side.shape import Shape
-from streambroker_core.side.telling import stall_text
+from streambroker_core.side.telling import told_stall
 from streambroker_core.side.waiting import GROUP, Stall
+from streambroker_core.wire.told_sides import ToldSide, ToldStall, sentence
 
 FIGURES = "figures"
+UNORDERED = "for the watermark to pass their event time"
+"""What rows of all inputs wait for that are taken in the order of event time."""
+_WAITING = ("waiting_rows", "waiting_bytes", "waiting_since")
 _TIME = pa.timestamp("us", "UTC")
 FIGURES_SCHEMA = pa.schema(
     [
@@ -48,10 +53,16 @@ class HostedSide(SideOperator):
     """Side inputs inside Spark."""
 
     def __init__(
-        self, shape: Shape, function: Function | None, tables: Shelves, *, figures: bool
+        self,
+        shape: Shape,
+        function: Function | None,
+        tables: Shelves,
+        *,
+        figures: bool,
+        agent: ToAgent | None = None,
     ) -> None:
         super().__init__(shape, function, tables)
-        self._shelves, self._figures = tables, figures
+        self._shelves, self._figures, self._agent = tables, figures, agent
         if figures:
             self.outputs = (*self.outputs, FIGURES)
 
@@ -74,31 +85,59 @@ class HostedSide(SideOperator):
     def end_window(self) -> None:
         """End a window; with figures, tell them."""
         super().end_window()
+        if not self._figures and self._agent is None:
+            return
+        told, at = self._told(), self.window
+        if self._agent is not None:
+            self._agent(at.bucket, at.number, told)
         if self._figures:
-            batch = pa.RecordBatch.from_pylist(self._rows(), schema=FIGURES_SCHEMA)
-            self.emit(batch, FIGURES)
+            here = {"bucket": at.bucket, "window": at.number, "time": at.time}
+            rows = [{**here, **_row(side, at.time)} for side in told]
+            self.emit(pa.RecordBatch.from_pylist(rows, schema=FIGURES_SCHEMA), FIGURES)
 
-    def _rows(self) -> list[dict[str, Any]]:
-        told, stalls, at = self.figures(), self.stalls(), self.window
-        here = {"bucket": at.bucket, "window": at.number, "time": at.time}
-        rows = [
-            {**here, "input": name, **figures, **self._waiting_for(number, stalls)}
-            for number, (name, figures) in enumerate(told["inputs"].items())
-        ]
-        own = self._waiting_for(GROUP, stalls)
-        own["waiting_rows"] += told["unordered_rows"]
-        own["waiting_bytes"] += told["unordered_bytes"]
-        return [*rows, {**here, "input": MAIN, **own}]
+    def _told(self) -> list[ToldSide]:
+        """Return what this bucket has of each side input, and what waits for none of them."""
+        figures, stalls = self.figures(), self.stalls()
+        told = []
+        for number, (name, of) in enumerate(figures["inputs"].items()):
+            size = {"size": of.pop("bytes"), "keyed": self.join.inputs[number].keyed}
+            told.append(self._with_waiting(name, number, stalls, **of, **size))
+        main = self._with_waiting(MAIN, GROUP, stalls)
+        if rows := figures["unordered_rows"]:
+            main = replace(
+                main,
+                waiting_rows=main.waiting_rows + rows,
+                waiting_bytes=main.waiting_bytes + figures["unordered_bytes"],
+                stalls=(*main.stalls, ToldStall(cause=UNORDERED, rows=rows)),
+            )
+        return [*told, main]
 
-    def _waiting_for(self, number: int, stalls: list[Stall]) -> dict[str, Any]:
+    def _with_waiting(
+        self, name: str, number: int, stalls: list[Stall], **figures: Any
+    ) -> ToldSide:
         mine = [stall for stall in stalls if stall.input == number]
-        texts = [stall_text(self.join, stall, self.window.time) for stall in mine]
-        return {
-            "waiting_rows": sum(stall.rows for stall in mine),
-            "waiting_bytes": sum(stall.size for stall in mine),
-            "waiting_since": min((s.since for s in mine if s.since is not None), default=None),
-            "stall": " ".join(texts) or None,
-        }
+        return ToldSide(
+            operator="" if self._agent is None else self._agent.operator,
+            input=name,
+            waiting_rows=sum(stall.rows for stall in mine),
+            waiting_bytes=sum(stall.size for stall in mine),
+            waiting_since=min((s.since for s in mine if s.since is not None), default=None),
+            stalls=tuple(told_stall(self.join, stall) for stall in mine),
+            **figures,
+        )
+
+
+def _row(side: ToldSide, now: int) -> dict[str, Any]:
+    """Return a row of the output ``figures``."""
+    texts = [sentence(stall, now) for stall in side.stalls if stall.cause != UNORDERED]
+    found = {name: getattr(side, name) for name in FIGURES_SCHEMA.names if hasattr(side, name)}
+    if side.input == MAIN:  # it has no values
+        found = {name: found[name] for name in ("input", *_WAITING)}
+    return {**found, "bytes": None if side.input == MAIN else side.size, "stall": _joint(texts)}
+
+
+def _joint(texts: list[str]) -> str | None:
+    return " ".join(texts) or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +149,17 @@ class MakeSide:
         function: called with main rows and their views; None for enriching alone.
         tables: where versions of its tables lie.
         figures: tell figures in one more output.
+        agent: tell them to the agent of the job; None for not.
     """
 
     shape: Shape
     function: Function | None
     tables: Shelves
     figures: bool = False
+    agent: ToAgent | None = None
 
     def __call__(self) -> HostedSide:
         """Make one."""
-        return HostedSide(self.shape, self.function, self.tables, figures=self.figures)
+        return HostedSide(
+            self.shape, self.function, self.tables, figures=self.figures, agent=self.agent
+        )

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from streambroker_core.model import port_of
@@ -44,7 +44,7 @@ def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
     Args:
         status: as the agent's action ``status`` returns it.
         limit: bytes of the report as JSON; readers are left out until it fits, those that
-            are away first.
+            are away first, and side inputs for which least rows wait.
     """
     found: dict[str, Any] = {}
     for most in _READERS:
@@ -54,11 +54,17 @@ def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
             },
             "imports": _imports(status["imports"]["readers"], most),
             "fellows": _fellows(status.get("fellows", {})),
+            **({"sides": _sides(status["sides"], most)} if status.get("sides") else {}),
             **({"patterns": status["patterns"]} if "patterns" in status else {}),
         }
         if len(json.dumps(found)) <= limit:
             break
     return found
+
+
+def _sides(sides: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
+    """Return side inputs, those that most rows wait for first."""
+    return sorted(sides, key=lambda side: -side["waitingRows"])[:most]
 
 
 def _fellows(fellows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,151 @@
+"""Figures of side inputs at the agent: from buckets, for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pe_agent.agent import metrics
+from pe_agent.agent.broker.reports import report_of
+from pe_agent.agent.job_sides import NEW_SECONDS, JobSides
+from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.side import reporting
+from pe_agent.side.reporting import Sender
+from streambroker_core.errors import ManifestError
+from streambroker_core.wire.told_sides import ToldSide, ToldStall, write_side
+from support.waiting import until
+
+RATES = ToldSide(
+    operator="join",
+    input="rates",
+    waiting_rows=3,
+    waiting_bytes=30,
+    waiting_since=90_000_000,
+    entries=10,
+    version="v1",
+    version_since=40_000_000,
+    stalls=(ToldStall(cause="for side input `rates`", rows=3, since=90_000_000),),
+)
+
+
+class Clock:
+    """A monotonic clock that is put forward by hand; today is 100 s after 1970 at its 0."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sides(self) -> JobSides:
+        return JobSides(lambda: self.now, lambda: 100.0 + self.now)
+
+
+def told(bucket: int, window: int, *sides: ToldSide, query: str = "q") -> dict[str, Any]:
+    return {
+        "query": query,
+        "operator": "join",
+        "bucket": bucket,
+        "window": window,
+        "sides": [write_side(side) for side in sides],
+    }
+
+
+def take(sides: JobSides, *buckets: dict[str, Any]) -> None:
+    sides.take({"buckets": list(buckets)})
+
+
+def waiting(sides: JobSides) -> list[tuple[str, str, int]]:
+    return [(one["query"], one["input"], one["waitingRows"]) for one in sides.status()]
+
+
+def test_buckets_are_one_and_the_last_window_of_each_holds() -> None:
+    clock = Clock()
+    sides = clock.sides()
+    take(sides, told(0, 5, RATES), told(1, 5, RATES))
+    assert waiting(sides) == [("q", "rates", 6)]
+    take(sides, told(1, 6, ToldSide(operator="join", input="rates")))
+    take(sides, told(0, 4, ToldSide(operator="join", input="rates")))
+    assert waiting(sides) == [("q", "rates", 3)]
+    clock.now = 2.0
+    (one,) = sides.status()
+    assert (one["age"], one["waitingSeconds"], one["versionSeconds"]) == (2.0, 12.0, 62.0)
+    assert (one["version"], one["entries"]) == ("v1", 10)
+
+
+def test_a_query_that_does_not_run_any_more_is_forgotten() -> None:
+    clock = Clock()
+    sides = clock.sides()
+    take(sides, told(0, 1, RATES), told(0, 1, RATES, query="other"))
+    sides.running({"queries": []})
+    assert len(waiting(sides)) == 2, "they began only now"
+    clock.now = NEW_SECONDS + 1
+    sides.running({"queries": ["q"]})
+    assert waiting(sides) == [("q", "rates", 3)]
+
+
+def test_a_wrong_report_changes_nothing() -> None:
+    sides = JobSides()
+    with pytest.raises(ManifestError, match=r"buckets\[1\].window"):
+        take(sides, told(0, 1, RATES), {**told(1, 1, RATES), "window": None})
+    assert waiting(sides) == []
+
+
+def test_prometheus_is_told_and_the_broker() -> None:
+    clock = Clock()
+    sides = clock.sides()
+    take(sides, told(0, 1, RATES, ToldSide(operator="join", input="main")))
+    control: dict[str, Any] = {"accepted": {}, "applied": {}}
+    status = {"exports": {}, "controlLog": control, "sides": sides.status()}
+    found = {
+        (one.name.removeprefix("streambroker_side_"), one.labels["input"]): one
+        for family in text_string_to_metric_families(metrics.text(status, {}))
+        for one in family.samples
+        if "side_" in one.name
+    }
+    assert found["waiting_rows", "rates"].value == 3
+    assert found["waiting_rows", "rates"].labels["operator"] == "join"
+    assert found["waiting_rows", "rates"].labels["query"] == "q"
+    assert found["waiting_seconds", "rates"].value == 10
+    assert found["version_seconds", "rates"].value == 60
+    assert found["version", "rates"].labels["version"] == "v1"
+    assert ("version", "main") not in found
+    assert ("version_seconds", "main") not in found
+    assert found["entries", "rates"].value == 10
+    report = report_of({**status, "imports": {"readers": {}}})
+    assert [one["input"] for one in report["sides"]] == ["rates", "main"]
+    many = {**status, "imports": {"readers": {}}, "sides": sides.status() * 400}
+    assert len(report_of(many)["sides"]) == 100
+
+
+class Agent:
+    """Takes calls; does not answer the first ones."""
+
+    def __init__(self, deaf: int) -> None:
+        self.deaf = deaf
+        self.heard: list[Sequence[dict[str, Any]]] = []
+
+    def call(self, action: str, *, timeout: float, buckets: Sequence[dict[str, Any]]) -> None:
+        assert (action, timeout) == ("sides.told", 5.0)
+        if self.deaf:
+            self.deaf -= 1
+            raise AgentUnreachableError("nobody")
+        self.heard.append(buckets)
+
+
+def test_the_last_figures_of_each_bucket_reach_an_agent_that_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reporting, "SPACING", 0.05)
+    agent = Agent(deaf=2)
+    sender = Sender(agent)  # type: ignore[arg-type]
+    sender.take(("q", "join", 0), 1, [RATES])
+    sender.take(("q", "join", 1), 1, [RATES])
+    until(lambda: agent.deaf < 2, 10.0, "a call")
+    sender.take(("q", "join", 0), 2, [RATES])
+    until(lambda: bool(agent.heard), 10.0, "an answer")
+    windows = {told["bucket"]: told["window"] for call in agent.heard for told in call}
+    assert windows == {0: 2, 1: 1}
+    time.sleep(0.2)
+    assert sum(len(call) for call in agent.heard) == 2, "nothing is sent twice"
