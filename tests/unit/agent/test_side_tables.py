@@ -17,10 +17,21 @@ import pytest
 
 from pe_agent.side import SideVersion, Table, TableError, TableStore
 from pe_agent.side.announcing import CONTROL_FILE, READERS, VersionsReader, last_versions
-from pe_agent.side.versions import JOURNAL, Versions, path_of, read_version
+from pe_agent.side.shelves import Shelves
+from pe_agent.side.versions import (
+    JOURNAL,
+    SORTED,
+    Versions,
+    path_of,
+    read_version,
+    sorted_path,
+)
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.side import SideInput
+from streambroker_core.side.content import Content
 from streambroker_core.side.errors import SideDefinitionError, SideError
+from streambroker_core.side.leaves import Leaves
+from streambroker_core.side.tables import by_key, content_of
 from support.waiting import until
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
@@ -289,3 +300,82 @@ def test_without_queries_the_last_version_is_kept(tmp_path: Path) -> None:
     first, second = (one.name for one in versions.kept)
     assert versions.clean(None, ["x"]) == [first]
     assert [one.name for one in Versions(tmp_path).kept] == [second]
+
+
+# -- in the order of keys --------------------------------------------------------------------
+
+
+def keys_and_values(made: Content) -> tuple[list[Any], list[Any]]:
+    assert isinstance(made, Leaves)
+    level = made.all()
+    return level.keys.to_pylist(), level.values.to_pylist()
+
+
+def test_workers_take_rows_in_the_order_of_keys_where_they_lie(
+    store: TableStore, tmp_path: Path
+) -> None:
+    put(tmp_path / "in", USD=2.0, EUR=1.0, CHF=3.0)
+    table = folder(store, tmp_path / "in")
+    side = rates()
+    first = table.state().version
+    assert read_version(table.place, first, side)["currency"].to_pylist() == ["USD", "EUR", "CHF"]
+    table.bind(side)
+    before = pa.total_allocated_bytes()
+    found = read_version(table.place, first, side)
+    assert found["currency"].to_pylist() == ["CHF", "EUR", "USD"]
+    assert pa.total_allocated_bytes() == before, "mapped, and not copied"
+    shelf = Shelves(folders={"rates": str(table.place)})
+    assert keys_and_values(shelf(side, first))[0] == ["CHF", "EUR", "USD"]
+    assert content(table) == {"USD": 2.0, "EUR": 1.0, "CHF": 3.0}
+    put(tmp_path / "in", EUR=1.0, CHF=4.0)
+    second = table.refresh().version
+    assert read_version(table.place, second, side)["rate"].to_pylist() == [4.0, 1.0]
+
+
+def test_rows_of_one_key_stay_in_their_order() -> None:
+    side = SideInput(name="rates", kind="multimap", key=("currency",), schema=RATES, static=True)
+    given = pa.table({"currency": ["b", "a", "b", "a"], "rate": [1.0, 2.0, 3.0, 4.0]})
+    found = by_key(side, given)
+    assert found is not None
+    assert found["rate"].to_pylist() == [2.0, 4.0, 1.0, 3.0]
+    assert by_key(side, found) is None
+    assert keys_and_values(content_of(side, found)) == keys_and_values(content_of(side, given))
+
+
+def test_a_sorted_copy_goes_with_its_version_and_is_not_needed(
+    store: TableStore, tmp_path: Path
+) -> None:
+    put(tmp_path / "in", USD=2.0, EUR=1.0)
+    table = folder(store, tmp_path / "in")
+    side, first = rates(), table.state().version
+    table.bind(side)
+    copy = sorted_path(table.place, first, side)
+    assert copy.exists()
+    copy.unlink()
+    assert read_version(table.place, first, side)["currency"].to_pylist() == ["USD", "EUR"]
+    put(tmp_path / "in", USD=2.0, CHF=1.0)
+    table.refresh()
+    reopened = Versions(table.place)
+    assert len(list((table.place / SORTED).iterdir())) == 1
+    (table.place / SORTED / f"{first}.by-0").touch()
+    (table.place / SORTED / "v9-0.by-0").touch()
+    reopened = Versions(table.place)
+    assert not (table.place / SORTED / "v9-0.by-0").exists()
+    reopened.clean(10**6, ["rates"])
+    assert [path.name.partition(".")[0] for path in (table.place / SORTED).iterdir()] == [
+        table.state().version
+    ]
+
+
+def test_a_table_without_room_for_the_copy_is_announced_all_the_same(
+    store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    put(tmp_path / "in", USD=2.0, EUR=1.0)
+    table = folder(store, tmp_path / "in")
+    monkeypatch.setattr(Versions, "sort", full)
+    table.bind(rates())
+    said = [SideVersion(**one.payload) for one in store.control.tuples()]
+    assert [one.version for one in said] == [table.state().version]

@@ -43,7 +43,7 @@ class Shelves:
 
             def read(name: str, version: str) -> pa.Table:
                 del name
-                return read_version(folder, version)
+                return read_version(folder, version, side)
 
             _SHELVES[place] = Shelf(read)
         return _SHELVES[place](side, version)

@@ -23,7 +23,7 @@ from pe_agent.aligned.stream import Stream
 from pe_agent.side.announcing import CONTROL_FILE, read_by_all, version_stream
 from pe_agent.side.errors import TableError
 from pe_agent.side.sources import Folder, Frame, Query, TableSource
-from pe_agent.side.versions import REQUESTS, Versions, read_version
+from pe_agent.side.versions import REQUESTS, Version, Versions, read_version
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideDefinitionError
@@ -184,9 +184,19 @@ class Table:
         assert version is not None  # noqa: S101 - it was written
         for name in self._sides:
             if name not in version.announced:
+                self._sort(version, self._sides[name])
                 said = SideVersion(input=name, version=version.name)
                 place = self.store.control.append(said, delivery=Delivery.BEGIN).seq
                 self._versions.announced(version, name, place)
+
+    def _sort(self, version: Version, side: SideInput) -> None:
+        """Write the sorted copy; without it each worker sorts for itself."""
+        try:
+            self._versions.sort(version, side)
+        except OSError as error:
+            log.warning(
+                "table %s: version %s has no sorted copy: %s", self.name, version.name, error
+            )
 
     def _fail(self, error: str | None) -> None:
         if error is not None and error != self._error:

@@ -3,6 +3,9 @@
 A version is an Arrow file under its name; it is synced before its name is there, and before it is
 announced. ``versions.json`` lists those that are kept, the oldest first, and says where in the
 control file each was announced. What a crash left behind is removed when the folder is opened.
+
+For a map or multimap there is a copy beside each version with its rows in the order of their keys:
+a worker uses it where it lies, and does not sort what another one has sorted.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.side.errors import TableError
+from streambroker_core.side.definition import SideInput
+from streambroker_core.side.tables import by_key
 
-JOURNAL, REQUESTS = "versions.json", "requests"
+JOURNAL, REQUESTS, SORTED = "versions.json", "requests", "sorted"
 FORMAT = 1
 _SUFFIX = ".arrow"
 
@@ -62,6 +67,9 @@ class Versions:
         for path in folder.iterdir():
             if path.is_file() and path.name not in (JOURNAL, *known):
                 path.unlink()
+        for path in (folder / SORTED).glob("*"):
+            if path.name.rpartition(".by-")[0] + _SUFFIX not in known:
+                path.unlink()
 
     @property
     def last(self) -> Version | None:
@@ -71,9 +79,7 @@ class Versions:
     def write(self, table: pa.Table, now: float) -> Version | None:
         """Write a version; None if it is the same as the last one."""
         hidden = self.folder / f".{os.getpid()}"
-        table = table.combine_chunks().replace_schema_metadata(None)
-        with pa.OSFile(str(hidden), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+        _write_table(hidden, table)
         digest, size = _digest(hidden)
         if self.last is not None and self.last.digest == digest:
             hidden.unlink()
@@ -89,6 +95,20 @@ class Versions:
         hidden.rename(path_of(self.folder, version.name))
         self._write([*self.kept, version])
         return version
+
+    def sort(self, version: Version, side: SideInput) -> None:
+        """Write the copy of a version in the order of the keys of a side input, if it needs one."""
+        path = sorted_path(self.folder, version.name, side)
+        if not side.key or path.exists():
+            return
+        table = by_key(side, read_version(self.folder, version.name))
+        if table is None:
+            return
+        path.parent.mkdir(exist_ok=True)
+        hidden = path.with_name(f".{os.getpid()}")
+        _write_table(hidden, table)
+        _digest(hidden)
+        hidden.rename(path)
 
     def announced(self, version: Version, name: str, place: int) -> None:
         """Note where a version was announced to a side input."""
@@ -123,6 +143,8 @@ class Versions:
             self._write(self.kept[first:])
         for one in gone:
             path_of(self.folder, one.name).unlink(missing_ok=True)
+            for path in (self.folder / SORTED).glob(f"{one.name}.by-*"):
+                path.unlink(missing_ok=True)
         return [one.name for one in gone]
 
     def _read(self) -> tuple[int, list[Version]]:
@@ -153,14 +175,34 @@ def path_of(folder: Path, version: str) -> Path:
     return folder / f"{version}{_SUFFIX}"
 
 
-def read_version(folder: Path, version: str) -> pa.Table:
+def sorted_path(folder: Path, version: str, side: SideInput) -> Path:
+    """Return the copy of a version in the order of the keys of a side input."""
+    key = hashlib.sha256(json.dumps(side.key).encode()).hexdigest()[:16]
+    return folder / SORTED / f"{version}.by-{key}"
+
+
+def read_version(folder: Path, version: str, side: SideInput | None = None) -> pa.Table:
     """Return a version, mapped and not copied.
+
+    Args:
+        folder: of the table.
+        version: its name.
+        side: the side input for whose keys its rows are taken in order, if they are there so.
 
     Raises:
         OSError: it is not there.
     """
-    with pa.memory_map(str(path_of(folder, version))) as file:
+    path = path_of(folder, version)
+    if side is not None and side.key and (found := sorted_path(folder, version, side)).exists():
+        path = found
+    with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).read_all()
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    table = table.combine_chunks().replace_schema_metadata(None)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
 
 
 def write_whole(path: Path, data: bytes) -> None:
