@@ -382,3 +382,11 @@ def test_parameters_are_documented(heading: str, function: Callable[..., Any]) -
     of_pe = 0 if function is pe.start else 1
     known = list(inspect.signature(function).parameters)[of_pe:]
     assert set(documented(PROGRAM, heading)) == set(known)
+
+
+def test_each_decision_has_a_number_of_its_own_and_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    names = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    listed = re.findall(r"\]\((\d{4}-[a-z0-9-]+\.md)\)", (folder / "README.md").read_text())
+    assert len({name[:4] for name in names}) == len(names)
+    assert sorted(set(listed)) == names
