@@ -190,6 +190,7 @@ def test_counts_that_came_too_soon_are_written_in_time_though_nobody_tells_of_th
     assert bench.offers == []
     bench.now += 1
     bench.statuses.listen()
+    bench.statuses.listen()
     assert bench.offers == [((RULE, "u1"), False)]
     late = bench.write()
     assert late is not None
