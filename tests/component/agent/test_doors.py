@@ -13,6 +13,7 @@ import pytest
 
 from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
+from streambroker_core.offset import VERSION
 from streambroker_core.wire import capability
 from support.agents import (
     AgentProcess,
@@ -321,7 +322,7 @@ def test_a_process_takes_over_from_one_that_left(agents: Pair) -> None:
 def test_an_offset_of_a_newer_release_is_refused_by_name(agents: Pair) -> None:
     reader = Reading(agents.importer)
     offset = reader.open()
-    assert error_code(lambda: reader.next({**offset, "v": 2})) == "OffsetInvalid"
+    assert error_code(lambda: reader.next({**offset, "v": VERSION + 1})) == "OffsetInvalid"
     assert error_code(lambda: reader.next({"topic": {"0": 1}})) == "OffsetInvalid"
 
 
