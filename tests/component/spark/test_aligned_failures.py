@@ -96,6 +96,7 @@ def test_a_checkpoint_of_another_kind_is_refused_and_not_overwritten(
     assert sorted(v for _, v, _ in rows[1]) == [5, 6, 7, 8]
 
 
+@pytest.mark.long
 def test_a_query_goes_on_with_other_tasks_and_the_partitions_of_its_checkpoint(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def rows_of(jobs: Session, frame: DataFrame) -> list[Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_successor_stream_is_delivered_in_windows_like_the_first(jobs: Session) -> None:
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     published(jobs, source(jobs, exporter), "out")

@@ -25,7 +25,13 @@ def rule(name: str, version: int, *lines: int) -> dict[str, Any]:
     return {"id": name, "version": version, "pattern": {"stages": stages}}
 
 
-@pytest.mark.parametrize("selectors", [[], [["price"]]], ids=["packed as read", "copied"])
+@pytest.mark.parametrize(
+    "selectors",
+    [
+        pytest.param([], id="packed as read"),
+        pytest.param([["price"]], id="copied", marks=pytest.mark.long),
+    ],
+)
 def test_rules_see_the_rows_of_an_import(jobs: Session, selectors: list[list[str]]) -> None:
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     feed = Feed(jobs.folder / "in", rows_per_file=11)

@@ -327,7 +327,12 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
             stream, Given([]), control=control, key="user", selectors=["item"], **timed
         )
     kept = json.loads(control.read_text().splitlines()[1])["payload"]
-    assert kept == {"rules": {"format": 1, "rules": [], "disabled": []}, "selectors": []}
+    assert kept == {
+        "rules": {"format": 1, "rules": [], "disabled": []},
+        "selectors": [],
+        "relevant": None,
+        "whole": "",
+    }
 
 
 def test_a_rule_is_made_of_python_as_of_documents(spark: SparkSession, tmp_path: Path) -> None:
