@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from streambroker_core.board import (
     Board,
+    CaughtUp,
     ExportApplied,
     ExportRemoved,
     FeedLost,
@@ -124,3 +125,33 @@ def test_answers_at_any_moment_lead_to_what_the_feed_alone_leads_to(
         assert len(board.routes()) == 1, "the route existed all along"
     assert seen == sorted(seen), "nothing newer is undone by something older"
     assert routes(board) == [("i", changes[-1][0].filter)]
+
+
+def test_what_was_written_from_here_and_went_before_the_feed_saw_it_goes_with_the_next_sweep() -> (
+    None
+):
+    board = board_of(TRADES, ALERTS, version=10)
+    late = import_of("late/trades", uid="late")
+    board.handle(ImportApplied(import_=late, version=14, early=True))
+    board.handle(CaughtUp(kind="Import", version=13))
+    assert board.get("Import", "late") is late
+    board.handle(CaughtUp(kind="Import", version=15))
+    assert board.get("Import", "late") is None
+    assert board.get("Import", "i") is not None
+
+
+def test_a_change_from_here_that_the_feed_never_saw_does_not_outlive_its_object() -> None:
+    board = board_of(TRADES, ALERTS, version=10)
+    board.handle(ImportApplied(import_=FILTERED, version=14, early=True))
+    # The sweep knows the object as it was at version 10, and not that it was changed.
+    board.handle(ImportRemoved(uid="i", version=10))
+    board.handle(CaughtUp(kind="Import", version=15))
+    assert board.get("Import", "i") is None
+
+
+def test_what_the_feed_has_seen_as_it_was_written_stays() -> None:
+    board = board_of(TRADES, ALERTS, version=10)
+    board.handle(ImportApplied(import_=FILTERED, version=14, early=True))
+    board.handle(ImportApplied(import_=FILTERED, version=14))
+    board.handle(CaughtUp(kind="Import", version=15))
+    assert generation(board) == 2

@@ -45,12 +45,16 @@ class Change(Generic[R]):
 
 @dataclass(slots=True, kw_only=True)
 class _Held(Generic[R]):
-    """A resource, its version, the version up to which that is known, its session."""
+    """A resource, its version, the version up to which that is known, its session.
+
+    ``told`` is the version up to which the feed told of it: lower where it was seen ahead of it.
+    """
 
     entry: R | Unreadable
     version: int
     seen: int
     session: int
+    told: int
 
     @property
     def resource(self) -> R | None:
@@ -131,20 +135,24 @@ class Shelf(Generic[R]):
         if not early:
             self._reach(version)
         held = self._held.get(entry.uid)
+        told = 0 if early else version
         if held is not None:
-            return [] if version <= held.seen else self._put(self._seen(entry, version))
+            held.told = max(held.told, told)
+            return [] if version <= held.seen else self._put(self._seen(entry, version, told))
         if version <= self._listed_at or entry.uid in self._gone:
             return []
-        return self._admit(entry, version)
+        return self._admit(entry, version, told)
 
     def touch(self, uid: str | None, version: int) -> None:
         """Take in that the feed came to a version, and with it a resource as it was."""
         self._reach(version)
         held = None if uid is None else self._held.get(uid)
+        if held is not None:
+            held.told = max(held.told, version)
         if held is not None and version > held.seen:
-            self._put(self._seen(held.entry, version))
+            self._put(self._seen(held.entry, version, version))
 
-    def _admit(self, entry: R | Unreadable, version: int) -> list[Change[R]]:
+    def _admit(self, entry: R | Unreadable, version: int, told: int) -> list[Change[R]]:
         changes: list[Change[R]] = []
         name = _name(entry)
         known = self._names.get(name)
@@ -153,10 +161,10 @@ class Shelf(Generic[R]):
                 self._bury(entry.uid, version)
                 return []
             changes += self._drop(known[1], version)
-        return changes + self._put(self._seen(entry, version))
+        return changes + self._put(self._seen(entry, version, told))
 
-    def _seen(self, entry: R | Unreadable, version: int) -> _Held[R]:
-        return _Held(entry=entry, version=version, seen=version, session=self._session)
+    def _seen(self, entry: R | Unreadable, version: int, told: int) -> _Held[R]:
+        return _Held(entry=entry, version=version, seen=version, session=self._session, told=told)
 
     def _put(self, fresh: _Held[R]) -> list[Change[R]]:
         """Hold a resource, and what is known of it; an equal one stays the same object."""
@@ -165,6 +173,8 @@ class Shelf(Generic[R]):
         same = held is not None and held.entry == fresh.entry
         if held is not None and same:
             fresh.entry = held.entry
+        if held is not None:
+            fresh.told = max(fresh.told, held.told)
         self._held[uid] = fresh
         name = _name(fresh.entry)
         if name[1]:
@@ -220,6 +230,14 @@ class Shelf(Generic[R]):
             if name is not None and self._names.get(name, (0, ""))[1] == uid:
                 del self._names[name]
 
+    def unconfirmed(self, version: int) -> list[Change[R]]:
+        """Take in that the feed told of all that there was at a version; drop what else is here.
+
+        That was seen ahead of the feed, and went before the feed saw it so.
+        """
+        gone = [u for u, held in self._held.items() if held.told < held.seen <= version]
+        return [change for uid in gone for change in self._drop(uid, self._held[uid].seen)]
+
     def lost(self) -> None:
         """Note that the feed broke off: what was seen so far is of an old session."""
         self._session += 1
@@ -234,7 +252,13 @@ class Shelf(Generic[R]):
         A list at the start of a broker is long: nothing is kept twice of it.
         """
         listed: dict[str, _Held[R]] = {
-            entry.uid: _Held(entry=entry, version=own, seen=max(own, version), session=0)
+            entry.uid: _Held(
+                entry=entry,
+                version=own,
+                seen=max(own, version),
+                session=0,
+                told=max(own, version),
+            )
             for entry, own in entries
         }
         if self._restored(listed, version):

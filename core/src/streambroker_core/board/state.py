@@ -38,7 +38,7 @@ from streambroker_core.board.events import (
 )
 from streambroker_core.board.marks import Marks
 from streambroker_core.board.rulebook import Job
-from streambroker_core.board.shelf import Change
+from streambroker_core.board.shelf import Change, R, Shelf
 from streambroker_core.board.shown import Shown
 from streambroker_core.board.views import (
     ACCEPTED,
@@ -167,7 +167,7 @@ class Board(Shown):
             case Unreadable():
                 return self._import_changes(self._imports.shelf.apply(event, event.version))
             case PointMoved() | FeedLost() | CaughtUp():
-                self._feed(event)
+                return self._feed(event)
             case AgentRegistered() | PeDeclared() | PeWithdrawn():
                 self._agent(event)
         return iter(())
@@ -183,14 +183,31 @@ class Board(Shown):
             self._imports.shelf.relist(chain(imports, unread), event.version)
         )
 
-    def _feed(self, event: PointMoved | FeedLost | CaughtUp) -> None:
-        """Take in what is about no resource, or changes none."""
+    def _caught_up_with(self, version: int, kind: AnyKind | None) -> Iterator[None]:
+        """Take in that a feed, or all feeds have passed a version."""
+        if kind == "Export":
+            return self._export_changes(self._passed(self._exports.shelf, version))
+        if kind == "Import":
+            return self._import_changes(self._passed(self._imports.shelf, version))
+        self._forget(version, kind)
+        return iter(())
+
+    def _passed(self, shelf: Shelf[R], version: int) -> list[Change[R]]:
+        """Take in that a feed has told of all that there was at a version."""
+        shelf.touch(None, version)
+        changes = shelf.unconfirmed(version)
+        shelf.caught_up(version)
+        return changes
+
+    def _feed(self, event: PointMoved | FeedLost | CaughtUp) -> Iterator[None]:
+        """Take in what is about no resource, or changes none but those nobody told of."""
         if isinstance(event, CaughtUp):
-            self._forget(event.version, event.kind)
-        elif isinstance(event, FeedLost):
+            return self._caught_up_with(event.version, event.kind)
+        if isinstance(event, FeedLost):
             self._shelf(event.kind).lost()
         else:
             self._shelf(event.kind).touch(event.uid, event.version)
+        return iter(())
 
     def _agent(self, event: AgentRegistered | PeDeclared | PeWithdrawn) -> None:
         pe = event.pe
