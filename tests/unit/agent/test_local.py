@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.local import DROPPED, JavaMissingError, ensure_java, java_home
+from pe_agent.local import DROPPED, JavaMissingError, ensure_java, ensure_spark_home, java_home
 
 
 def make_java(home: Path, version: str) -> Path:
@@ -82,3 +83,38 @@ def test_the_packaged_java_gets_all_arguments_but_the_module_it_lacks(
     ).stdout
     assert said == "-cp\na b\nMain\n\n"
     assert ensure_java() == home
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return the home of a PySpark that is installed in an environment."""
+    monkeypatch.setenv("SPARK_HOME", "")
+    monkeypatch.delenv("SPARK_HOME")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "prefix"))
+    real = tmp_path / "site-packages" / "pyspark"
+    for name in ("bin", "jars", "sbin", "python/lib"):
+        (real / name).mkdir(parents=True)
+    package = types.ModuleType("pyspark")
+    package.__path__ = [str(real)]
+    monkeypatch.setitem(sys.modules, "pyspark", package)
+    return real
+
+
+def test_sparks_home_has_all_but_the_zipped_python(installed: Path) -> None:
+    stale = Path(sys.prefix) / "share" / "streambroker-spark" / "jars"
+    stale.parent.mkdir(parents=True)
+    stale.symlink_to(installed.parent)
+    for _ in range(2):
+        home = ensure_spark_home()
+        found = {link.name: link.resolve() for link in home.iterdir()}
+        assert found == {name: installed / name for name in ("bin", "jars", "sbin")}
+        assert os.environ.pop("SPARK_HOME") == str(home)
+
+
+def test_a_spark_home_that_is_set_or_cannot_be_made_is_left(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(sys.prefix).write_text("no directory")
+    assert ensure_spark_home() == installed
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert ensure_spark_home() == Path("/opt/spark")
