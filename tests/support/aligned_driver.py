@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from new_factor import SetFactor
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from pe_agent.local import SMALL, session
 from streambroker_core.control.payloads import encode
@@ -51,13 +51,10 @@ def _factor(control: ControlTuple) -> ControlTuple:
     )
 
 
-def main(folder: Path, cores: int) -> None:
-    """Run to the end."""
-    until((folder / "begin").exists, 30.0, "the driver's id is written down")
+def run(spark: SparkSession, folder: Path, windows: list[int], tasks: int) -> None:
+    """Run to the end, or until killed in one of the windows that has not killed yet."""
     (folder / "out").mkdir(exist_ok=True)
-    windows = json.loads((folder / "windows").read_text())
-    spark = session("kills", cores=cores, conf=SMALL)
-    stream = scripted(spark, folder, script(), tasks=cores + 1)
+    stream = scripted(spark, folder, script(), tasks=tasks)
     make = partial(Killing, str(folder), windows)
     stream = stream.key_by("k").control_aware(
         make, name="multiply", buckets=3, schema=Multiply.SCHEMA
@@ -75,6 +72,13 @@ def main(folder: Path, cores: int) -> None:
         .start()
     )
     query.awaitTermination()
+
+
+def main(folder: Path, cores: int) -> None:
+    """Run as a driver."""
+    until((folder / "begin").exists, 30.0, "the driver's id is written down")
+    windows = json.loads((folder / "windows").read_text())
+    run(session("kills", cores=cores, conf=SMALL), folder, windows, tasks=cores + 1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from support.aligned_driver import run
 from support.killed import start
 
 DRIVER = "support.aligned_driver"
@@ -27,9 +29,17 @@ def killed(folder: Path, windows: list[int]) -> dict[int, list[list[int]]]:
     return rows(folder)
 
 
-def test_a_kill_in_the_middle_of_a_window_changes_nothing(tmp_path: Path) -> None:
+def unharmed(spark: SparkSession, folder: Path) -> dict[int, list[list[int]]]:
+    folder.mkdir()
+    run(spark, folder, [], tasks=3)
+    return rows(folder)
+
+
+def test_a_kill_in_the_middle_of_a_window_changes_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """A-22 and A-23: the window runs again, with the same identities, state and rows."""
-    calm, wild = killed(tmp_path / "calm", []), killed(tmp_path / "wild", [1])
+    calm, wild = unharmed(spark, tmp_path / "calm"), killed(tmp_path / "wild", [1])
     assert wild == calm
     assert [sorted(value for _, value, _ in found) for found in calm.values()] == [
         [1, 2, 3],
@@ -41,6 +51,8 @@ def test_a_kill_in_the_middle_of_a_window_changes_nothing(tmp_path: Path) -> Non
 
 @pytest.mark.long
 @pytest.mark.parametrize("windows", [[0], [2], [3], [1, 2], [0, 1, 2, 3]])
-def test_kills_in_any_windows_change_nothing(tmp_path: Path, windows: list[int]) -> None:
+def test_kills_in_any_windows_change_nothing(
+    spark: SparkSession, tmp_path: Path, windows: list[int]
+) -> None:
     """A-22 to A-24: with another number of cores, and so of tasks, after each kill."""
-    assert killed(tmp_path / "wild", windows) == killed(tmp_path / "calm", [])
+    assert killed(tmp_path / "wild", windows) == unharmed(spark, tmp_path / "calm")
