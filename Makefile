@@ -2,9 +2,10 @@
 
 PYTHON ?= python3
 DOCKER ?= docker
-VENV   := .venv
-BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
+VENV    := .venv
+BIN     := $(VENV)/bin
+READY   := $(VENV)/.ready
+CLASSES := $(VENV)/spark.jsa
 # Spark starts its Python workers by name: put the environment first on the path.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -53,14 +54,20 @@ images: $(READY) ## build the images of the broker and of Spark (needs docker, o
 ##@ Test
 
 .PHONY: test
-test: check $(READY) ## all checks and tests, under 20 minutes on 2 cores
+test: check $(CLASSES) ## all checks and tests, under 20 minutes on 2 cores
 	tests/cluster/build.sh api --if-possible
-	$(BIN)/python tests/run.py -m "not long and not node" --durations 20
+	$(MAPPED) $(BIN)/python tests/run.py -m "not long and not node" --durations 20
 
 .PHONY: test-long
-test-long: $(READY) ## the full kill tables, soaks and long property runs
+test-long: $(CLASSES) ## the full kill tables, soaks and long property runs
 	tests/cluster/build.sh api --if-possible
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest tests -m "not node" --timeout 1800
+	$(MAPPED) HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest tests -m "not node" --timeout 1800
+
+# Tests start dozens of JVMs: each maps Spark's classes and does not read them again.
+MAPPED = JDK_JAVA_OPTIONS="-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:disable"
+$(CLASSES): $(READY) tests/support/class_archive.py
+	PYTHONPATH=tests:examples/03-control-tuples $(BIN)/python -m support.class_archive $(CURDIR)/$@ \
+	  > $(VENV)/classes.txt 2>&1 || { cat $(VENV)/classes.txt; exit 1; }
 
 .PHONY: soak
 soak: $(READY) ## rows flow while all is killed and changed, then all are counted: make soak MINUTES=30
