@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import peer_jars
 import timed_source
@@ -23,7 +23,11 @@ PURPOSE = (
 RATES = {1000: ("tuned", "untuned", "empty", "kafka"), 10_000: ("tuned", "empty", "kafka")}
 WARM_SECONDS = 8.0
 TOTAL = "available -> sink"
+Round: TypeAlias = "tuple[str, int, int, list[dict[str, Any]], float]"
+"""Name of the pair, rate, round, rows, and since when they are counted."""
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+FEW = {name: share for name, share in SHARES.items() if name != "p99"}
+"""Of a round's 60 micro-batches; their p99 would be their maximum, so it is of all rounds."""
 
 
 class Pair:
@@ -135,9 +139,11 @@ def published(log: Path) -> list[tuple[int, float]]:
     return result
 
 
-def add(figures: Figures, name: str, way: str, seconds: list[float]) -> None:
+def add(
+    figures: Figures, name: str, way: str, seconds: list[float], shares: dict[str, float] = SHARES
+) -> None:
     """Add a round's quantiles of one way."""
-    for label, share in SHARES.items():
+    for label, share in shares.items():
         figures.add(f"{name}: {way} {label}", quantile(seconds, share) * 1e3, "ms")
 
 
@@ -168,8 +174,8 @@ def own(
     noted: list[dict[str, Any]],
     epochs: list[tuple[int, float]],
     counted_from: float,
-) -> None:
-    """Add what we take of the importing query's micro-batches.
+) -> dict[str, list[float]]:
+    """Add what we take of the importing query's micro-batches; return it, too.
 
     From the publishing of an epoch to the answer of ``latestOffset``, or from the call if that
     came later: until then Spark was busy. And what ``partitions`` and ``read`` take.
@@ -197,8 +203,9 @@ def own(
         for way, seconds in took.items():
             parts[way].append(seconds)
         parts["our part"].append(took["answer"] + took["read"])
-    for way, all_ in parts.items():
-        add(figures, name, way, all_)
+    for way, every in parts.items():
+        add(figures, name, way, every, FEW)
+    return parts
 
 
 def pairs_of(settings: Settings, figures: Figures, started: list[Any]) -> dict[str, Pair]:
@@ -225,11 +232,32 @@ def pairs_of(settings: Settings, figures: Figures, started: list[Any]) -> dict[s
     return pairs
 
 
+def evaluate(
+    settings: Settings, figures: Figures, pairs: dict[str, Pair], found: list[Round]
+) -> None:
+    """Add the figures of all rounds."""
+    of_all: dict[tuple[str, str], list[float]] = {}
+    for name, rate, round_, rows, since in found:
+        label = f"{name}, {rate:,}/s"
+        total(figures, label, rows)
+        if name not in ("tuned", "untuned"):
+            continue
+        port = f"{name}-{rate}-{round_}"
+        epochs = published(pairs[name].feed.home / "log" / f"out-{port}")
+        halves(figures, label, rows, epochs)
+        if name == "tuned":
+            noted = timed_source.notes(settings.place / "timed", f"in-{port}")
+            for way, seconds in own(figures, label, noted, epochs, since).items():
+                of_all.setdefault((label, way), []).extend(seconds)
+    for (label, way), seconds in of_all.items():
+        figures.add(f"{label}: {way} p99 of all rounds", quantile(seconds, 0.99) * 1e3, "ms")
+
+
 def run(settings: Settings) -> Figures:
     """Measure; the pairs take turns, the others idle."""
     figures = Figures()
     started: list[Any] = []
-    found: list[tuple[str, int, int, list[dict[str, Any]], float]] = []
+    found: list[Round] = []
     try:
         pairs = pairs_of(settings, figures, started)
         for round_ in range(settings.rounds + 1):
@@ -243,17 +271,7 @@ def run(settings: Settings) -> Figures:
     finally:
         for child in started:
             child.end()
-    for name, rate, round_, rows, since in found:
-        label = f"{name}, {rate:,}/s"
-        total(figures, label, rows)
-        if name not in ("tuned", "untuned"):
-            continue
-        port = f"{name}-{rate}-{round_}"
-        epochs = published(pairs[name].feed.home / "log" / f"out-{port}")
-        halves(figures, label, rows, epochs)
-        if name == "tuned":
-            noted = timed_source.notes(settings.place / "timed", f"in-{port}")
-            own(figures, label, noted, epochs, since)
+    evaluate(settings, figures, pairs, found)
     compare(figures, set(pairs))
     return figures
 
