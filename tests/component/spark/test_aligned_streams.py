@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from new_factor import SetFactor
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
@@ -19,10 +20,11 @@ from pe_agent.aligned import (
     control_stream,
     stream,
 )
+from pe_agent.aligned.hosting import CHANGES, prepare
 from streambroker_core.control.tuples import Delivery
 from support.aligned import chain, names_of, sink, told, turns
 from support.aligned_operators import Multiply, Totals
-from support.aligned_spark import IN_ORDER, on_spark, renumbered, run, scripted, seen
+from support.aligned_spark import IN_ORDER, collected, on_spark, renumbered, run, scripted, seen
 
 
 def twice(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -196,6 +198,43 @@ def test_a_second_query_of_an_operator_is_refused_unless_it_is_asked_for(rate: S
     with pytest.raises(AlignedError, match="operator Multiply has been given to a query already"):
         made.where("value > 0").to_df()
     made.to_df(again=True)
+
+
+def test_a_second_start_of_one_frame_is_refused_and_the_first_query_goes_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Each frame that to_df gives is for one query; that one may be started again."""
+    source = scripted(spark, tmp_path, renumbered(turns("D1", "D2"))).key_by("k")
+    made = source.control_aware(Multiply, schema=Multiply.SCHEMA)
+    frame = made.to_df()
+    once = {0: [1], 1: [2]}
+
+    def values(of: DataFrame, checkpoint: str) -> dict[int, list[int]]:
+        rows = collected(of.select("v"), tmp_path / checkpoint)
+        return {window: [row[0] for row in some] for window, some in rows.items()}
+
+    assert values(frame, "one") == once
+    with pytest.raises(StreamingQueryException, match="Multiply was started in another query"):
+        values(frame.where("v > 0"), "two")
+    assert values(frame, "one") == {}
+    assert values(made.to_df(again=True), "three") == once
+    with pytest.raises(StreamingQueryException, match="Multiply was started in another query"):
+        values(frame, "two")
+
+
+@pytest.mark.parametrize("told", [None, "false"])
+def test_commits_write_changes_unless_the_session_says_otherwise(
+    spark: SparkSession, told: str | None
+) -> None:
+    before = spark.conf.get(CHANGES, None)
+    spark.conf.unset(CHANGES)
+    try:
+        if told is not None:
+            spark.conf.set(CHANGES, told)
+        prepare(spark)
+        assert spark.conf.get(CHANGES) == (told or "true")
+    finally:
+        spark.conf.set(CHANGES, before or "true")
 
 
 def test_a_frame_that_is_not_streaming_or_has_a_reserved_column_is_refused(

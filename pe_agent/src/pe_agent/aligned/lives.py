@@ -36,6 +36,12 @@ def follow(
     spark.streams.addListener(_Followed(spark, mark, progressed, ended))
 
 
+def plan_of(spark: SparkSession, event: Any) -> str:
+    """Return the plan of a query that is being started, in which operators have their marks."""
+    query = spark.streams.get(str(event.id))
+    return "" if query is None else str(query._jsq.streamingQuery().analyzedPlan().toString())
+
+
 class _Followed(StreamingQueryListener):
     def __init__(
         self,
@@ -51,8 +57,7 @@ class _Followed(StreamingQueryListener):
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Note a query with the mark; called before ``start`` returns."""
         try:
-            query = self._spark.streams.get(str(event.id))
-            plan = "" if query is None else query._jsq.streamingQuery().analyzedPlan().toString()
+            plan = plan_of(self._spark, event)
         except Exception:  # the listener of one query must not disturb another
             log.exception("the plan of query %s cannot be read", event.id)
             return

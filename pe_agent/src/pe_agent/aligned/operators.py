@@ -249,6 +249,7 @@ def control_aware(
         )
     clocks = frozenset[str]().union(*(one.clocks for one in given.values()))
     timed = not clocks and any(one.event_time for one in given.values())
+    mark = f"operator-{uuid.uuid4().hex}"
     hosted = Hosted(
         make=operator,
         name=name,
@@ -260,11 +261,11 @@ def control_aware(
         timed=timed,
         clocks=clocks,
         report=report,
+        mark=mark,
     )
     first = next(iter(given.values()))
     hosting.prepare(first.spark)
     feeds = [feed for port, one in given.items() for feed in _feeds(one, layouts[port])]
-    mark = f"operator-{uuid.uuid4().hex}"
     frame = hosting.host(hosted, feeds).alias(mark)
     return OperatorStream(
         spark=first.spark,

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pe_agent.aligned import notes
 from pe_agent.aligned.forms import EMITTED, NOTES, NOW, ROWS, TUPLES, fitting, write_ipc
 from pe_agent.aligned.notes import CLOCK, NOTE
+from pe_agent.aligned.starts import REFUSED
 from pe_agent.aligned.store import Own, SparkBlobs, Value, Values, read_own
 from streambroker_core.control import keeping
 from streambroker_core.control.aligned import AlignedRunner, Applied, Outcome
@@ -55,6 +56,7 @@ class Hosted:
         buckets, order_by, limits: as ``emitting.Stage`` has them.
         layouts: how its inputs are spread.
         schemas: columns of its outputs.
+        mark: stands in the plan of each query that runs it.
         timed: Spark's watermark is the operator's.
         clocks: operators whose ticks are its time instead.
         report: output to which applied control tuples are told; None for none.
@@ -68,6 +70,7 @@ class Hosted:
     layouts: dict[str, Layout]
     schemas: dict[str, pa.Schema]
     timed: bool
+    mark: str = ""
     clocks: frozenset[str] = field(default_factory=frozenset)
     report: str | None = None
 
@@ -86,7 +89,12 @@ class BucketProcessor(StatefulProcessor):
         self._hosted = hosted
 
     def init(self, handle: Any) -> None:
-        """Open the state."""
+        """Open the state.
+
+        Raises:
+            OperatorError: the query is one too many for the operator.
+        """
+        check_start(self._hosted)
         self._handle = handle
         self._own: Value = handle.getValueState("own", "blob binary")
         self._blobs: Values = handle.getMapState("blobs", "name string", "blob binary")
@@ -313,11 +321,29 @@ def _timer(wake: int) -> int:
     return max(-(-wake // 1000), 1)
 
 
-def _property(name: str) -> str:
+def check_start(hosted: Hosted) -> None:
+    """Refuse to run in a query that is one too many.
+
+    Raises:
+        OperatorError: it is.
+    """
+    if hosted.mark and _told_by_spark(REFUSED) == hosted.mark:
+        raise OperatorError(
+            f"operator {hosted.name} was started in another query already: start what to_df gave"
+            " once. This query would run it once more, with a state of its own: write to several"
+            " sinks with foreachBatch, or ask for another DataFrame with to_df(again=True)."
+        )
+
+
+def _told_by_spark(name: str) -> str | None:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    found = None if context is None else context.getLocalProperty(name)
+    return None if context is None else context.getLocalProperty(name)
+
+
+def _property(name: str) -> str:
+    found = _told_by_spark(name)
     if found is None:
         raise OperatorError(
             f"the task has no {name}: aligned operators run in streaming queries only."

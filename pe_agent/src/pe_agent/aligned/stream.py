@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pe_agent import publishing
+from pe_agent.aligned import starts
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import (
     CONTROL,
@@ -370,6 +371,7 @@ class Stream:
             )
         for node in self.nodes.values():
             node.taken = True
+            starts.allow(self.spark, node.mark)
 
     def started_pe(self, what: str) -> PE:
         """Return the PE that it was made with.
