@@ -88,6 +88,21 @@ class Killing(Multiply):
             os.killpg(int((self._folder / "driver").read_text()), signal.SIGKILL)
 
 
+class KillingAt(Multiply):
+    """Kills the driver when it is given some values of ``v``, once at each."""
+
+    def __init__(self, folder: str, values: Sequence[int]) -> None:
+        self._folder, self._values = Path(folder), values
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        super().process(port, batch)
+        for value in set(batch.column("v").to_pylist()) & set(self._values):
+            mark = self._folder / f"killed-{value}"
+            if not mark.exists():
+                mark.touch()
+                os.killpg(int((self._folder / "driver").read_text()), signal.SIGKILL)
+
+
 class Totals(Operator):
     """Keeps a sum per bucket, and hands it out with each window; rows that are odd go elsewhere."""
 

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from support.cut_points import search_path
+from support.cut_points import VARIABLE, Cut, search_path
 
 SECONDS = 100.0
 TESTS = Path(__file__).parents[1]
 
 
-def start(module: str, folder: Path, *arguments: object) -> int:
+def start(
+    module: str,
+    folder: Path,
+    *arguments: object,
+    cuts: Path | None = None,
+    step: str | None = None,
+) -> int:
     """Run ``python -m MODULE FOLDER ARGUMENTS…``; return how it ended.
 
     The id of its process is in ``driver`` when ``begin`` is there; what it says is in ``said``.
+
+    Args:
+        module: the driver.
+        folder: its folder.
+        arguments: what else it is told.
+        cuts: a folder through which processes of its job are held at steps of ``cut_points``.
+        step: one of them; the driver is killed when a process is there.
     """
+    armed = None if cuts is None or step is None else Cut(cuts, step)
     before = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([search_path(held=False), *([before] if before else [])])
+    path = os.pathsep.join([search_path(held=cuts is not None), *([before] if before else [])])
+    held = {} if cuts is None else {VARIABLE: str(cuts)}
     with (folder / "said").open("ab") as said:
         driver = subprocess.Popen(
             [sys.executable, "-m", module, str(folder), *map(str, arguments)],
@@ -27,8 +44,20 @@ def start(module: str, folder: Path, *arguments: object) -> int:
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=said,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, **held},
         )
     (folder / "driver").write_text(str(driver.pid))
     (folder / "begin").touch()
-    return driver.wait(SECONDS)
+    return driver.wait(SECONDS) if armed is None else _killed(driver, armed)
+
+
+def _killed(driver: subprocess.Popen[bytes], armed: Cut) -> int:
+    """Kill a driver at a step; return how it ended."""
+    end = time.monotonic() + SECONDS
+    while driver.poll() is None and time.monotonic() < end:
+        if armed.reached() is not None:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait(SECONDS)
+        time.sleep(0.01)
+    armed.disarm()
+    return driver.wait(1.0)
