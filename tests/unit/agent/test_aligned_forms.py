@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned import AlignedError, ControlFile
+from pe_agent.aligned import AlignedError, ControlFile, Limits, control_file
 from pe_agent.aligned.control_file import ControlFileReader
 from pe_agent.aligned.forms import LAST, control_text, fitting, read_control, write_ipc
 from pe_agent.aligned.hosting import check_settings
@@ -233,6 +233,33 @@ def test_with_available_now_what_is_appended_later_is_left_for_the_next_run(tmp_
     assert reader.latestOffset(reader.initialOffset(), None)["next"] == 1
 
 
+@pytest.mark.parametrize("until_now", [False, True])
+def test_a_window_takes_so_much_of_a_control_file_and_one_tuple_in_any_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, until_now: bool
+) -> None:
+    control = ControlFile(tmp_path / "control")
+    ids = [control.append(Note(name=name)).id for name in ("a", "b", "c", "d", "e" * 900, "f", "g")]
+    line = len(control.path.read_bytes().splitlines()[1])
+    monkeypatch.setattr(control_file, "AT_ONCE", (3, 2 * line + line // 2))
+    reader = ControlFileReader(control.path)
+    if until_now:
+        reader.prepareForTriggerAvailableNow()
+    at, found = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, None)) != at:
+        found.append(read(reader, at, end))
+        at = end
+    assert found == [ids[:2], ids[2:4], ids[4:5], ids[5:]]
+    monkeypatch.setattr(control_file, "AT_ONCE", (3, 1 << 20))
+    assert reader.latestOffset(reader.initialOffset(), None)["next"] == 3
+    assert reader.latestOffset({}, None)["next"] == 7
+
+
+def test_what_a_window_takes_of_a_control_file_leaves_room_for_what_comes_beside_it() -> None:
+    tuples, size = control_file.AT_ONCE
+    assert 0 < tuples < Limits().tuples
+    assert 0 < size < Limits().bytes
+
+
 def test_half_a_line_that_a_crash_left_is_not_read_and_not_kept(tmp_path: Path) -> None:
     control = ControlFile(tmp_path / "control")
     control.append(Note(name="a"))
@@ -255,9 +282,12 @@ def test_another_control_file_or_one_that_lost_lines_is_refused(tmp_path: Path) 
     begin, end = reader.initialOffset(), reader.latestOffset({}, None)
     with pytest.raises(AlignedError, match="and the checkpoint has read"):
         ControlFileReader(one.path).partitions(begin, end)
+    assert ControlFileReader(one.path).latestOffset(end, None)["log"] == one.log
     two.path.write_bytes(two.path.read_bytes().splitlines()[0] + b"\n")
-    with pytest.raises(AlignedError, match="lines have been removed"):
-        reader.partitions(begin, end)
+    again = ControlFileReader(two.path)
+    for act in (lambda: reader.partitions(begin, end), lambda: again.latestOffset(end, None)):
+        with pytest.raises(AlignedError, match=r"has 0 tuples.* 1: lines have been"):
+            act()
     (tmp_path / "three").write_text("something else\n")
     with pytest.raises(AlignedError, match="is no file of control tuples"):
         ControlFile(tmp_path / "three")

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 FORMAT = "streambroker-control-file"
+AT_ONCE = Limits().tuples * 9 // 10, Limits().bytes * 9 // 10
+"""Tuples, and bytes of their lines, that one window takes; the rest is for what comes beside it."""
 
 
 class ControlFile:
@@ -198,9 +200,17 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Any], limit: Any
     ) -> dict[str, Any]:
-        """Return the offset behind the last whole line."""
-        del start, limit
-        return self._offset(self._count() if self._until is None else self._until)
+        """Return the offset behind what the next window takes; without ``start``, behind all.
+
+        Raises:
+            AlignedError: lines that ``start`` has behind it have been removed.
+        """
+        del limit
+        count = self._count() if self._until is None else self._until
+        first = start.get("next", count)
+        if first > count and start.get("log") == read_head(self._path):
+            raise self._lost(count, first)
+        return self._offset(self._window(first, count) if first < count else count)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read what there is now, and no more."""
@@ -222,10 +232,7 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with self._path.open("rb") as file:
             lines = file.read().splitlines()[1:]
         if len(lines) < end["next"]:
-            raise AlignedError(
-                f"{self._path} has {len(lines)} tuples, and the checkpoint has planned"
-                f" {end['next']}: lines have been removed. Put them back."
-            )
+            raise self._lost(len(lines), end["next"])
         chosen = lines[start["next"] : end["next"]]
         for line in chosen:
             envelope.decode(json.loads(line), str(self._path))
@@ -239,6 +246,23 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offset(self, count: int) -> dict[str, Any]:
         return {"log": read_head(self._path), "next": count, "v": VERSION}
+
+    def _window(self, first: int, count: int) -> int:
+        """Return behind which tuple a window ends; it has one in any case."""
+        with self._path.open("rb") as file:
+            lines = file.read().split(b"\n")[1 + first : 1 + count]
+        tuples, room = AT_ONCE
+        for taken, line in enumerate(lines[:tuples]):
+            room -= len(line)
+            if room < 0 and taken:
+                return first + taken
+        return first + min(len(lines), tuples)
+
+    def _lost(self, count: int, known: int) -> AlignedError:
+        return AlignedError(
+            f"{self._path} has {count} tuples, and the checkpoint has planned {known}: lines have"
+            " been removed. Put them back."
+        )
 
     def _count(self) -> int:
         """Return how many tuples there are; the file is read only from where it has grown."""
