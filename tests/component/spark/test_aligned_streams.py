@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from new_factor import SetFactor
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent.aligned import (
@@ -69,6 +69,7 @@ def test_control_goes_around_code_that_knows_nothing_of_it(
 
     def code(frame: DataFrame) -> DataFrame:
         assert frame.columns == ["k", "v", "t"]
+        frame = frame.where(F.udf(lambda v: v > 0, "boolean")("v"))  # cannot do with None
         return frame.select("k", F.explode(F.array("v", F.col("v") + 5)).alias("v"), "t")
 
     around = scripted(spark, tmp_path, script).through(code, immediate="end")
@@ -77,6 +78,15 @@ def test_control_goes_around_code_that_knows_nothing_of_it(
     first, second = (told(log, names_of(script))[at].split() for at in (0, 1))
     assert (first[0], sorted(first[1:5]), first[5:]) == ("a", ["D1", "D2", "D6", "D7"], ["c", "b"])
     assert second == ["D3", "D8", "d"]
+
+
+def even(value: int) -> bool:
+    return value % 2 == 0
+
+
+def of_even(column: str) -> Column:
+    """Call it, which cannot do with None."""
+    return F.udf(even, "boolean", useArrow=False)(column)
 
 
 def files(spark: SparkSession, folder: Path, count: int, rows: int = 8) -> Stream:
@@ -179,12 +189,26 @@ def rate(spark: SparkSession) -> Stream:
             "before its first operator",
         ),
         (lambda s: control_aware(Multiply, {"x": s}), "has the inputs in, and is given"),
+        (lambda s: s.control_aware(Multiply).where(of_even("value")), "where calls the .* even"),
+        (
+            lambda s: s.control_aware(Multiply).with_columns({"v": F.coalesce(of_even("value"))}),
+            "with_columns calls the Python function even, and control tuples are among the rows",
+        ),
+        (
+            lambda s: s.control_aware(Multiply).where("value > 0").select(of_even("value")),
+            "select calls the Python function even",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_where_it_is_said(rate: Stream, act: object, why: str) -> None:
     assert callable(act)
     with pytest.raises(AlignedError, match=why):
         act(rate)
+
+
+def test_python_functions_may_be_called_where_no_control_is_among_the_rows(rate: Stream) -> None:
+    made = rate.where(of_even("value")).with_columns({"even": of_even("value")})
+    assert made.select("even", of_even("value")).schema().names == ["even", "even(value)"]
 
 
 def test_other_operations_of_spark_are_not_there_and_say_what_to_do(rate: Stream) -> None:

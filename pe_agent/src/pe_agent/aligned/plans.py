@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from pyspark.sql import DataFrame
 
 _PER_ROW = frozenset({"Project", "Filter"})
@@ -12,18 +14,46 @@ _PER_ROW = frozenset({"Project", "Filter"})
 
 def is_plain_projection(made: DataFrame, of: DataFrame) -> bool:
     """Whether a frame is a projection of another one, and makes one row of each."""
-    base = _nodes(of._jdf.queryExecution().analyzed())
-    found = _nodes(made._jdf.queryExecution().analyzed())
+    base, found = _kinds(_nodes(of)), _kinds(_nodes(made))
     more = found[: len(found) - len(base)]
     return bool(more) and set(more) <= _PER_ROW and found[len(more) :] == base
 
 
-def _nodes(plan: Any) -> list[str]:
-    """Return the kinds of a plan's nodes, from the top down, the first child of each."""
-    kinds = []
+def python_functions(made: DataFrame, of: DataFrame) -> list[str]:
+    """Return the names of the Python functions that a projection of a frame calls."""
+    base, found = _nodes(of), _nodes(made)
+    names: list[str] = []
+    for plan in found[: len(found) - len(base)]:
+        for expression in _each(plan.expressions()):
+            _add_functions(expression, names)
+    return names
+
+
+def _add_functions(expression: Any, names: list[str]) -> None:
+    if _kind(expression) == "PythonUDF":
+        names.append(str(expression.name()))
+    for child in _each(expression.children()):
+        _add_functions(child, names)
+
+
+def _nodes(frame: DataFrame) -> list[Any]:
+    """Return a plan's nodes, from the top down, the first child of each."""
+    plan, found = frame._jdf.queryExecution().analyzed(), []
     while True:
-        kinds.append(str(plan.getClass().getSimpleName()))
+        found.append(plan)
         children = plan.children()
         if not children.size():
-            return kinds
+            return found
         plan = children.apply(0)
+
+
+def _each(given: Any) -> Iterator[Any]:
+    return (given.apply(at) for at in range(given.size()))
+
+
+def _kinds(plans: Sequence[Any]) -> list[str]:
+    return [_kind(plan) for plan in plans]
+
+
+def _kind(of: Any) -> str:
+    return str(of.getClass().getSimpleName())

@@ -28,7 +28,7 @@ from pe_agent.aligned.forms import (
 from pe_agent.aligned.hosting import Columns, columns
 from pe_agent.aligned.imported import Import, Imported, one_carrier
 from pe_agent.aligned.packer import AT_END, REFUSED
-from pe_agent.aligned.plans import is_plain_projection
+from pe_agent.aligned.plans import is_plain_projection, python_functions
 from pe_agent.aligned.unpacker import BatchFunction, DataOf, OnBatches, RowsOf
 from streambroker_core.control.packing import RANK_BITS, RESERVED
 
@@ -126,14 +126,20 @@ class Stream:
     # -- operations on rows ------------------------------------------------------------------
 
     def where(self, condition: str | Column) -> Stream:
-        """Keep the rows for which a condition is true; control goes on."""
+        """Keep the rows for which a condition is true; control goes on.
+
+        Raises:
+            AlignedError: it calls a Python function, and control tuples are among the rows.
+        """
         from pyspark.sql import functions
 
         rows = self._rows("where")
         found = functions.expr(condition) if isinstance(condition, str) else condition
         if rows.mixed:
             found = functions.col(CONTROL).isNotNull() | found
-        return self._with(rows, rows.frame.where(found))
+        frame = rows.frame.where(found)
+        _check_functions("where", frame, rows)
+        return self._with(rows, frame)
 
     filter = where
 
@@ -141,7 +147,8 @@ class Stream:
         """Choose and compute columns, row by row; control goes on.
 
         Raises:
-            AlignedError: an expression makes several rows of one, or one of several.
+            AlignedError: an expression makes several rows of one, or one of several, or calls a
+                Python function, and control tuples are among the rows.
         """
         rows = self._rows("select")
         names = rows.frame.drop(*HIDDEN).columns
@@ -439,6 +446,7 @@ class Stream:
             )
         if not is_plain_projection(frame, rows.frame):
             raise several
+        _check_functions(what, frame, rows)
         return self._with(rows, frame)
 
     def _has(self, names: Sequence[str], what: str) -> None:
@@ -448,6 +456,17 @@ class Stream:
                 raise AlignedError(
                     f"the {what} {name} is no column of the stream; it has {', '.join(known)}."
                 )
+
+
+def _check_functions(what: str, made: DataFrame, rows: Rows) -> None:
+    """Refuse what Spark would do to control rows: call a Python function with their nulls."""
+    found = python_functions(made, rows.frame) if rows.mixed else []
+    if found:
+        raise AlignedError(
+            f"{what} calls the Python function {found[0]}, and control tuples are among the rows:"
+            " Spark would call it for them, too, with None in all columns. Call it with map_batches"
+            " or through(lambda frame: …), which have the rows alone."
+        )
 
 
 def data_of(frame: DataFrame, output: str, columns: StructType) -> DataFrame:
