@@ -6,12 +6,13 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from streambroker_core.control.emission import read_emission
 from streambroker_core.control.envelope import encode_target
 from streambroker_core.control.payloads import encode
-from streambroker_core.control.tuples import EVERYBODY, Delivery, Target
+from streambroker_core.control.tuples import EVERYBODY, ControlError, Delivery, Target
 
 if TYPE_CHECKING:
     from pe_agent.pe import PE
@@ -99,6 +100,7 @@ def send_control(
     operator: str | None = None,
     delivery: Delivery | str = Delivery.BEGIN,
     at: int | None = None,
+    target: Target = EVERYBODY,
     request: str | None = None,
 ) -> Emitted:
     """Send a control tuple to the job's own operators, through the agent's control log.
@@ -111,16 +113,25 @@ def send_control(
         operator: name of the operator; None for all.
         delivery: when it is handed to operators; ``IMMEDIATE`` is before all rows of the window.
         at: event time in microseconds, with ``AT_TIME``.
+        target: for whom it is meant, where ``operator`` does not say enough: a bucket, a key.
         request: id of the request; the same one again sends nothing more. Random by default.
 
     Raises:
-        ControlError, ControlLimitError, ManifestError: it cannot be a control tuple.
+        ControlError, ControlLimitError, ManifestError: it cannot be a control tuple, or
+            ``operator`` and ``target`` name two operators.
         AgentRefusedError: the log is full of what a query has not read.
     """
+    if operator is not None:
+        if target.operator not in (None, operator):
+            raise ControlError(
+                f"the tuple is for operator {operator}, and its target names {target.operator}:"
+                " leave one of both out."
+            )
+        target = replace(target, operator=operator)
     answer = pe.agent.call(
         "control.append",
         request=request or secrets.token_hex(16),
-        what=_asked(payload, delivery, at, Target(operator=operator)),
+        what=_asked(payload, delivery, at, target),
     )
     seq = answer["seq"]
     return Emitted(answer, lambda: pe.agent.call("control.entry", seq=seq))

@@ -13,12 +13,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent import PE
-from pe_agent.aligned import AlignedError, OperatorStream, Stream
+from pe_agent.aligned import AlignedError, OperatorStream, Stream, Target
+from streambroker_core.control.buckets import Layout, bucket_of_key
 from support.aligned_operators import Multiply
 from support.session import SECONDS, Session
 from support.waiting import until
 
 COLUMNS = "k bigint, v bigint"
+BY_KEY = Layout(port="in", buckets=3, key=(("k", pa.int64()),))
 
 
 class Numbers:
@@ -105,6 +107,14 @@ def test_an_operator_gets_the_packed_rows_of_its_import_with_control(jobs: Sessi
     windows.await_values(1, 2, 40, 35)
     assert windows.buckets == {sent.id: {0, 1, 2}, own.id: {0, 1, 2}}
     assert sum(len(ids) for ids in windows.applied.values()) == 2
+
+    bucket = {key: bucket_of_key((key,), BY_KEY) for key in range(5)}
+    aimed = importer.send_control(SetFactor(100), target=Target(operator="Multiply", key=(3,)))
+    assert aimed.wait_applied(SECONDS)
+    numbers.give(*range(10, 15))
+    changed = [v * (100 if bucket[v % 5] == bucket[3] else 7) for v in range(10, 15)]
+    windows.await_values(1, 2, 40, 35, *changed)
+    assert windows.buckets[aimed.id] == {bucket[3]}
 
 
 def steps(stream: Stream) -> Stream:

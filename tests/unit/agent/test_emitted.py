@@ -80,6 +80,24 @@ def test_a_mapping_names_its_type_and_goes_to_an_operator(fake: Fake) -> None:
     assert not sent.wait_applied(0)
 
 
+@pytest.mark.parametrize("operator", [None, "x"])
+def test_an_address_of_the_own_operators_may_name_a_bucket_or_a_key(
+    fake: Fake, operator: str | None
+) -> None:
+    aim = Target(operator="x", bucket=2, key=("IBM", 7))
+    send_control(cast(PE, fake), SetFactor(1), operator=operator, target=aim)
+    send_control(cast(PE, fake), SetFactor(1), operator=operator, target=Target(bucket=2))
+    told = [body["what"]["target"] for _, body in fake.agent.calls]
+    named = {} if operator is None else {"operator": operator}
+    assert told == [
+        {"operator": "x", "bucket": 2, "key": ["IBM", 7]},
+        {**named, "bucket": 2},
+    ]
+    with pytest.raises(ControlError, match="is for operator y, and its target names x"):
+        send_control(cast(PE, fake), SetFactor(1), operator="y", target=aim)
+    assert len(fake.agent.calls) == 2
+
+
 @pytest.mark.parametrize("payload", [object(), 7, {"payload": 1}, {"type": "a", "id": "b"}])
 def test_what_cannot_be_emitted_is_refused_before_anybody_is_asked(
     fake: Fake, payload: object
