@@ -132,7 +132,9 @@ class Batches:
     number: int = -1
     mark: int = 0
 
-    def batch(self, rows: pa.RecordBatch | None = None) -> list[dict[str, Any]]:
+    def batch(
+        self, rows: pa.RecordBatch | None = None, output: str = "out"
+    ) -> list[dict[str, Any]]:
         """Run a batch; return what its last operator hands out."""
         self.number += 1
         first = self.stages[0].hosted
@@ -156,7 +158,7 @@ class Batches:
         return [
             row
             for one in emitted.to_pylist()
-            if one["kind"] == ROWS
+            if one["kind"] == ROWS and one["output"] == output
             for made in read_ipc(one["payload"])
             for row in made.to_pylist()
         ]

@@ -113,7 +113,7 @@ def test_a_stream_that_is_not_imported_gets_control_from_a_file(
     def window(files_: int) -> None:
         feed = files(spark, tmp_path / "in", files_).union(control_stream(spark, control.path))
         made = feed.key_by("k").control_aware(
-            Multiply, schema=Multiply.SCHEMA, buckets=4, report="applied"
+            Multiply, schema=Multiply.SCHEMA, buckets=4, report="applied", counts="counts"
         )
         made.for_each_window(
             take, checkpoint=tmp_path / "ck", trigger={"availableNow": True}
@@ -129,6 +129,11 @@ def test_a_stream_that_is_not_imported_gets_control_from_a_file(
         (bucket, one.id, one.delivery.value) for bucket in range(4) for one in (first, second)
     ]
     assert {row.window for row in found[1]["applied"]} == {1}
+    counts = [(row.delivery, row.bucket, row.delivered) for row in found[0]["counts"]]
+    assert sorted(one for one in counts if one[0] is not None) == [
+        (delivery, bucket, 1) for delivery in ("BEGIN", "END_WINDOW") for bucket in range(4)
+    ]
+    assert sum(delivered for delivery, _, delivered in counts if delivery is None) == 8
 
 
 def test_all_outputs_of_a_window_go_to_one_function(spark: SparkSession, tmp_path: Path) -> None:

@@ -7,13 +7,17 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
+from pe_agent.aligned.forms import LAST, control_text
+from pe_agent.aligned.processor import COUNTS
 from pe_agent.aligned.store import Own, read_own
 from streambroker_core.control.buckets import Layout
 from streambroker_core.control.keyed import KeyedState
 from streambroker_core.control.operator import Blobs, Changes, Operator, StateError
+from streambroker_core.control.tuples import ControlTuple, Delivery, logged
 from support.aligned_batches import Batches, batches
 
 TIME = pa.timestamp("us", "UTC")
+MIXED = pa.schema([("k", pa.int64()), ("t", TIME), ("_seq", pa.int64()), ("_control", pa.binary())])
 
 
 def rows(*given: tuple[int, int]) -> pa.RecordBatch:
@@ -229,6 +233,45 @@ def test_state_of_another_operator_is_refused_in_the_first_batch_whichever_bucke
     with pytest.raises(StateError, match="Nothing was overwritten"):
         other.batch(rows((2, 11)))
     assert other.stages[0].state == kept
+
+
+def told(*given: tuple[Delivery, int | None]) -> pa.RecordBatch:
+    """Return control rows, as they are among those of ``rows``."""
+    found = []
+    for seq, (delivery, at) in enumerate(given):
+        one = logged("S", seq, type_="Note", text="{}", delivery=delivery, at=at)
+        found.append({"_seq": LAST, "_control": control_text(one)})
+    return pa.RecordBatch.from_pylist(found, schema=MIXED)
+
+
+def test_control_tuples_are_counted_by_bucket_window_and_delivery_and_rows_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Keeping(Following):
+        def process_control(self, port: str, control: ControlTuple) -> bool:
+            return control.delivery is Delivery.BEGIN
+
+    chain = batches(monkeypatch, Keeping, counts="counts", report="report")
+    data = rows((1, 10), (1, 11), (1, 12))
+    mixed = data.append_column("_control", pa.nulls(3, pa.binary()))
+    given = told((Delivery.BEGIN, None), (Delivery.END_WINDOW, None), (Delivery.AT_TIME, 5_000))
+    whole = pa.Table.from_batches([mixed.cast(MIXED), given]).combine_chunks().to_batches()[0]
+    chain.batch(rows((2, 1)))
+    found = {(one["bucket"], one["delivery"]): one for one in chain.batch(whole, "counts")}
+    zero = dict.fromkeys(COUNTS, 0)
+    (of_rows,) = (bucket for bucket, delivery in found if delivery is None)
+    for bucket in range(2):
+        for delivery, more in (
+            ("BEGIN", {"received": 1, "delivered": 1}),
+            ("END_WINDOW", {"received": 1, "delivered": 1, "emitted": 1}),
+            ("AT_TIME", {"received": 1, "waiting": 1}),
+        ):
+            named = {"operator": "op0", "bucket": bucket, "window": 1, "delivery": delivery}
+            assert found.pop((bucket, delivery)) == {**named, **zero, **more}
+    named = {"operator": "op0", "bucket": of_rows, "window": 1, "delivery": None}
+    assert found == {
+        (of_rows, None): {**named, **zero, "received": 3, "delivered": 3, "emitted": 3}
+    }
 
 
 def test_what_the_runtime_keeps_is_read_back_and_damage_is_refused() -> None:

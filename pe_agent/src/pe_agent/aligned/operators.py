@@ -19,7 +19,7 @@ from pe_agent.aligned.forms import CONTROL, arrow_of
 from pe_agent.aligned.hosting import Columns, Feed
 from pe_agent.aligned.imported import Imported, one_carrier
 from pe_agent.aligned.packer import Packer, Repacker
-from pe_agent.aligned.processor import APPLIED, Hosted
+from pe_agent.aligned.processor import APPLIED, COUNTED, Hosted
 from pe_agent.aligned.stream import Emitted, Rows, Stream, data_of
 from streambroker_core.control.buckets import Layout, layout_of
 from streambroker_core.control.operator import Input, Operator
@@ -204,6 +204,7 @@ def control_aware(
     null_keys: bool = False,
     limits: Limits | None = None,
     report: str | None = None,
+    counts: str | None = None,
 ) -> OperatorStream:
     """Run an operator on streams.
 
@@ -219,6 +220,9 @@ def control_aware(
         null_keys: rows with a null in their key go to bucket 0; otherwise they are refused.
         limits: of control tuples in one window.
         report: tag of one more output, with a row for each control tuple that was handed over.
+        counts: tag of one more output, with a row for each bucket, window and delivery: how many
+            control tuples were received, left out as copies, delivered, emitted, and wait. A row
+            without a delivery counts rows.
 
     Returns:
         The first output, and by tag the others.
@@ -238,10 +242,7 @@ def control_aware(
         for one in runner.inputs
     }
     outputs = _outputs(runner.outputs, given, schema, schemas, name)
-    if report is not None:
-        if report in outputs:
-            raise AlignedError(f"operator {name} has an output {report} of its own already.")
-        outputs[report] = hosting.columns(_spark_columns(APPLIED))
+    _add_reports(outputs, {"report": (report, APPLIED), "counts": (counts, COUNTED)}, name)
     nodes = joint_nodes(given.values())
     if name in nodes:
         raise AlignedError(
@@ -261,6 +262,7 @@ def control_aware(
         timed=timed,
         clocks=clocks,
         report=report,
+        counts=counts,
         mark=mark,
     )
     first = next(iter(given.values()))
@@ -377,6 +379,18 @@ def _outputs(
             f" {', '.join(told) or 'none'}: give those of all with schemas={{tag: columns}}."
         )
     return {tag: hosting.columns(_spark_columns(told[tag])) for tag in tags}
+
+
+def _add_reports(
+    outputs: dict[str, StructType], asked: Mapping[str, tuple[str | None, pa.Schema]], name: str
+) -> None:
+    for what, (tag, schema) in asked.items():
+        if tag in outputs:
+            raise AlignedError(
+                f"operator {name} has an output {tag} already: give its {what} another tag."
+            )
+        if tag is not None:
+            outputs[tag] = hosting.columns(_spark_columns(schema))
 
 
 def _spark_columns(schema: Columns | pa.Schema) -> Columns:

@@ -21,7 +21,7 @@ from pe_agent.aligned.notes import CLOCK, NOTE
 from pe_agent.aligned.starts import REFUSED
 from pe_agent.aligned.store import Own, SparkBlobs, Value, Values, read_own
 from streambroker_core.control import keeping
-from streambroker_core.control.aligned import AlignedRunner, Applied, Outcome
+from streambroker_core.control.aligned import AlignedRunner, Applied, ControlCounts, Outcome
 from streambroker_core.control.buckets import Layout
 from streambroker_core.control.emitting import EmittedRows, Stage
 from streambroker_core.control.operator import Operator, OperatorError, Window
@@ -30,6 +30,9 @@ from streambroker_core.control.rows import Placed
 
 if TYPE_CHECKING:
     import pandas as pd
+
+COUNTS = ("received", "duplicates", "delivered", "emitted", "waiting")
+"""As ``control.aligned.ControlCounts`` has them."""
 
 APPLIED = pa.schema(
     [
@@ -44,6 +47,17 @@ APPLIED = pa.schema(
     ]
 )
 """Columns of the report of control tuples that were handed over."""
+
+COUNTED = pa.schema(
+    [
+        ("operator", pa.string()),
+        ("bucket", pa.int32()),
+        ("window", pa.int64()),
+        ("delivery", pa.string()),
+        *((name, pa.int64()) for name in COUNTS),
+    ]
+)
+"""Columns of the counts of control tuples; ``delivery`` is null in those of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +74,7 @@ class Hosted:
         timed: Spark's watermark is the operator's.
         clocks: operators whose ticks are its time instead.
         report: output to which applied control tuples are told; None for none.
+        counts: output to which it is told how many there were; None for none.
     """
 
     make: Callable[[], Operator]
@@ -73,6 +88,7 @@ class Hosted:
     mark: str = ""
     clocks: frozenset[str] = field(default_factory=frozenset)
     report: str | None = None
+    counts: str | None = None
 
 
 @dataclass(slots=True)
@@ -170,6 +186,7 @@ class BucketProcessor(StatefulProcessor):
             own.held = outcome.held_at
             out.note(bucket, notes.Hold(operator=hosted.name, bucket=bucket, at=own.held))
         out.take(bucket, outcome)
+        out.tell(window, outcome)
 
     def _run(self) -> AlignedRunner:
         if self._runner is None:
@@ -267,10 +284,23 @@ class _Emitted:
             whole = pa.Table.from_batches([one.batch for one in given]).combine_chunks()
             batches = [fitting(batch, schema, who) for batch in whole.to_batches()]
             self._rows_of(bucket, output, given[0].seq, batches)
-        if self._hosted.report is not None and outcome.applied:
-            told = [_told(self._hosted.name, one) for one in outcome.applied]
-            batch = pa.RecordBatch.from_pylist(told, schema=APPLIED)
-            self._rows_of(bucket, self._hosted.report, sequence(part=bucket), [batch])
+
+    def tell(self, window: Window, outcome: Outcome) -> None:
+        """Take up the report of a window, and its counts, for those who asked for them."""
+        hosted = self._hosted
+        if hosted.report is not None:
+            rows = [_told(hosted.name, one) for one in outcome.applied]
+            self._tell(window.bucket, hosted.report, rows, APPLIED)
+        if hosted.counts is not None:
+            rows = list(_counted(hosted.name, window, outcome))
+            self._tell(window.bucket, hosted.counts, rows, COUNTED)
+
+    def _tell(
+        self, bucket: int, output: str, rows: list[dict[str, Any]], schema: pa.Schema
+    ) -> None:
+        if rows:
+            batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+            self._rows_of(bucket, output, sequence(part=bucket), [batch])
 
     def _rows_of(self, bucket: int, output: str, seq: int, batches: list[pa.RecordBatch]) -> None:
         count = sum(batch.num_rows for batch in batches)
@@ -310,6 +340,23 @@ def _told(operator: str, one: Applied) -> dict[str, Any]:
         "delivery": one.delivery.value,
         "forwarded": one.forwarded,
     }
+
+
+def _counted(operator: str, window: Window, outcome: Outcome) -> Iterator[dict[str, Any]]:
+    """Give the counts of a window that are not all zero."""
+    rows = ControlCounts(
+        received=outcome.rows_in, delivered=outcome.rows_in, emitted=outcome.rows_out
+    )
+    counts = [(None, rows), *((delivery.value, one) for delivery, one in outcome.control.items())]
+    for delivery, one in counts:
+        if one != ControlCounts():
+            yield {
+                "operator": operator,
+                "bucket": window.bucket,
+                "window": window.number,
+                "delivery": delivery,
+                **{name: getattr(one, name) for name in COUNTS},
+            }
 
 
 def _due(wake: int | None, passed: int | None) -> bool:
