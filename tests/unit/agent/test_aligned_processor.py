@@ -208,6 +208,58 @@ def test_a_window_that_fails_leaves_state_and_timers_as_they_were(
     assert keys(chain.batch()) == [1]
 
 
+class Counting(Operator):
+    """Counts rows, and keeps the number as text."""
+
+    read: ClassVar[list[int]] = []
+    count = 0
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        self.read.append(version)
+        self.count = int(blobs["count"])
+
+    def snapshot(self) -> Changes:
+        return {"count": str(self.count).encode()}
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        self.count += batch.num_rows
+        times = pa.array([self.count * 1000], TIME)
+        self.emit(pa.RecordBatch.from_arrays([batch.column("k")[:1], times], ["k", "t"]))
+
+
+class NewerCounting(Counting):
+    """Keeps it as bytes, under another name, and reads what the older one kept."""
+
+    state_version = 2
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        if version < 2:
+            super().restore(version, blobs)
+            return
+        self.read.append(version)
+        self.count = int.from_bytes(blobs["number"], "big")
+
+    def snapshot(self) -> Changes:
+        return {"number": self.count.to_bytes(8, "big"), "count": None}
+
+
+def test_a_newer_operator_reads_the_state_of_an_older_one_and_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Counting.read.clear()
+    older = batches(monkeypatch, Counting)
+    older.batch(rows((1, 10), (1, 11)))
+    newer = batches(monkeypatch, NewerCounting)
+    newer.stages[0].state, newer.number = older.stages[0].state, older.number
+    (found,) = newer.batch(rows((1, 12)))
+    assert found["t"].microsecond == 3_000
+    (found,) = newer.batch(rows((1, 13)))
+    assert found["t"].microsecond == 4_000
+    assert Counting.read == [1, 2]
+    names = {name for _, name in newer.stages[0].state if name.startswith("blobs/")}
+    assert names == {"blobs/number"}
+
+
 def spread(buckets: int, key: str, kind: pa.DataType) -> dict[str, Layout]:
     return {"in": Layout(port="in", buckets=buckets, key=((key, kind),))}
 
