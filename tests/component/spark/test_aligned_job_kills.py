@@ -54,6 +54,8 @@ def imported(folder: Path) -> list[list[int]]:
     return [values for values in found if values]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_kill_of_the_importer_changes_no_window(folders: dict[str, Path], jobs: Session) -> None:
     exporter = folders[EXPORTER]
     (exporter / "values").write_text("[]")

@@ -229,26 +229,37 @@ def test_a_second_query_of_an_operator_is_refused_unless_it_is_asked_for(rate: S
     made.to_df(again=True)
 
 
-def test_a_second_start_of_one_frame_is_refused_and_the_first_query_goes_on(
+def values(of: DataFrame, checkpoint: Path) -> dict[int, list[int]]:
+    """Run a frame to its end; return ``v`` by window."""
+    rows = collected(of.select("v"), checkpoint)
+    return {window: [row[0] for row in some] for window, some in rows.items()}
+
+
+SECOND = "operator Multiply was started in another query already"
+
+
+def test_a_second_start_of_one_frame_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    source = scripted(spark, tmp_path, renumbered(turns("D1"))).key_by("k")
+    frame = source.control_aware(Multiply, schema=Multiply.SCHEMA).to_df()
+    assert values(frame, tmp_path / "one") == {0: [1]}
+    with pytest.raises(StreamingQueryException, match=SECOND):
+        values(frame.where("v > 0"), tmp_path / "two")
+
+
+@pytest.mark.long
+def test_of_one_frame_the_first_query_may_be_started_again_and_one_more_if_it_is_asked_for(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Each frame that to_df gives is for one query; that one may be started again."""
     source = scripted(spark, tmp_path, renumbered(turns("D1", "D2"))).key_by("k")
     made = source.control_aware(Multiply, schema=Multiply.SCHEMA)
-    frame = made.to_df()
-    once = {0: [1], 1: [2]}
-
-    def values(of: DataFrame, checkpoint: str) -> dict[int, list[int]]:
-        rows = collected(of.select("v"), tmp_path / checkpoint)
-        return {window: [row[0] for row in some] for window, some in rows.items()}
-
-    assert values(frame, "one") == once
-    with pytest.raises(StreamingQueryException, match="Multiply was started in another query"):
-        values(frame.where("v > 0"), "two")
-    assert values(frame, "one") == {}
-    assert values(made.to_df(again=True), "three") == once
-    with pytest.raises(StreamingQueryException, match="Multiply was started in another query"):
-        values(frame, "two")
+    frame, once = made.to_df(), {0: [1], 1: [2]}
+    assert values(frame, tmp_path / "one") == once
+    with pytest.raises(StreamingQueryException, match=SECOND):
+        values(frame, tmp_path / "two")
+    assert values(frame, tmp_path / "one") == {}
+    assert values(made.to_df(again=True), tmp_path / "three") == once
+    with pytest.raises(StreamingQueryException, match=SECOND):
+        values(frame, tmp_path / "two")
 
 
 @pytest.mark.parametrize("told", [None, "false"])
