@@ -42,6 +42,12 @@ CHAIN = turns(
 LONG = pytest.mark.long
 
 
+SPREAD = pytest.mark.parametrize(
+    ("tasks", "partitions"),
+    [pytest.param(1, 1, marks=LONG), (2, 2), pytest.param(4, 4, marks=LONG)],
+)
+
+
 @pytest.mark.parametrize(
     ("tasks", "partitions"),
     [pytest.param(1, 1, marks=LONG), pytest.param(2, 2, marks=LONG), (4, 4)],
@@ -131,7 +137,10 @@ def copies(graph: Graph) -> int:
     return sum(count[name] for name in last_of(graph))
 
 
-def test_answers_and_emissions_come_as_the_model_says(spark: SparkSession, tmp_path: Path) -> None:
+@SPREAD
+def test_answers_and_emissions_come_as_the_model_says(
+    spark: SparkSession, tmp_path: Path, tasks: int, partitions: int
+) -> None:
     """A-5 and A-11 to A-15: forwarded, blocked, emitted again, new; at begin, row and end."""
     answers = {
         "forward": Node(name="forward", buckets=2, answer="forward", outputs=("out", "loose")),
@@ -149,13 +158,15 @@ def test_answers_and_emissions_come_as_the_model_says(spark: SparkSession, tmp_p
         ),
     )
     script = renumbered(turns("D10 D1 E(a) I(b) D20 D2", "E(c)"))
-    nodes = on_spark(graph, scripted(spark, tmp_path, script), tmp_path / "seen")
-    query = run(nodes["sink"], tmp_path / "ck")
+    source = scripted(spark, tmp_path, script, tasks=tasks, seed=tasks)
+    nodes = on_spark(graph, source, tmp_path / "seen")
+    query = run(nodes["sink"], tmp_path / "ck", partitions=partitions)
     assert seen(tmp_path / "seen", query) == simulate(graph, script)
 
 
+@SPREAD
 def test_a_diamond_delivers_once_per_port_after_the_rows_of_both(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, tasks: int, partitions: int
 ) -> None:
     """A-16 and A-17: two ways into one port, and into two ports."""
     graph = Graph(
@@ -175,16 +186,18 @@ def test_a_diamond_delivers_once_per_port_after_the_rows_of_both(
         ),
     )
     script = renumbered(turns("E(a) D1 I(b) D2", "D3"))
-    nodes = on_spark(graph, scripted(spark, tmp_path, script), tmp_path / "seen")
-    query = run(ends(nodes, ["one", "two"]), tmp_path / "ck")
+    source = scripted(spark, tmp_path, script, tasks=tasks, seed=tasks)
+    nodes = on_spark(graph, source, tmp_path / "seen")
+    query = run(ends(nodes, ["one", "two"]), tmp_path / "ck", partitions=partitions)
     log = seen(tmp_path / "seen", query)
     assert log == simulate(graph, script)
     assert told(log, names_of(script), "one")[0].split().count("a") == 1
     assert told(log, names_of(script), "two")[0].split().count("a") == 2
 
 
+@SPREAD
 def test_tuples_wait_for_their_event_time_also_behind_an_operator(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, tasks: int, partitions: int
 ) -> None:
     """AT_TIME: by Spark's watermark, in the batch without rows that follows the last one, too.
 
@@ -203,9 +216,9 @@ def test_tuples_wait_for_their_event_time_also_behind_an_operator(
             turns("D1@5000 T5500(a) T9000(b)", "D2@4000 T1000(c)", "D3@6000", "D4@12000")
         )
     ]
-    source = scripted(spark, tmp_path, script).with_watermark("t", "0 seconds")
-    nodes = on_spark(graph, source, tmp_path / "seen")
-    query = run(ends(nodes, ["sink", "two"]), tmp_path / "ck")
+    source = scripted(spark, tmp_path, script, tasks=tasks, seed=tasks)
+    nodes = on_spark(graph, source.with_watermark("t", "0 seconds"), tmp_path / "seen")
+    query = run(ends(nodes, ["sink", "two"]), tmp_path / "ck", partitions=partitions)
     log = seen(tmp_path / "seen", query)
     assert log == simulate(graph, renumbered(script, passed=12_000))
     words = told(log, names_of(script))
