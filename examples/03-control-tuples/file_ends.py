@@ -65,11 +65,12 @@ class Renaming:
 
 def run(spark: SparkSession, folder: Path) -> dict[str, list[str]]:
     """Return the files that the sink has finished, with their lines."""
-    (folder / "in").mkdir()
-    (folder / "out").mkdir()
+    for name in ("in", "out"):
+        (folder / name).mkdir(exist_ok=True)
     texts: dict[str, list[str]] = {"f1": ["a", "b", "c"], "f2": ["d"], "f3": ["e", "f"]}
     for name, some in texts.items():
-        (folder / "in" / name).write_text("".join(f"{line}\n" for line in some))
+        if not (folder / "in" / name).exists():
+            (folder / "in" / name).write_text("".join(f"{line}\n" for line in some))
     frame = (
         spark.readStream.option("maxFilesPerTrigger", 2)
         .text(str(folder / "in"))

@@ -1,12 +1,15 @@
 """The driver of a query with operators, in a process of its own, for tests that kill it.
 
 ``python -m support.aligned_driver FOLDER CORES``: runs a script to its end, writes each window's
-rows to ``FOLDER/out``.
+rows and applied control tuples to ``FOLDER/out``, and what it writes again to ``FOLDER/again``. It
+kills itself in the windows that ``FOLDER/kills`` names, in the middle of them and behind the sink.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -54,23 +57,28 @@ def _factor(control: ControlTuple) -> ControlTuple:
 def run(spark: SparkSession, folder: Path, windows: list[int], tasks: int) -> None:
     """Run to the end, or until killed in one of the windows that has not killed yet."""
     (folder / "out").mkdir(exist_ok=True)
-    stream = scripted(spark, folder, script(), tasks=tasks)
-    make = partial(Killing, str(folder), windows)
-    stream = stream.key_by("k").control_aware(
-        make, name="multiply", buckets=3, schema=Multiply.SCHEMA
+    (folder / "again").mkdir(exist_ok=True)
+    kills = json.loads((folder / "kills").read_text())
+    spark = session("kills", cores=cores, conf=SMALL)
+    stream = scripted(spark, folder, script(), tasks=cores + 1)
+    made = stream.key_by("k").control_aware(
+        partial(Killing, str(folder), kills["middle"]),
+        name="multiply",
+        buckets=3,
+        schema=Multiply.SCHEMA,
+        report="applied",
     )
 
-    def take(frame: DataFrame, window: int) -> None:
-        found = sorted(list(row) for row in frame.collect())
-        (folder / "out" / f"{window}.json").write_text(json.dumps(found))
+    def take(window: int, frames: dict[str, DataFrame]) -> None:
+        found = [sorted(list(row) for row in frames[tag].collect()) for tag in ("out", "applied")]
+        name, killed = f"{window}.json", folder / f"killed-behind-{window}"
+        told = folder / ("again" if (folder / "out" / name).exists() else "out")
+        (told / name).write_text(json.dumps(found))
+        if window in kills["behind"] and not killed.exists():
+            killed.touch()
+            os.killpg(os.getpid(), signal.SIGKILL)
 
-    query = (
-        stream.to_df()
-        .writeStream.foreachBatch(take)
-        .option("checkpointLocation", str(folder / "ck"))
-        .trigger(availableNow=True)
-        .start()
-    )
+    query = made.for_each_window(take, checkpoint=folder / "ck", trigger={"availableNow": True})
     query.awaitTermination()
 
 

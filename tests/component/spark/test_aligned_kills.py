@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -14,19 +16,28 @@ from support.killed import start
 DRIVER = "support.aligned_driver"
 
 
-def rows(folder: Path) -> dict[int, list[list[int]]]:
-    found = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("out/*.json")}
+Windows = dict[int, tuple[list[list[int]], list[list[Any]]]]
+"""Rows and applied control tuples by window."""
+
+
+def written(folder: Path, what: str = "out") -> Windows:
+    """Return what the sink was given; ``again`` for what it was given once more."""
+    query = json.loads((folder / "ck" / "metadata").read_text())["id"]
+    found = {
+        int(path.stem): json.loads(path.read_text().replace(query, "q"))
+        for path in (folder / what).glob("*.json")
+    }
     return dict(sorted(found.items()))
 
 
-def killed(folder: Path, windows: list[int]) -> dict[int, list[list[int]]]:
-    """Run to the end, killed once in each of the windows, and after each with more cores."""
+def killed(folder: Path, middle: Sequence[int], behind: Sequence[int] = ()) -> Windows:
+    """Run to the end, killed once in each of some windows, and after each with more cores."""
     folder.mkdir()
-    (folder / "windows").write_text(json.dumps(windows))
-    for turn, _ in enumerate(windows):
+    (folder / "kills").write_text(json.dumps({"middle": middle, "behind": behind}))
+    for turn, _ in enumerate([*middle, *behind]):
         assert start(DRIVER, folder, 1 + turn) == -9
     assert start(DRIVER, folder, 2) == 0, (folder / "said").read_text()[-4000:]
-    return rows(folder)
+    return written(folder)
 
 
 def unharmed(spark: SparkSession, folder: Path) -> dict[int, list[list[int]]]:
@@ -41,18 +52,49 @@ def test_a_kill_in_the_middle_of_a_window_changes_nothing(
     """A-22 and A-23: the window runs again, with the same identities, state and rows."""
     calm, wild = unharmed(spark, tmp_path / "calm"), killed(tmp_path / "wild", [1])
     assert wild == calm
-    assert [sorted(value for _, value, _ in found) for found in calm.values()] == [
+    assert [sorted(value for _, value, _ in found) for found, _ in calm.values()] == [
         [1, 2, 3],
         [4, 5, 6],
         [70, 80],
         [180],
     ]
+    applied = [sorted({(one[1], one[4]) for one in told}) for _, told in calm.values()]
+    of_all = [[(bucket, f"S.0/{window}/0") for bucket in range(3)] for window in (2, 4)]
+    assert applied == [[], of_all[0], [], of_all[1]]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("windows", [[0], [2], [3], [1, 2], [0, 1, 2, 3]])
 def test_kills_in_any_windows_change_nothing(
     spark: SparkSession, tmp_path: Path, windows: list[int]
 ) -> None:
     """A-22 to A-24: with another number of cores, and so of tasks, after each kill."""
-    assert killed(tmp_path / "wild", windows) == unharmed(spark, tmp_path / "calm")
+    assert killed(tmp_path / "wild", windows) == killed(tmp_path / "calm", [])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("middle", "behind"), [([], [1]), ([], [3]), ([1, 3], [1, 2])])
+def test_a_kill_behind_the_sink_hands_it_the_same_window_again(
+    tmp_path: Path, middle: list[int], behind: list[int]
+) -> None:
+    """A-22: the window was delivered, and the checkpoint does not say so."""
+    wild = killed(tmp_path / "wild", middle, behind)
+    assert wild == killed(tmp_path / "calm", [])
+    assert written(tmp_path / "wild", "again") == {window: wild[window] for window in behind}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("when", "name"), [("before", "f2"), ("behind", "f1")])
+def test_a_kill_beside_the_moment_in_which_a_file_is_named_leaves_it_whole(
+    tmp_path: Path, when: str, name: str
+) -> None:
+    """A-27: the sink renames a file again, or for the first time, when its window comes again."""
+    assert start("support.aligned_files", tmp_path, when, name) == -9
+    assert (tmp_path / "out" / name).exists() == (when == "behind")
+    assert start("support.aligned_files", tmp_path, when, name) == 0
+    found = json.loads((tmp_path / "found").read_text())
+    assert found == {"f1": ["A", "B", "C"], "f2": ["D"], "f3": ["E", "F"]}
+    assert not list((tmp_path / "out").glob(".*"))
