@@ -28,7 +28,8 @@ class EndOfFile:
 class FileEnds(Operator):
     """Passes rows on, and says in each window which files end in it.
 
-    A file without rows is not seen, so it has no end.
+    A file without rows is not seen, so it has no end. A window has at most 10,000 control tuples:
+    where more files may lie, read them with Spark's ``maxFilesPerTrigger``.
     """
 
     def __init__(self, column: str = "path") -> None:
