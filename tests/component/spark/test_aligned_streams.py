@@ -20,8 +20,9 @@ from pe_agent.aligned import (
     control_stream,
     stream,
 )
+from pe_agent.aligned.forms import control_text
 from pe_agent.aligned.hosting import CHANGES, prepare
-from streambroker_core.control.tuples import Delivery
+from streambroker_core.control.tuples import Delivery, logged
 from support.aligned import chain, names_of, sink, told, turns
 from support.aligned_operators import Multiply, Totals
 from support.aligned_spark import IN_ORDER, collected, on_spark, renumbered, run, scripted, seen
@@ -134,6 +135,27 @@ def test_a_stream_that_is_not_imported_gets_control_from_a_file(
         (delivery, bucket, 1) for delivery in ("BEGIN", "END_WINDOW") for bucket in range(4)
     ]
     assert sum(delivered for delivery, _, delivered in counts if delivery is None) == 8
+
+
+@pytest.mark.long
+def test_thousands_of_tuples_in_a_control_file_come_in_several_windows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    control = ControlFile(tmp_path / "control")
+    with control.path.open("ab") as file:
+        for seq in range(10_001):
+            one = logged(control.log, seq, type_="SetFactor", text='{"factor":2}')
+            file.write(control_text(one) + b"\n")
+    feed = files(spark, tmp_path / "in", 1).union(control_stream(spark, control.path))
+    made = feed.control_aware(Multiply, schema=Multiply.SCHEMA, buckets=1, counts="counts")
+    found: dict[int, dict[str | None, int]] = {}
+
+    def take(window: int, frames: dict[str, DataFrame]) -> None:
+        found[window] = {row.delivery: row.delivered for row in frames["counts"].collect()}
+
+    query = made.for_each_window(take, checkpoint=tmp_path / "ck", trigger={"availableNow": True})
+    query.awaitTermination()
+    assert found == {0: {None: 8, "BEGIN": 9_000}, 1: {"BEGIN": 1_001}}
 
 
 def test_all_outputs_of_a_window_go_to_one_function(spark: SparkSession, tmp_path: Path) -> None:
