@@ -68,6 +68,8 @@ def test_control_that_a_receiver_does_not_know_or_that_was_changed_is_refused(
     source = scripted(spark, tmp_path, renumbered(turns("D1 E(a)"))).key_by("k")
     told = refused(multiplied(source, Multiply), tmp_path / "ck")
     assert "has type Note, which is not known to this receiver; it knows SetFactor" in told
+    passing = multiplied(source, Multiply, on_invalid="pass")
+    assert collected(passing.to_df(), tmp_path / "ck") == {0: [(1, 1, 0)]}
     assert isinstance(source.data, Rows)
     changed = source.data.frame.withColumn("_control", F.substring("_control", 1, 20))
     broken = Stream(spark=spark, data=Rows(frame=changed, mixed=True), key=("k",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -13,7 +14,8 @@ from pe_agent.aligned.store import Own, read_own
 from streambroker_core.control.buckets import Layout
 from streambroker_core.control.keyed import KeyedState
 from streambroker_core.control.operator import Blobs, Changes, Operator, StateError
-from streambroker_core.control.tuples import ControlTuple, Delivery, logged
+from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, logged
+from streambroker_core.control.typed import TypedOperator, handles
 from support.aligned_batches import Batches, batches
 
 TIME = pa.timestamp("us", "UTC")
@@ -206,6 +208,37 @@ def test_a_window_that_fails_leaves_state_and_timers_as_they_were(
         chain.batch(rows((2, 20)))
     Failing.fails = False
     assert keys(chain.batch()) == [1]
+
+
+@dataclass
+class Known:
+    name: str
+
+
+class Strict(TypedOperator):
+    strict = True
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        self.emit(batch.select(["k", "t"]))
+
+    @handles(Known)
+    def take(self, port: str, payload: Known, control: ControlTuple) -> bool:
+        return True
+
+
+def test_a_tuple_that_an_operator_is_to_pass_by_is_told_once_in_a_task(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = told((Delivery.BEGIN, None))
+    strict = batches(monkeypatch, Strict)
+    with pytest.raises(ControlError, match="type Note, which is not known"):
+        strict.batch(given)
+    chain = batches(monkeypatch, Strict, pass_invalid=True, counts="counts")
+    chain.batch(given)
+    (warning,) = [one.message for one in caplog.records if "passed" in one.message]
+    assert "a control tuple has passed an operator: control tuple S/0 has type Note" in warning
+    counts = [one["refused"] for one in chain.batch(told((Delivery.BEGIN, None)), "counts")]
+    assert counts == [1, 1]
 
 
 class Counting(Operator):

@@ -30,6 +30,8 @@ from streambroker_core.control.tuples import (
     ControlError,
     ControlTuple,
     Delivery,
+    KeyValue,
+    UndeliverableError,
     order_of,
 )
 
@@ -61,6 +63,7 @@ class ControlCounts:
         delivered: handed to the operator.
         emitted: sent on: forwarded, emitted again, or new.
         waiting: held for their time at the end of the window.
+        refused: could not be handed to the operator, and went on.
     """
 
     received: int = 0
@@ -68,6 +71,7 @@ class ControlCounts:
     delivered: int = 0
     emitted: int = 0
     waiting: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,7 @@ class Outcome:
         applied: the control tuples that were handed to the operator, in order; empty for a runner
             that does not report.
         control: counts by delivery.
+        refused: why control tuples could not be handed to the operator, which went on.
         rows_in: rows processed.
         rows_out: rows emitted.
     """
@@ -96,6 +101,7 @@ class Outcome:
     watermark: int | None = None
     applied: tuple[Applied, ...] = ()
     control: Mapping[Delivery, ControlCounts] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
     rows_in: int = 0
     rows_out: int = 0
 
@@ -266,7 +272,8 @@ class AlignedRunner:
             held_at=held,
             watermark=_held(operator.window.watermark, held),
             applied=tuple(delivering.applied),
-            control=_counts(arrived, kept, emissions, delivering.delivered),
+            control=_counts(arrived, kept, emissions, delivering),
+            refused=tuple(delivering.refused),
             rows_in=arrived.rows,
             rows_out=emissions.rows,
         )
@@ -291,6 +298,8 @@ class _Delivering:
         self._report = report
         self.applied: list[Applied] = []
         self.delivered: Counter[Delivery] = Counter()
+        self.refusals: Counter[Delivery] = Counter()
+        self.refused: list[str] = []
 
     def deliver(self, port: str, control: ControlTuple) -> None:
         """Hand it to the operator if it is for this bucket of it, and pass it on if it goes on.
@@ -298,13 +307,17 @@ class _Delivering:
         Past an operator that does not take it, one copy is enough: the first bucket's.
         """
         everybody = self._aware and control.target is EVERYBODY  # nearly all of them
-        if not everybody and not self._takes(port, control):
-            if self._window.bucket == 0:
-                self._emissions.forward(control)
+        try:
+            if not everybody and not self._takes(port, control):
+                if self._window.bucket == 0:
+                    self._emissions.forward(control)
+                return
+            if not everybody and not self._is_my_bucket(port, control):
+                return
+            kept = self._operator.process_control(port, control)
+        except UndeliverableError as error:
+            self._refuse(control, error)
             return
-        if not everybody and not self._is_my_bucket(port, control):
-            return
-        kept = self._operator.process_control(port, control)
         if not isinstance(kept, bool):
             raise OperatorError(
                 f"process_control of operator {self._stage.operator} returned {kept!r} for"
@@ -315,6 +328,13 @@ class _Delivering:
         self.delivered[control.delivery] += 1
         if self._report:
             self._note(port, control, forwarded=not kept)
+
+    def _refuse(self, control: ControlTuple, error: UndeliverableError) -> None:
+        if not self._stage.pass_invalid:
+            raise error
+        self.refusals[control.delivery] += 1
+        self.refused.append(str(error))
+        self._emissions.forward(control)
 
     def _note(self, port: str, control: ControlTuple, *, forwarded: bool) -> None:
         self.applied.append(
@@ -330,8 +350,17 @@ class _Delivering:
         )
 
     def is_for_me(self, port: str, control: ControlTuple) -> bool:
-        """Whether this bucket's operator is handed the tuple."""
-        return self._takes(port, control) and self._is_my_bucket(port, control)
+        """Whether this bucket's operator is handed the tuple.
+
+        Raises:
+            UndeliverableError: nobody has its address, and such tuples do not go on.
+        """
+        try:
+            return self._takes(port, control) and self._is_my_bucket(port, control)
+        except UndeliverableError:
+            if not self._stage.pass_invalid:
+                raise
+            return False
 
     def _takes(self, port: str, control: ControlTuple) -> bool:
         """Whether some bucket of the operator is handed the tuple."""
@@ -341,13 +370,24 @@ class _Delivering:
         problem = None
         if target.bucket is not None and target.bucket >= stage.buckets:
             problem = f"bucket {target.bucket}, and there are {stage.buckets}"
-        if target.key is not None and self._keyed(port) is None:
-            problem = f"key {list(target.key)}, and no input has a key"
+        if target.key is not None:
+            problem = self._no_bucket(port, target.key)
         if problem is not None and target.operator is not None:
-            raise ControlError(
+            raise UndeliverableError(
                 f"control tuple {control.id} is addressed to operator {stage.operator}, {problem}."
             )
         return problem is None
+
+    def _no_bucket(self, port: str, key: tuple[KeyValue, ...]) -> str | None:
+        """Return why no bucket has a key; None if one has."""
+        layout = self._keyed(port)
+        if layout is None:
+            return f"key {list(key)}, and no input has a key"
+        try:
+            bucket_of_key(key, layout)
+        except ControlError as error:
+            return str(error).removesuffix(".")
+        return None
 
     def _is_my_bucket(self, port: str, control: ControlTuple) -> bool:
         target = control.target
@@ -370,16 +410,17 @@ def _held(watermark: int | None, held: int | None) -> int | None:
 
 
 def _counts(
-    arrived: Arrived, kept: keeping.Kept, emissions: Emissions, delivered: Mapping[Delivery, int]
+    arrived: Arrived, kept: keeping.Kept, emissions: Emissions, delivering: _Delivering
 ) -> dict[Delivery, ControlCounts]:
     received = arrived.control.received
     return {
         delivery: ControlCounts(
             received=received[delivery],
             duplicates=arrived.control.duplicates[delivery],
-            delivered=delivered.get(delivery, 0),
+            delivered=delivering.delivered[delivery],
             emitted=emissions.counts.get(delivery, 0),
             waiting=len(kept.waiting) if delivery is Delivery.AT_TIME else 0,
+            refused=delivering.refusals[delivery],
         )
         for delivery in Delivery
     }

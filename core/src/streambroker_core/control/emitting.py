@@ -36,6 +36,7 @@ class Stage:
         buckets: how many; fixed for a checkpoint.
         order_by: column by which the rows of all inputs are merged; None for input after input.
         limits: of control tuples in one window.
+        pass_invalid: what the operator cannot be handed goes on; otherwise the window fails.
     """
 
     query: str
@@ -43,6 +44,7 @@ class Stage:
     buckets: int = 64
     order_by: str | None = None
     limits: Limits = field(default_factory=Limits)
+    pass_invalid: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

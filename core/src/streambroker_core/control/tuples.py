@@ -33,6 +33,16 @@ class ControlError(StreambrokerError):
     code = "ControlInvalid"
 
 
+class UndeliverableError(ControlError):
+    """A control tuple that its receiver cannot be handed: type, payload or address do not fit."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"{why} The window fails whenever it is tried: mend the operator, or let such tuples"
+            " pass it, with on_invalid='pass'."
+        )
+
+
 class IdentityError(ControlError):
     """Two control tuples have one identity and differ; the window fails as a whole."""
 

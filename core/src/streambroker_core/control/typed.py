@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from streambroker_core.control.operator import Operator
 from streambroker_core.control.payloads import Payloads, type_name
-from streambroker_core.control.tuples import ControlError, ControlTuple
+from streambroker_core.control.tuples import ControlError, ControlTuple, UndeliverableError
 
 Handler = Callable[[Any, str, Any, ControlTuple], bool]
 _F = TypeVar("_F", bound=Callable[..., bool])
@@ -64,11 +64,14 @@ class TypedOperator(Operator):
         """Hand a tuple to the method of its type.
 
         Raises:
-            ControlError: the payload does not have its type's fields, or there is no method and
-                the operator is strict.
+            UndeliverableError: the payload does not have its type's fields, or there is no method
+                and the operator is strict.
         """
         handler = self._handlers.get(control.type)
         if handler is None and not self.strict:
             return False
-        payload = self._payloads.decode(control)
+        try:
+            payload = self._payloads.decode(control)
+        except ControlError as error:
+            raise UndeliverableError(str(error)) from error
         return handler is not None and handler(self, port, payload, control)

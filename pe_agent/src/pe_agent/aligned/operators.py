@@ -205,6 +205,7 @@ def control_aware(
     limits: Limits | None = None,
     report: str | None = None,
     counts: str | None = None,
+    on_invalid: str = "fail",
 ) -> OperatorStream:
     """Run an operator on streams.
 
@@ -223,6 +224,9 @@ def control_aware(
         counts: tag of one more output, with a row for each bucket, window and delivery: how many
             control tuples were received, left out as copies, delivered, emitted, and wait. A row
             without a delivery counts rows.
+        on_invalid: what becomes of a control tuple that the operator cannot be handed, because it
+            is strict and does not know the type, because of the payload, or because of the address:
+            the window may ``fail``, or the tuple ``pass`` the operator, with a warning in the log.
 
     Returns:
         The first output, and by tag the others.
@@ -231,6 +235,8 @@ def control_aware(
         AlignedError, OperatorError: something does not fit; nothing was started.
     """
     name = _name(operator, name)
+    if on_invalid not in ("fail", "pass"):
+        raise AlignedError(f"on_invalid is {on_invalid!r}: it has to be 'fail' or 'pass'.")
     runner = hosting.checked(operator, name, buckets)
     given = _by_port(inputs, runner.inputs, name)
     streams, carrier = one_carrier(list(given.values()))
@@ -263,6 +269,7 @@ def control_aware(
         clocks=clocks,
         report=report,
         counts=counts,
+        pass_invalid=on_invalid == "pass",
         mark=mark,
     )
     first = next(iter(given.values()))

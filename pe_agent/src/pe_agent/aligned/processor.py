@@ -7,6 +7,7 @@ that fails leaves Spark's store as it was.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -31,7 +32,9 @@ from streambroker_core.control.rows import Placed
 if TYPE_CHECKING:
     import pandas as pd
 
-COUNTS = ("received", "duplicates", "delivered", "emitted", "waiting")
+log = logging.getLogger("pe_agent")
+
+COUNTS = ("received", "duplicates", "delivered", "emitted", "waiting", "refused")
 """As ``control.aligned.ControlCounts`` has them."""
 
 APPLIED = pa.schema(
@@ -67,7 +70,7 @@ class Hosted:
     Attributes:
         make: makes the operator.
         name: its name, unique in the query.
-        buckets, order_by, limits: as ``emitting.Stage`` has them.
+        buckets, order_by, limits, pass_invalid: as ``emitting.Stage`` has them.
         layouts: how its inputs are spread.
         schemas: columns of its outputs.
         mark: stands in the plan of each query that runs it.
@@ -89,6 +92,7 @@ class Hosted:
     clocks: frozenset[str] = field(default_factory=frozenset)
     report: str | None = None
     counts: str | None = None
+    pass_invalid: bool = False
 
 
 @dataclass(slots=True)
@@ -115,6 +119,7 @@ class BucketProcessor(StatefulProcessor):
         self._own: Value = handle.getValueState("own", "blob binary")
         self._blobs: Values = handle.getMapState("blobs", "name string", "blob binary")
         self._runner: AlignedRunner | None = None
+        self._refused: set[str] = set()
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -185,8 +190,15 @@ class BucketProcessor(StatefulProcessor):
         if outcome.held_at != own.held:
             own.held = outcome.held_at
             out.note(bucket, notes.Hold(operator=hosted.name, bucket=bucket, at=own.held))
+        self._warn(outcome)
         out.take(bucket, outcome)
         out.tell(window, outcome)
+
+    def _warn(self, outcome: Outcome) -> None:
+        for why in outcome.refused:
+            if why not in self._refused:
+                self._refused.add(why)
+                log.warning("a control tuple has passed an operator: %s", why)
 
     def _run(self) -> AlignedRunner:
         if self._runner is None:
@@ -208,6 +220,7 @@ class BucketProcessor(StatefulProcessor):
             buckets=hosted.buckets,
             order_by=hosted.order_by,
             limits=hosted.limits,
+            pass_invalid=hosted.pass_invalid,
         )
 
     def _pass_time_on(self, own: Own, passed: int | None, out: _Emitted) -> None:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from streambroker_core.control.aligned import AlignedRunner
+from streambroker_core.control.aligned import AlignedRunner, ControlCounts, Outcome
 from streambroker_core.control.buckets import Layout, bucket_of_key
+from streambroker_core.control.emitting import Stage
 from streambroker_core.control.operator import (
     Operator,
 )
@@ -20,6 +21,7 @@ from streambroker_core.control.tuples import (
     ControlTuple,
     Delivery,
     Target,
+    UndeliverableError,
 )
 from streambroker_core.control.typed import TypedOperator, handles
 from support.one_window import (
@@ -63,6 +65,8 @@ def test_an_addressed_tuple_is_handed_to_whom_it_is_meant_for_and_passed_on_by_o
     assert given_to(Target(key=(7,))) == ([at], 0)
     assert given_to(Target(operator="op", key=(7,))) == ([at], 0)
     assert given_to(Target(operator="op"), Operator) == ([], 1)
+    assert given_to(Target(key=("x",))) == ([], 1)
+    assert given_to(Target(key=(7, 8))) == ([], 1)
 
 
 def test_an_address_that_the_named_operator_does_not_have_is_refused() -> None:
@@ -123,6 +127,63 @@ def test_each_type_has_its_method_and_other_types_go_on() -> None:
 def test_a_strict_operator_refuses_types_that_it_does_not_know() -> None:
     with pytest.raises(ControlError, match=r"has type T, which is not known .* knows Close, Open"):
         run(Further, sent(control()))
+
+
+@dataclass
+class Bad:
+    file: object
+
+
+class Breaking(TypedOperator):
+    @handles(Open)
+    def open(self, port: str, payload: Open, control: ControlTuple) -> bool:
+        self.emit_control(Bad(file=object()))
+        return True
+
+
+OPEN = {"type": "Open", "text": '{"path":"f"}'}
+LATER = {"delivery": Delivery.AT_TIME, "at": 5}
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (control(type="Close", text='{"path":"f"}'), "which is not known to this receiver"),
+        (control(type="Open", text='{"file":"f"}'), "Open has the field file"),
+        (control(type="Open", text='{"path":3}', delivery=Delivery.BEGIN), "Open.path"),
+        (control(**OPEN, target=Target(operator="op", bucket=9)), "bucket 9, and there are 4"),
+        (
+            control(**OPEN, **LATER, target=Target(operator="op", key=("x",))),
+            "does not fit column k",
+        ),
+    ],
+)  # fmt: skip
+def test_a_tuple_that_nobody_can_be_handed_fails_the_window_or_passes_the_operator(
+    one: ControlTuple, why: str
+) -> None:
+    class Strict(Typed):
+        strict = True
+
+    def ran(of: Stage) -> Outcome:
+        runner = AlignedRunner(Strict, of, layouts={"in": KEYED})
+        packed = [row for at, row in by_bucket(pack_control([(0, one)], "in", 4)) if at == 1]
+        return runner.run(window(bucket=1, buckets=4, watermark=9), packed, {})
+
+    Typed.seen.clear()
+    with pytest.raises(UndeliverableError, match=f"{why}.*on_invalid='pass'"):
+        ran(stage(4))
+    outcome = ran(stage(4, pass_invalid=True))
+    assert (emitted(outcome), outcome.applied, Typed.seen) == ([one], (), [])
+    assert outcome.control[one.delivery] == ControlCounts(received=1, refused=1, emitted=1)
+    (told,) = outcome.refused
+    assert why in told
+    assert [name for name in outcome.changes if name != "~meta"] == []
+
+
+def test_what_an_operator_does_wrongly_itself_fails_the_window_all_the_same() -> None:
+    with pytest.raises(ControlError, match=r"Bad\.file") as error:
+        run(Breaking, sent(control(**OPEN)), of=stage(pass_invalid=True))
+    assert not isinstance(error.value, UndeliverableError)
 
 
 def test_two_methods_for_one_type_are_refused_where_the_class_is_made() -> None:
