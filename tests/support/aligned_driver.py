@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from new_factor import SetFactor
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from pe_agent.local import SMALL, session
 from streambroker_core.control.payloads import encode
@@ -54,8 +54,9 @@ def _factor(control: ControlTuple) -> ControlTuple:
     )
 
 
-def run(spark: SparkSession, folder: Path, windows: list[int], tasks: int) -> None:
-    """Run to the end, or until killed in one of the windows that has not killed yet."""
+def main(folder: Path, cores: int) -> None:
+    """Run to the end."""
+    until((folder / "begin").exists, 30.0, "the driver's id is written down")
     (folder / "out").mkdir(exist_ok=True)
     (folder / "again").mkdir(exist_ok=True)
     kills = json.loads((folder / "kills").read_text())
@@ -80,13 +81,6 @@ def run(spark: SparkSession, folder: Path, windows: list[int], tasks: int) -> No
 
     query = made.for_each_window(take, checkpoint=folder / "ck", trigger={"availableNow": True})
     query.awaitTermination()
-
-
-def main(folder: Path, cores: int) -> None:
-    """Run as a driver."""
-    until((folder / "begin").exists, 30.0, "the driver's id is written down")
-    windows = json.loads((folder / "windows").read_text())
-    run(session("kills", cores=cores, conf=SMALL), folder, windows, tasks=cores + 1)
 
 
 if __name__ == "__main__":

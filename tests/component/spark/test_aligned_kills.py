@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
-from support.aligned_driver import run
 from support.killed import start
 
 DRIVER = "support.aligned_driver"
@@ -55,15 +53,7 @@ def killed(folder: Path, middle: Sequence[int], behind: Sequence[int] = ()) -> W
     return written(folder)
 
 
-def unharmed(spark: SparkSession, folder: Path) -> dict[int, list[list[int]]]:
-    folder.mkdir()
-    run(spark, folder, [], tasks=3)
-    return rows(folder)
-
-
-def test_a_kill_in_the_middle_of_a_window_changes_nothing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_kill_in_the_middle_of_a_window_changes_nothing(tmp_path: Path) -> None:
     """A-22 and A-23: the window runs again, with the same identities, state and rows."""
     assert killed(tmp_path / "wild", [1]) == CALM
 
@@ -71,9 +61,7 @@ def test_a_kill_in_the_middle_of_a_window_changes_nothing(
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("windows", [[0], [2], [3], [1, 2], [0, 1, 2, 3]])
-def test_kills_in_any_windows_change_nothing(
-    spark: SparkSession, tmp_path: Path, windows: list[int]
-) -> None:
+def test_kills_in_any_windows_change_nothing(tmp_path: Path, windows: list[int]) -> None:
     """A-22 to A-24: with another number of cores, and so of tasks, after each kill."""
     assert killed(tmp_path / "wild", windows) == CALM
 

@@ -167,7 +167,7 @@ def test_a_tuple_that_nobody_can_be_handed_fails_the_window_or_passes_the_operat
     def ran(of: Stage) -> Outcome:
         runner = AlignedRunner(Strict, of, layouts={"in": KEYED})
         packed = [row for at, row in by_bucket(pack_control([(0, one)], "in", 4)) if at == 1]
-        return runner.run(window(bucket=1, buckets=4, watermark=9), packed, {})
+        return runner.run(window(bucket=1, buckets=4), packed, {})
 
     Typed.seen.clear()
     with pytest.raises(UndeliverableError, match=f"{why}.*on_invalid='pass'"):
