@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from unittest import mock
 
 import file_ends
 
@@ -34,8 +35,8 @@ def main(folder: Path, when: str, name: str) -> None:
         os.killpg(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
 
-    Path.rename = rename  # type: ignore[method-assign, assignment]
-    found = file_ends.run(session("files", conf=SMALL), folder)
+    with mock.patch.object(Path, "rename", rename):
+        found = file_ends.run(session("files", conf=SMALL), folder)
     (folder / "found").write_text(json.dumps(found))
 
 

@@ -38,7 +38,8 @@ def _add_functions(expression: Any, names: list[str]) -> None:
 
 def _nodes(frame: DataFrame) -> list[Any]:
     """Return a plan's nodes, from the top down, the first child of each."""
-    plan, found = frame._jdf.queryExecution().analyzed(), []
+    plan: Any = frame._jdf.queryExecution().analyzed()
+    found: list[Any] = []
     while True:
         found.append(plan)
         children = plan.children()

@@ -360,8 +360,9 @@ def _counted(operator: str, window: Window, outcome: Outcome) -> Iterator[dict[s
     rows = ControlCounts(
         received=outcome.rows_in, delivered=outcome.rows_in, emitted=outcome.rows_out
     )
-    counts = [(None, rows), *((delivery.value, one) for delivery, one in outcome.control.items())]
-    for delivery, one in counts:
+    told: list[tuple[str | None, ControlCounts]] = [(None, rows)]
+    told += [(delivery.value, one) for delivery, one in outcome.control.items()]
+    for delivery, one in told:
         if one != ControlCounts():
             yield {
                 "operator": operator,
