@@ -333,7 +333,7 @@ class _Delivering:
         if not self._stage.pass_invalid:
             raise error
         self.refusals[control.delivery] += 1
-        self.refused.append(str(error))
+        self.refused.append(error.why)
         self._emissions.forward(control)
 
     def _note(self, port: str, control: ControlTuple, *, forwarded: bool) -> None:
@@ -370,7 +370,7 @@ class _Delivering:
         problem = None
         if target.bucket is not None and target.bucket >= stage.buckets:
             problem = f"bucket {target.bucket}, and there are {stage.buckets}"
-        if target.key is not None:
+        if target.key is not None and problem is None:
             problem = self._no_bucket(port, target.key)
         if problem is not None and target.operator is not None:
             raise UndeliverableError(

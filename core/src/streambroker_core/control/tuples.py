@@ -34,9 +34,14 @@ class ControlError(StreambrokerError):
 
 
 class UndeliverableError(ControlError):
-    """A control tuple that its receiver cannot be handed: type, payload or address do not fit."""
+    """A control tuple that its receiver cannot be handed: type, payload or address do not fit.
+
+    Attributes:
+        why: the reason.
+    """
 
     def __init__(self, why: str) -> None:
+        self.why = why
         super().__init__(
             f"{why} The window fails whenever it is tried: mend the operator, or let such tuples"
             " pass it, with on_invalid='pass'."

@@ -152,6 +152,7 @@ LATER = {"delivery": Delivery.AT_TIME, "at": 5}
         (control(type="Open", text='{"file":"f"}'), "Open has the field file"),
         (control(type="Open", text='{"path":3}', delivery=Delivery.BEGIN), "Open.path"),
         (control(**OPEN, target=Target(operator="op", bucket=9)), "bucket 9, and there are 4"),
+        (control(**OPEN, target=Target(operator="op", bucket=9, key=(7,))), "bucket 9, and there"),
         (
             control(**OPEN, **LATER, target=Target(operator="op", key=("x",))),
             "does not fit column k",
@@ -177,6 +178,7 @@ def test_a_tuple_that_nobody_can_be_handed_fails_the_window_or_passes_the_operat
     assert outcome.control[one.delivery] == ControlCounts(received=1, refused=1, emitted=1)
     (told,) = outcome.refused
     assert why in told
+    assert "on_invalid" not in told
     assert [name for name in outcome.changes if name != "~meta"] == []
 
 
