@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 
 from pe_agent import PE
 from pe_agent.aligned import Stream
-from support.aligned import Node, chain, names_of, sink, told, turns
+from support.aligned import Node, Note, chain, names_of, sink, told, turns
 from support.aligned_operators import Envelopes
 from support.aligned_spark import IN_ORDER, on_spark, renumbered, run, scripted, seen
 from support.session import Session
@@ -84,6 +84,13 @@ def test_a_successor_stream_is_delivered_in_windows_like_the_first(jobs: Session
     assert seen_by(jobs, importer, "in") == WINDOWS
     published(jobs, source(jobs, exporter, "again"), "out", checkpoint=jobs.folder / "ck-again")
     assert seen_by(jobs, importer, "in") == WINDOWS * 2
+
+
+@pytest.mark.long
+def test_mergeable_tuples_end_no_window_and_of_those_in_one_the_last_holds(jobs: Session) -> None:
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    published(jobs, source(jobs, exporter), "out")
+    assert seen_by(jobs, importer, "in", mergeable=(Note,)) == ["c D1 a D2 D3 D4 D5 d"]
 
 
 def test_a_tuple_keeps_its_epoch_and_its_emitter(jobs: Session) -> None:
