@@ -141,8 +141,8 @@ class Breaking(TypedOperator):
         return True
 
 
-OPEN = {"type": "Open", "text": '{"path":"f"}'}
-LATER = {"delivery": Delivery.AT_TIME, "at": 5}
+OPEN: dict[str, Any] = {"type": "Open", "text": '{"path":"f"}'}
+LATER: dict[str, Any] = {"delivery": Delivery.AT_TIME, "at": 5}
 
 
 @pytest.mark.parametrize(
