@@ -1,6 +1,7 @@
 """Pattern cases on Spark: all events in one window, and one in each, with a restart between.
 
-All cases run in one query: each has a rule, and a key, and times of its own.
+All cases run in one query: each has a rule, and a key, and times of its own. Cases of an operator
+say when the watermark moves and when the query is started again; a row of nobody moves it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ FILE = Path(__file__).parents[2] / "cases" / "cep.json"
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 BETWEEN = timedelta(days=1)
 """Event time between two cases."""
+DELAY = timedelta(hours=1)
+"""So much later rows may come where steps say when the watermark moves."""
 SAMPLE = 12
 DDL = (
     "t timestamp, i bigint, id bigint, name string, price double, type string, volume double,"
-    " case string, part string"
+    " case string, part string, tie double"
 )
 SCHEMA = pa.schema(
     [
@@ -40,17 +43,20 @@ SCHEMA = pa.schema(
         ("volume", pa.float64()),
         ("case", pa.string()),
         ("part", pa.string()),
+        ("tie", pa.float64()),
     ]
 )
 
 
 def fits(case: dict[str, Any]) -> bool:
     """Whether a case can share a query: it goes on in time behind its events, or does not care."""
-    alone = case.get("steps") or case.get("tie_break") or case.get("time") != "event"
+    alone = case.get("time") != "event"
     if alone or case.get("expected_error") or not pattern_cases.goes_through_windows(case):
         return False
     times = [event["t"] for event in case["events"]]
     windows = case.get("within_ms") or case.get("within_previous_current_ms")
+    if case.get("steps"):
+        return case["pattern"][-1]["contiguity"] != "notFollowedBy"
     sorts = case["kind"] == "pipeline" or times == sorted(times)
     return sorts and bool(case.get("end_of_input") or not windows)
 
@@ -58,41 +64,57 @@ def fits(case: dict[str, Any]) -> bool:
 def chosen() -> list[dict[str, Any]]:
     """Return those of whole pipelines, and others spread over the file, short ones first."""
     found = [case for case in cases.load(FILE) if fits(case)]
-    whole = [case for case in found if case["kind"] == "pipeline"]
-    others = [case for case in found if case["kind"] != "pipeline" and len(case["events"]) < 8]
+    whole = [case for case in found if case["kind"] in ("pipeline", "operator")]
+    others = [case for case in found if case not in whole and len(case["events"]) < 8]
     return [*whole, *others[:: max(1, len(others) // SAMPLE)][:SAMPLE]]
 
 
 CASES = chosen()
+STEPPED = [case for case in CASES if case.get("steps")]
+
+
+def at(number: int, milliseconds: int) -> datetime:
+    """Return a time of a case."""
+    return BEGIN + number * BETWEEN + timedelta(milliseconds=milliseconds)
+
+
+def row(case: dict[str, Any], number: int, event: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **pattern_cases.row_of(event),
+        "t": at(number, event["t"]),
+        "case": case["id"],
+        "part": str(event[case["key_by"]]) if case.get("key_by") else "",
+        "tie": float(event[case["tie_break"]["field"]]) if case.get("tie_break") else 0.0,
+    }
 
 
 def rows(case: dict[str, Any], number: int) -> list[dict[str, Any]]:
-    made = []
-    for event in sorted(case["events"], key=lambda event: event["t"]):
-        time = BEGIN + number * BETWEEN + timedelta(milliseconds=event["t"])
-        part = str(event[case["key_by"]]) if case.get("key_by") else ""
-        made.append({**pattern_cases.row_of(event), "t": time, "case": case["id"], "part": part})
-    return made
+    """Return events in order, those of an operator as they come, none that is late."""
+    events = {event["i"]: event for event in case["events"]}
+    order = sorted(case["events"], key=lambda event: event["t"])
+    if case.get("steps"):
+        order = [events[step["event"]] for step in case["steps"] if "event" in step]
+    return [row(case, number, event) for event in order if event["i"] not in case.get("late", ())]
 
 
 def end() -> dict[str, Any]:
     return {"t": BEGIN + (len(CASES) + 1) * BETWEEN, "case": "end", "part": "", "name": "end"}
 
 
-def play(spark: SparkSession, folder: Path) -> Play:
+def play(spark: SparkSession, folder: Path, watermark: timedelta = timedelta(0)) -> Play:
     def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
         return pattern_processors(
             stream, Given(first), control=folder / "rules", key=["case", "part"], event_time="t",
-            watermark="0 seconds", buckets=4,
+            watermark=f"{watermark.seconds} seconds", tie_break="tie", buckets=4,
         )  # fmt: skip
 
     return Play(spark, folder, make, ddl=DDL, schema=SCHEMA)
 
 
-def problems(played: Play) -> list[str]:
+def problems(played: Play, of: Sequence[dict[str, Any]] = CASES) -> list[str]:
     """Return what is wrong in any case."""
     found = []
-    for case in CASES:
+    for case in of:
         mine = [
             {k: [one["i"] for one in taken] for k, taken in json.loads(row["events"]).items()}
             for row in played.told()
@@ -132,11 +154,49 @@ def test_cases_with_one_event_in_each_window_and_a_restart(
     played.start(rules())
     half = len(CASES) // 2
     for number, case in enumerate(CASES):
-        for place, row in enumerate(rows(case, number)):
+        for place, one in enumerate(sorted(rows(case, number), key=lambda one: one["t"])):
             if (number, place) == (half, 1):
                 played.stop()
                 played.start(rules())
-            played.rows([row], wait=number == half)
+            played.rows([one], wait=number == half)
     played.rows([end()])
     played.stop()
     assert problems(played) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "single", [False, True], ids=["as few windows as can be", "one event each"]
+)
+def test_cases_of_an_operator_step_by_step(
+    spark: SparkSession, tmp_path: Path, single: bool
+) -> None:
+    """Rows in the order in which they come, late ones told, the watermark and restarts as said."""
+    played = play(spark, tmp_path, DELAY)
+    played.start(rules())
+    for number, case in enumerate(STEPPED):
+        events = {event["i"]: event for event in case["events"]}
+        given: list[dict[str, Any]] = []
+        for step in case["steps"]:
+            if "event" in step:
+                given.append(row(case, number, events[step["event"]]))
+            elif step.get("watermark", "-inf") != "-inf":
+                given.append({**end(), "t": at(number, step["watermark"]) + DELAY})
+            if given and (single or "event" not in step):
+                played.rows(given)
+                given = []
+            if "restart" in step:
+                played.stop()
+                played.start(rules())
+    played.rows([end()])
+    played.stop()
+    assert problems(played, STEPPED) == []
+    late = [(one["case"], one["i"]) for one in played.told("late")]
+    assert late == [(case["id"], i) for case in STEPPED for i in case.get("late", ())]
+
+
+def test_there_are_cases_of_an_operator_with_all_kinds_of_steps() -> None:
+    kinds = {kind for case in STEPPED for step in case["steps"] for kind in step}
+    assert kinds == {"event", "watermark", "restart"}
+    assert any(case.get("late") for case in STEPPED)
+    assert any(case.get("tie_break") for case in STEPPED)

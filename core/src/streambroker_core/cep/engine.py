@@ -6,7 +6,7 @@ fulfil some condition of it; where that matters, also whether others stood betwe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
@@ -371,18 +371,42 @@ class Engine:
         Raises:
             RunError: a rule failed that is to fail the query.
         """
+        return self._pass(time, self.active)
+
+    def handovers(self, time: int) -> list[int]:
+        """Return the times up to this one at which a version takes over from the one before it."""
+        ending = [active for active in self.active.values() if active.until <= time]
+        return sorted({active.until for active in ending if self._next(active) is not None})
+
+    def hand_over(self, time: int) -> list[Result]:
+        """End the versions that others replace by a time, and no other; as of `advance`."""
+        return self._pass(time, {n for n, active in self.active.items() if active.until <= time})
+
+    def _next(self, old: Active) -> RuleKey | None:
+        """Return the scheduled version that takes over the partial matches of the one before it."""
+        for new in self.active.values():
+            follows = new.rule.id == old.rule.id and new.rule.scheduled == old.until
+            if follows and new.rule.keep_matches and same_shape(old.automaton, new.automaton):
+                return new.name
+        return None
+
+    def _pass(self, time: int, names: Collection[RuleKey]) -> list[Result]:
         results: list[Result] = []
         for place in self.keys.due(time):
-            for name in list(self.keys.of(place)):
+            for name in [name for name in self.keys.of(place) if name in names]:
                 matcher, active = self.keys.of(place).get(name), self.active.get(name)
                 if matcher is not None and active is not None and matcher.due <= time:
                     self._expire(active, place, matcher, min(time, active.until), results)
-        over = {name for name, active in self.active.items() if active.until <= time}
-        for name in sorted(over):
-            del self.active[name]
+        over = sorted(name for name, active in self.active.items() if active.until <= time)
+        heirs = {name: self._next(self.active[name]) for name in over}
+        for name in over:
+            old, heir = self.active.pop(name), heirs[name]
+            if heir is not None:
+                self.active[heir].since = old.since
+                self.active[heir].metrics.alive += old.metrics.alive
         if over:
             self._conditions.clear()
-            self.keys.forget(over, {})
+            self.keys.forget(over, {old: new for old, new in heirs.items() if new is not None})
         return results
 
     def _expire(

@@ -233,6 +233,8 @@ class PatternOperator(Operator):
         later = control.delivery is Delivery.END_WINDOW
         self._put(self._read(_text(control.payload["rules"])), self.window.number + later)
         self._check_keys()
+        if self._column is None:
+            self._pass(self.window.time)
         return True
 
     def _put(self, rules: RuleSet, since: int) -> None:
@@ -295,8 +297,23 @@ class PatternOperator(Operator):
                 keys = [(name, "ascending") for name in names]
                 order = pc.sort_indices(rows.select(names), sort_keys=keys)
                 rows, times, arrived = rows.take(order), times.take(order), arrived.take(order)
-            self._see(rows, times, arrived)
+            self._see_until(time, rows, times, arrived)
         self._pass(time)
+
+    def _see_until(
+        self, time: int, rows: pa.RecordBatch, times: pa.Array, arrived: pa.Array
+    ) -> None:
+        """See rows in order; a version takes over from another behind all rows before its time."""
+        seen = 0
+        for at in self.engine.handovers(time):
+            until = pc.sum(pc.less(times, at)).as_py()
+            if until > seen:
+                part = slice(seen, until)
+                self._see(rows[part], times[part], arrived[part])
+                seen = until
+            self._tell(self.engine.hand_over(at))
+        if seen < rows.num_rows:
+            self._see(rows[seen:], times[seen:], arrived[seen:])
 
     def _pass(self, time: int) -> None:
         """Let time pass, and forget versions that it has ended."""

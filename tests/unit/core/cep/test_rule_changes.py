@@ -409,6 +409,72 @@ def test_a_new_version_that_differs_in_conditions_only_may_keep_partial_matches(
         assert told(b.window(watermark=2)) == expected
 
 
+def from_a_to(letter: str, version: int, **fields: Any) -> PatternProcessor:
+    pattern = Pattern.begin("A").where('n == "A"').followed_by("C").where(f'n == "{letter}"')
+    return PatternProcessor(id="r1", version=version, pattern=pattern.within("9us"), **fields)
+
+
+HANDED = [(5, "A"), (8, "A"), (9, "D"), (10, "A"), (11, "C"), (12, "D"), (15, "D")]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_scheduled_version_takes_over_partial_matches_at_its_time(cut: int, keep: bool) -> None:
+    old = rule_set(from_a_to("C", 1))
+    new = rule_set(from_a_to("D", 2, scheduled=10, keep_matches=keep), before=old)
+    b = bucket()
+    b.window(rules=old)
+    emitted = [b.window(rules=new)]
+    for place in range(0, len(HANDED), cut):
+        given = HANDED[place : place + cut]
+        emitted.append(b.window([rows(*given)]))
+        emitted.append(b.window(watermark=given[-1][0]))
+    emitted.append(b.window(watermark=100))
+
+    matches = [row["events"] for each in emitted for row in each.of("matches")]
+    times = [[e["t"] for events in one.values() for e in events] for one in matches]
+    assert times == ([[5, 12], [8, 12], [10, 12]] if keep else [[10, 12]])
+    assert {version for _, version, _ in told(*emitted)} == {2}
+    over = [(row["version"], row["time"].microsecond) for e in emitted for row in e.of("timeouts")]
+    assert over == []
+    assert b.last is not None
+    assert not any(active.metrics.alive for active in b.last.engine.active.values())
+
+
+def test_what_a_scheduled_version_takes_over_goes_on_over_windows_and_ends_in_time() -> None:
+    old = rule_set(from_a_to("C", 1))
+    new = rule_set(from_a_to("D", 2, scheduled=10, keep_matches=True), before=old)
+    b = bucket()
+    b.window([rows((5, "A"), (8, "A"))], rules=old)
+    b.window(rules=new, watermark=9)
+    b.window(watermark=11)
+    assert b.last is not None
+    assert {n: a.metrics.alive for n, a in b.last.engine.active.items()} == {("r1", 2): 2}
+
+    emitted = b.window([rows((16, "D"))], watermark=15)
+
+    assert [(row["version"], row["time"].microsecond) for row in emitted.of("timeouts")] == [
+        (2, 14)
+    ]
+    assert told(b.window(watermark=16)) == [("r1", 2, "AD")]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_in_processing_time_they_are_taken_over_by_the_first_window_not_before_it(
+    late: bool,
+) -> None:
+    old = rule_set(from_a_to("C", 1))
+    new = rule_set(from_a_to("D", 2, scheduled=10, keep_matches=True), before=old)
+    b = bucket(time="processing")
+    b.window([rows((0, "A"))], rules=old, clock=8)
+    if not late:
+        b.window([rows((0, "D"))], rules=new, clock=9)
+
+    emitted = b.window([rows((0, "A"), (0, "D"))], rules=new if late else None, clock=11)
+
+    assert told(emitted) == [("r1", 2, "AD"), ("r1", 2, "AD")]
+
+
 def test_a_new_version_of_another_shape_keeps_nothing() -> None:
     b, old = bucket(), rule_set(rule("r1", 1, "AC"))
     b.window([rows((1, "A"))], rules=old)
