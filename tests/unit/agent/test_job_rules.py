@@ -15,7 +15,7 @@ import pytest
 
 from pe_agent.agent.broker.reports import Reporter
 from pe_agent.agent.broker.routes import RouteTable
-from pe_agent.agent.job_rules import LIVE_SECONDS, JobRules
+from pe_agent.agent.job_rules import LIVE_SECONDS, QUERIES, JobRules
 from pe_agent.agent.news import News
 from pe_agent.agent.store import Store
 from pe_agent.cep import BrokerDiscoverer, Discovery, DiscoveryError, PatternProcessorManager
@@ -85,8 +85,9 @@ class Job:
 
 
 @contextmanager
-def running(agent: Agent, job: Job) -> Iterator[BrokerDiscoverer]:
+def running(agent: Agent, job: Job, query: str = "") -> Iterator[BrokerDiscoverer]:
     discoverer = BrokerDiscoverer(cast(Any, SimpleNamespace(agent=agent)), timeout=0.2)
+    discoverer.for_query(query)
     discovery = Discovery(discoverer, job.manager)
     try:
         yield discoverer
@@ -228,12 +229,66 @@ def test_an_enabling_is_done_once_also_over_restarts(agent: Agent, tmp_path: Pat
         off = job.rules()
         agent.routes.apply(view_of(wanted("a", enable=1)))
         until(lambda: job.rules() == [("a", 1)])
-        until(lambda: json.loads(agent.store.get("rules enabled") or "{}") == {"a": 1})
+        until(lambda: kept(agent) == {"": {"a": 1}})
 
     job.manager.stopped("a", 1)
     with running(agent, job):
         again = job.rules()
     assert (off, again) == ([], [])
+
+
+def kept(agent: Agent) -> dict[str, Any]:
+    """Return how often rules were enabled, by query, as it is on disk."""
+    found: dict[str, Any] = json.loads(agent.store.get("rules enabled") or "{}")
+    return found
+
+
+def test_each_query_turns_its_own_rules_on_again_and_once(agent: Agent) -> None:
+    agent.routes.apply(view_of(wanted("a")))
+    here, away = Job(), Job()
+    for name, job in (("here", here), ("away", away)):
+        with running(agent, job, name):
+            job.manager.stopped("a", 1)
+    agent.routes.apply(view_of(wanted("a", enable=1)))
+
+    with running(agent, here, "here"):
+        until(lambda: here.rules() == [("a", 1)])
+        until(lambda: kept(agent)["here"] == {"a": 1})
+        first = away.rules()
+        with running(agent, away, "away"):
+            until(lambda: away.rules() == [("a", 1)])
+            until(lambda: kept(agent)["away"] == {"a": 1})
+    here.manager.stopped("a", 1)
+    with running(agent, here, "here"):
+        again = here.rules()
+
+    assert (first, again) == ([], [])
+
+
+def test_what_an_agent_of_before_has_kept_holds_for_every_query(agent: Agent) -> None:
+    agent.store.set("rules enabled", '{"a": 1}')
+    agent.routes.apply(view_of(wanted("a", enable=1)))
+    job = Job()
+    job.manager.on_pattern_processors_updated([wanted("a").document])
+    job.manager.stopped("a", 1)
+
+    with running(agent, job, "one"):
+        until(lambda: kept(agent) == {"": {"a": 1}, "one": {"a": 1}})
+        assert job.rules() == []
+        agent.routes.apply(view_of(wanted("a", enable=2)))
+        until(lambda: job.rules() == [("a", 1)])
+        until(lambda: kept(agent) == {"": {"a": 1}, "one": {"a": 2}})
+
+
+def test_of_very_many_queries_those_are_forgotten_that_were_silent_longest(agent: Agent) -> None:
+    for number in range(QUERIES + 3):
+        agent.call("rules.report", discoverer="d", rules={}, query=f"q{number}", enabled={"a": 1})
+    agent.call("rules.report", discoverer="d", rules={}, query="q3", enabled={"a": 2})
+    agent.call("rules.report", discoverer="d", rules={}, query="new", enabled={"a": 1})
+
+    assert len(kept(agent)) == QUERIES
+    assert kept(agent)["q3"] == {"a": 2}
+    assert "q4" not in kept(agent)
 
 
 def test_an_enabling_while_the_job_is_away_is_done_when_it_is_back(agent: Agent) -> None:

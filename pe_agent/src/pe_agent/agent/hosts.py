@@ -22,6 +22,7 @@ from pe_agent.agent.exporting.exports import HostedExport, Limits
 from pe_agent.agent.fellows.known import Fellows
 from pe_agent.agent.fellows.stages import StageHost
 from pe_agent.agent.importing.imports import ImportHost, UnknownPortError
+from pe_agent.agent.job_figures import JobFigures
 from pe_agent.agent.job_rules import JobRules
 from pe_agent.agent.job_sides import JobSides
 from pe_agent.agent.news import News
@@ -107,6 +108,7 @@ class Hosts:
             away=lambda: bool(self.broker_status().get("away")),
         )
         self.sides = JobSides()
+        self.figures = JobFigures()
         self.imports = ImportHost(
             str(pe),
             self.routes,
@@ -324,6 +326,7 @@ class Hosts:
             "rules.wanted": self.rules.wanted,
             "rules.report": self.rules.report,
             "rules.leave": self.rules.leave,
+            "rules.figures": self.figures.take,
             "sides.told": self.sides.take,
             "sides.running": self.sides.running,
             "reader.next": self.imports.next,
@@ -490,6 +493,7 @@ class Hosts:
             "certificate": self.listener_status(),
             "fellows": self.fellows.status(),
             "sides": self.sides.status(),
+            "ruleFigures": self.figures.status(),
             "kept": self.stages.status(),
             "declarations": {
                 n: {"told": d["told"], "differs": d.get("differs")}

@@ -27,6 +27,8 @@ LIVE_SECONDS = 60.0
 LONGEST_WAIT = 10.0
 PAGE_BYTES = 20_000
 """Of rules in one report; of more, the next reports have the others."""
+QUERIES = 64
+"""Of so many queries it is kept which rules were enabled in them."""
 _ENABLED = "rules enabled"
 
 
@@ -73,12 +75,13 @@ class JobRules:
         """Return the rules as soon as they are others than the caller knows, else after a while.
 
         Args:
-            body: ``discoverer``, ``known`` (the digest that it has, or null) and ``wait``, seconds.
+            body: ``discoverer``, its ``query`` (a name for good), ``known`` (the digest that it
+                has, or null) and ``wait``, seconds.
 
         Returns:
             ``digest``, null while the broker has said nothing of rules; ``rules``, null where they
-            are those that are known; ``enabled``, how often each was enabled that the job knows of;
-            ``away``, whether they are the last ones of a broker that does not answer.
+            are those that are known; ``enabled``, how often each was enabled that the query knows
+            of; ``away``, whether they are the last ones of a broker that does not answer.
         """
         name = str(body["discoverer"])
         self._touch(name)
@@ -91,7 +94,8 @@ class JobRules:
         if found is None:
             return {"digest": None, "rules": None, "enabled": {}, "away": self._away()}
         digest, rules = found
-        enabled = json.loads(self._store.get(_ENABLED) or "{}")
+        enabled = self._enabled()
+        enabled = enabled.get(str(body.get("query") or ""), enabled.get("", {}))
         return {
             "digest": digest,
             "rules": None if digest == known else rules,
@@ -109,7 +113,8 @@ class JobRules:
         """Take in what has become of the rules, and which were enabled.
 
         Args:
-            body: ``discoverer``, ``rules`` as `read_told` reads them, ``enabled`` as above.
+            body: ``discoverer``, ``rules`` as `read_told` reads them, ``enabled`` and ``query`` as
+                above.
         """
         told = read_told(Fields(body["rules"], "rules"))
         with self._lock:
@@ -117,10 +122,26 @@ class JobRules:
             changed = heard.rules != told
             heard.at, heard.rules = self._clock(), told
         if body.get("enabled"):
-            self._store.set(_ENABLED, json.dumps(body["enabled"], sort_keys=True))
+            self._keep(str(body.get("query") or ""), body["enabled"])
         if changed:
             self.on_report()
         return {}
+
+    def _keep(self, query: str, counts: dict[str, int]) -> None:
+        """Keep how often rules were enabled in a query, and forget those of long ago."""
+        with self._lock:
+            kept = self._enabled()
+            others = [name for name in kept if name not in (query, "")]
+            for name in others[: max(0, len(others) + 1 - QUERIES)]:
+                del kept[name]
+            kept.pop(query, None)
+            self._store.set(_ENABLED, json.dumps({**kept, query: counts}))
+
+    def _enabled(self) -> dict[str, dict[str, int]]:
+        """Return how often rules were enabled, by query; without name those that say none."""
+        kept: dict[str, Any] = json.loads(self._store.get(_ENABLED) or "{}")
+        by_query = all(isinstance(counts, dict) for counts in kept.values())
+        return kept if by_query else {"": kept}
 
     def _touch(self, discoverer: str) -> None:
         with self._lock:

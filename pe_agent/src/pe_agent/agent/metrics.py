@@ -103,6 +103,16 @@ _SIDES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float | None]
     "side_late_rows_total": ("counter", "Rows that came too late.", lambda s: s["late"]),
     "side_refused_rows_total": ("counter", "Rows not taken.", lambda s: s["refused"]),
 }
+_RULES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
+    "rule_tested_events_total": ("counter", "Events it has seen.", lambda r: r["tested"]),
+    "rule_matches_total": ("counter", "Matches found.", lambda r: r["matches"]),
+    "rule_timeouts_total": ("counter", "Partial matches that timed out.", lambda r: r["timeouts"]),
+    "rule_dropped_runs_total": ("counter", "Runs beyond its limits.", lambda r: r["dropped"]),
+    "rule_errors_total": ("counter", "How often it failed.", lambda r: r["errors"]),
+    "rule_runs": ("gauge", "Partial matches alive.", lambda r: r["alive"]),
+    "rule_seconds_total": ("counter", "Time spent on it.", lambda r: r["nanoseconds"] / 1e9),
+    "rule_reported_seconds": ("gauge", "Age of these figures.", lambda r: r["age"]),
+}
 
 
 def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
@@ -136,6 +146,7 @@ def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
         lines += _family(name, kind, told, samples)
     lines += _control(status, routes)
     lines += _of_sides(status.get("sides", ()))
+    lines += _of_rules(status.get("ruleFigures", ()))
     return "\n".join(lines) + "\n"
 
 
@@ -176,6 +187,16 @@ def _of_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if side["version"] is not None
     ]
     yield from _family("side_version", "gauge", "1 for the version that holds.", versions)
+
+
+def _of_rules(rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Give the figures of rules of patterns, by version."""
+    named = [
+        ({name: str(rule[name]) for name in ("operator", "log", "rule", "version")}, rule)
+        for rule in rules
+    ]
+    for name, (kind, told, of) in _RULES.items():
+        yield from _family(name, kind, told, [(labels, float(of(rule))) for labels, rule in named])
 
 
 def _together(counts: Iterable[Mapping[str, int]]) -> Counter[str]:

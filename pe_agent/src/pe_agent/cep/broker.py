@@ -47,7 +47,7 @@ class BrokerDiscoverer:
         """
         self._agent: Callable[[], AgentClient] = lambda: pe.agent
         self._timeout = timeout
-        self._name = secrets.token_hex(8)
+        self._name, self._query = secrets.token_hex(8), ""
         self._known: str | None = None
         self._enable: dict[str, int] = {}
         self._closed = threading.Event()
@@ -56,6 +56,10 @@ class BrokerDiscoverer:
         self._news = threading.Condition()
         self._reporter = threading.Thread(target=self._report, name="rule-reports", daemon=True)
         self.problem: str | None = None
+
+    def for_query(self, query: str) -> None:
+        """Take in for which query it finds rules: each turns its own on again."""
+        self._query = query
 
     def initial_pattern_processors(self) -> Wanted:
         """Return the rules that the broker has said last.
@@ -115,6 +119,7 @@ class BrokerDiscoverer:
             "rules.wanted",
             timeout=wait + 5.0,
             discoverer=self._name,
+            query=self._query,
             known=self._known,
             wait=wait,
         )
@@ -177,6 +182,7 @@ class BrokerDiscoverer:
             "rules.report",
             timeout=TELL_TIMEOUT_SECONDS,
             discoverer=self._name,
+            query=self._query,
             rules=rules,
             enabled=dict(handled),
         )

@@ -53,6 +53,14 @@ class ReportedDiscoverer(Protocol):
         """Take in what there is to tell of all rules; called at once, by any thread."""
 
 
+@runtime_checkable
+class QueryDiscoverer(Protocol):
+    """A discoverer that tells the queries of a job apart."""
+
+    def for_query(self, query: str) -> None:
+        """Take in a name of the query that stays over restarts; called before any other."""
+
+
 class PatternProcessorDiscovererFactory(Protocol):
     """Makes the discoverer of one query."""
 

@@ -49,6 +49,10 @@ class Processors:
         """
         return self.tally.figures()
 
+    def errors(self) -> dict[tuple[str, int], int]:
+        """Return how often a version of a rule failed, by its id and number."""
+        return {(one.rule, one.version): one.errors for one in self.tally.progress(0)}
+
     @property
     def relevance(self) -> Relevance:
         """Which rows the rules have to see, or why that is every row.

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 class RulesLog(Protocol):
     """Where sets of rules are sent to, durably and in order."""
 
+    @property
+    def name(self) -> str:
+        """Which one it is, for good."""
+
     def last(self) -> PatternRules | None:
         """Return what was sent last; None if nothing was."""
 
@@ -44,6 +48,11 @@ class RulesFile:
             AlignedError: it is no file of control tuples.
         """
         self._file = ControlFile(path)
+
+    @property
+    def name(self) -> str:
+        """Which file it is, wherever it lies."""
+        return self._file.log
 
     def last(self) -> PatternRules | None:
         """Return what was sent last; None if nothing was."""

@@ -28,8 +28,10 @@ from pe_agent.aligned.operators import BUCKETS
 from pe_agent.cep.discovery import (
     PatternProcessorDiscoverer,
     PatternProcessorDiscovererFactory,
+    QueryDiscoverer,
     Wanted,
 )
+from pe_agent.cep.figuring import Figuring
 from pe_agent.cep.keys import Key, checked, copied_keys, selector_of
 from pe_agent.cep.manager import Tell
 from pe_agent.cep.processors import Processors
@@ -134,6 +136,8 @@ def pattern_processors(
     discoverer = rules.create() if hasattr(rules, "create") else rules
     sent = sending.last()
     try:
+        if isinstance(discoverer, QueryDiscoverer):
+            discoverer.for_query(sending.name)
         first = _first(discoverer, known=sent is not None)
         before = RuleSet() if sent is None else RuleSet.read(sent.rules, made.conditions)
         declared = [selector_of(one) for one in selectors]
@@ -152,6 +156,10 @@ def pattern_processors(
         if sent is None:
             send(before)
         processors.begin(discoverer, first, tell)
+        pe = made.stream.pe
+        if pe is not None:
+            of = processors.figures, processors.errors, lambda: processors.running
+            pe.on_beat(Figuring(lambda: pe.agent, name, sending.name, *of).beat)
     except BaseException:
         discoverer.close()
         raise

@@ -1,0 +1,141 @@
+"""Figures of rules, from the driver to the agent and on to Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pe_agent.agent import metrics
+from pe_agent.agent.job_figures import LIVE_SECONDS, MOST_RULES, JobFigures
+from pe_agent.cep.figuring import AGAIN_SECONDS, Figuring
+from pe_agent.flight_errors import AgentUnreachableError
+from streambroker_core.cep.figures import RuleFigures
+from streambroker_core.errors import ManifestError
+
+EMPTY: dict[str, Any] = {"exports": {}, "controlLog": {"accepted": {}, "applied": {}}}
+
+
+def figures(name: str = "r", version: int = 1, **counts: int) -> RuleFigures:
+    return RuleFigures(rule=name, version=version, since=7, **counts)
+
+
+class Query:
+    """A query with rules, the agent that it tells, and a clock that is put forward by hand."""
+
+    def __init__(self, log: str = "file-1") -> None:
+        self.now, self.running, self.away, self.calls = 0.0, True, False, 0
+        self.figures: list[RuleFigures] = []
+        self.errors: dict[tuple[str, int], int] = {}
+        self.agent = JobFigures(lambda: self.now)
+        self.figuring = Figuring(
+            lambda: cast(Any, self), "patterns", log, lambda: self.figures, lambda: self.errors,
+            lambda: self.running, lambda: self.now,
+        )  # fmt: skip
+
+    def call(self, action: str, *, timeout: float, **body: Any) -> dict[str, Any]:
+        assert (action, timeout > 0) == ("rules.figures", True)
+        self.calls += 1
+        if self.away:
+            raise AgentUnreachableError("it is away")
+        return self.agent.take(body)
+
+    def beat(self, *told: RuleFigures) -> list[dict[str, Any]]:
+        self.figures = list(told)
+        self.figuring.beat()
+        return self.agent.status()
+
+
+def test_what_rules_have_done_is_told_when_it_is_another_thing_and_now_and_then() -> None:
+    query = Query()
+
+    assert query.beat() == []
+    assert query.calls == 0
+    (one,) = query.beat(figures(tested=5, matches=2, alive=3, nanoseconds=7))
+    assert (one["operator"], one["log"], one["rule"], one["version"]) == (
+        "patterns", "file-1", "r", 1,
+    )  # fmt: skip
+    assert (one["tested"], one["matches"], one["alive"], one["age"]) == (5, 2, 3, 0)
+    query.now = 3.0
+    assert query.beat(*query.figures)[0]["age"] == 3
+    assert query.calls == 1
+    query.now = AGAIN_SECONDS
+    assert query.beat(*query.figures)[0]["age"] == 0
+    query.beat(figures(tested=6))
+    assert query.calls == 3
+
+
+def test_an_agent_that_is_away_is_told_later() -> None:
+    query = Query()
+    query.away = True
+    query.beat(figures(tested=5))
+    query.away = False
+
+    assert [one["tested"] for one in query.beat(*query.figures)] == [5]
+
+
+def test_of_a_query_that_has_ended_nothing_is_told() -> None:
+    query, silent = Query(), Query()
+    query.beat(figures(tested=5))
+    query.running = False
+
+    assert query.beat(*query.figures) == []
+    query.beat(*query.figures)
+    assert query.calls == 2
+    silent.beat(figures(tested=5))
+    silent.now = LIVE_SECONDS
+    assert silent.agent.status() != []
+    silent.now = LIVE_SECONDS + 1
+    assert silent.agent.status() == []
+
+
+def test_of_very_many_rules_those_are_told_that_take_most_time() -> None:
+    query = Query()
+    many = [figures(f"r{n}", nanoseconds=n) for n in range(MOST_RULES + 2)]
+
+    told = {one["rule"] for one in query.beat(*many)}
+
+    assert len(told) == MOST_RULES
+    assert not told & {"r0", "r1"}
+
+
+def test_prometheus_reads_the_figures_of_each_version() -> None:
+    query = Query()
+    query.errors = {("r", 2): 1}
+    told = query.beat(
+        figures(tested=5, matches=2, timeouts=1, dropped=4, alive=3, nanoseconds=1_500_000_000),
+        figures('s"', 2),
+        figures(version=2),
+    )
+
+    found = {
+        (one.name.removeprefix("streambroker_rule_"), one.labels["rule"], one.labels["version"]):
+        one.value
+        for family in text_string_to_metric_families(
+            metrics.text({**EMPTY, "ruleFigures": told}, {})
+        )
+        for one in family.samples
+    }  # fmt: skip
+
+    assert {name: value for (name, *rule), value in found.items() if rule == ["r", "1"]} == {
+        "tested_events_total": 5, "matches_total": 2, "timeouts_total": 1, "dropped_runs_total": 4,
+        "errors_total": 0, "runs": 3, "seconds_total": 1.5, "reported_seconds": 0,
+    }  # fmt: skip
+    assert found["errors_total", "r", "2"] == 1
+    assert found["matches_total", 's"', "2"] == 0
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"version": 1}, {"rule": "r"}, {"rule": "r", "version": 1, "tested": "5"},
+     {"rule": "r", "version": 1, "alive": -1}],
+)  # fmt: skip
+def test_figures_that_cannot_be_are_refused_and_change_nothing(rule: dict[str, Any]) -> None:
+    query = Query()
+    before = query.beat(figures(tested=5))
+
+    with pytest.raises(ManifestError, match="rules"):
+        query.agent.take({"operator": "patterns", "log": "file-1", "rules": [rule]})
+
+    assert query.agent.status() == before
