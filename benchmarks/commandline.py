@@ -43,6 +43,7 @@ NAMES = (
     "cep",
     "cep_peer",
     "cep_spark",
+    "cep_pushed",
     "side",
     "cold_start",
     "feed",
