@@ -41,6 +41,7 @@ NAMES = (
     "aligned_state",
     "matching",
     "cep",
+    "cep_rules",
     "cep_peer",
     "cep_spark",
     "cep_pushed",

@@ -11,7 +11,9 @@ import pytest
 
 from streambroker_core.cep import Pattern, PatternArgumentError, RunError, Skip
 from streambroker_core.cep.collecting import without_cycles
+from streambroker_core.cep.figures import WindowFigures
 from streambroker_core.cep.keys import copies
+from streambroker_core.cep.matcher import Limits
 from streambroker_core.cep.operator import MatchFunction, PatternOperator, RuleStopped
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.rules import Context, RuleSet
@@ -416,6 +418,68 @@ def test_a_rule_whose_function_failed_is_told_no_further_in_its_batch() -> None:
 
     assert [row["sum"] for row in emitted.of("alert")] == [7]
     assert len(emitted.of("errors")) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "taken", "dropped"), [("drop_oldest", [2, 3, 6], 1), ("refuse", [1, 2, 6], 1)]
+)
+def test_limits_of_a_rule_hold_for_each_key_and_what_is_given_up_is_counted(
+    policy: str, taken: list[int], dropped: int
+) -> None:
+    told: list[WindowFigures] = []
+    rules = rule_set(sequence("AC"), limits=Limits(runs=2, policy=policy))
+    bucket = Bucket(lambda: operator(rules, watch=told.append))
+    events = [(t, "A", "u1", t) for t in (1, 2, 3)] + [(4, "x"), (5, "C", "u1"), (6, "A", "u2", 6)]
+    emitted = []
+    for event in [*events, (7, "C", "u2")]:
+        bucket.window([rows(event)])
+        emitted.append(bucket.window(watermark=event[0]))
+
+    found = [row["events"]["A"][0]["v"] for each in emitted for row in each.of("matches")]
+    assert found == taken
+    assert sum(one.dropped for window in told for one in window.rules) == dropped
+
+
+@pytest.mark.parametrize("on_error", ["disable", "fail"])
+def test_a_rule_beyond_limits_that_say_fail_is_off_or_fails_the_query(on_error: str) -> None:
+    limited = Limits(runs=2, policy="fail")
+    bucket = Bucket(lambda: operator(rule_set(sequence("AC"), limits=limited, on_error=on_error)))
+    bucket.window([rows((1, "A"), (2, "A"), (3, "A"), (4, "C"))])
+    if on_error == "fail":
+        with pytest.raises(RunError, match="rule `r0`, its limits"):
+            bucket.window(watermark=9)
+        return
+
+    emitted = bucket.window(watermark=9)
+
+    (error,) = emitted.of("errors")
+    assert error["where"] == "its limits"
+    assert error["problem"] == "one key has 3 runs, at most 2 are allowed"
+    assert emitted.of("matches") == []
+    assert not any(name.startswith("runs") and blob for name, blob in bucket.blobs.items())
+
+
+def test_a_thousand_rules_do_what_each_does_alone_and_free_what_they_kept() -> None:
+    """D-14; ten keys, and two conditions of which one is that of all rules."""
+    patterns = [
+        Pattern.begin("A").where('n == "A"').followed_by("C").where(f"v == {n}").within("9us")
+        for n in range(1_000)
+    ]
+    rules, users = rule_set(*patterns), [f"u{n}" for n in range(10)]
+    bucket = Bucket(lambda: operator(rules))
+    bucket.window([rows(*((1, "A", user, -1) for user in users))])
+    bucket.window(watermark=1)
+    bucket.window([rows((2, "C", "u3", 7), (3, "C", "u9", 999), (4, "C", "u9", 7))])
+
+    matches = bucket.window(watermark=4).of("matches")
+    kept = sum(len(blob) for name, blob in bucket.blobs.items() if name.startswith("runs"))
+    over = bucket.window(watermark=10).of("timeouts")
+
+    found = [(row["rule"], row["key"]) for row in matches]
+    assert found == [("r7", ["u3"]), ("r999", ["u9"]), ("r7", ["u9"])]
+    assert len(over) == 10 * 1_000 - 3
+    assert kept / (10 * 1_000) < 40, "bytes of a run"
+    assert not any(name.startswith("runs") and blob for name, blob in bucket.blobs.items())
 
 
 def test_names_and_columns_of_functions_that_cannot_be_are_refused() -> None:
