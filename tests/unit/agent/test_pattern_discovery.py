@@ -7,6 +7,8 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +349,74 @@ def test_a_database_that_is_away_keeps_the_rules(database: Path) -> None:
     assert kept.rules() == [("a", 1)]
     assert "table pattern_processors cannot be read" in (discoverer.problem or "")
     assert not database.exists()  # reading makes no empty database
+
+
+class Driver:
+    """A connection and a cursor of a driver that makes objects of its own of what it reads."""
+
+    def __init__(self, *rows: dict[str, Any]) -> None:
+        self.rows, self.open = rows, 0
+
+    def connect(self) -> Driver:
+        self.open += 1
+        return self
+
+    def cursor(self) -> Driver:
+        self.open += 1
+        return self
+
+    def close(self) -> None:
+        self.open -= 1
+
+    def execute(self, sql: str) -> None:
+        assert sql == "SELECT * FROM risk.rules"
+
+    @property
+    def description(self) -> list[tuple[Any, ...]]:
+        return [(name, None) for name in self.rows[0]]
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return [tuple(row.values()) for row in self.rows]
+
+
+class Large:
+    """A large object, which can be read as long as its connection is open."""
+
+    def __init__(self, driver: Driver, text: str) -> None:
+        self._driver, self._text = driver, text
+
+    def read(self) -> str:
+        assert self._driver.open
+        return self._text
+
+
+def test_whatever_objects_a_driver_makes_rows_are_rules() -> None:
+    text, at = json.dumps(PATTERN), datetime(2030, 1, 1, tzinfo=timezone.utc)
+    driver, kept = Driver(), Kept()
+    rest = {"ON_ERROR": None, "KEEP_MATCHES": None, "LIMITS": None, "SCHEDULED": None}
+    driver.rows = (
+        {"ID": "json", "VERSION": 1, "PATTERN": PATTERN, **rest, "LIMITS": {"runs": 5}},
+        {"ID": "bytes", "VERSION": Decimal(2), "PATTERN": text.encode(), **rest},
+        {"ID": "view", "VERSION": 3.0, "PATTERN": memoryview(text.encode()), **rest,
+         "KEEP_MATCHES": Decimal(1)},
+        {"ID": "large", "VERSION": 4, "PATTERN": Large(driver, text), **rest, "SCHEDULED": at},
+        {"ID": "half", "VERSION": Decimal("1.5"), "PATTERN": text, **rest},
+        {"ID": "nowhere", "VERSION": 1, "PATTERN": text, **rest,
+         "SCHEDULED": at.replace(tzinfo=None)},
+    )  # fmt: skip
+    discoverer = TableDiscoverer(driver.connect, table="risk.rules")
+
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+
+    assert kept.rules() == [("bytes", 2), ("json", 1), ("large", 4), ("view", 3)]
+    rules = kept.manager.rules
+    assert rules.rule("json", 1).limits.runs == 5
+    assert rules.rule("view", 3).keep_matches
+    assert rules.rule("large", 4).scheduled == at.timestamp() * 1_000_000
+    assert "whole number" in kept.refused()["half"]
+    assert "a time with its zone" in kept.refused()["nowhere"]
+    assert not discoverer.check_pattern_processor_update()
+    assert driver.open == 0
 
 
 def test_a_table_that_has_no_rules_is_refused_by_its_columns(tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ those count that the table has, by their names in documents or with underscores 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -101,7 +104,9 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
             with closing(self._connect()) as connection, closing(connection.cursor()) as cursor:
                 cursor.execute(f"SELECT * FROM {self._table}")  # noqa: S608 - checked in __init__
                 names = [column[0].lower() for column in cursor.description]
-                rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+                rows = [
+                    dict(zip(names, map(_plain, row), strict=True)) for row in cursor.fetchall()
+                ]
         except Exception as error:  # each driver has errors of its own
             raise DiscoveryError(f"table {self._table} cannot be read: {error}") from error
         lost = [name for name in ("id", "version") if name not in names]
@@ -141,6 +146,17 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
         if (rule.id, rule.version) != (row["id"], row["version"]):
             raise ValueError(f"class {name} made rule {rule.id} {rule.version}")
         return rule
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as SQLite has it, whatever objects a driver makes of it."""
+    if hasattr(value, "read"):
+        value = value.read()  # a large object, as long as the connection is open
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode()
+    if isinstance(value, Decimal | float) and math.isfinite(value) and value == int(value):
+        return int(value)
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _param(given: Mapping[str, Any]) -> Any:
