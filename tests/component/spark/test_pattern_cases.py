@@ -126,10 +126,10 @@ def problems(played: Play, of: Sequence[dict[str, Any]] = CASES) -> list[str]:
     return found
 
 
-def rules() -> list[PatternProcessor]:
+def rules(of: Sequence[dict[str, Any]] = CASES) -> list[PatternProcessor]:
     return [
         PatternProcessor(id=case["id"], version=1, pattern=pattern_cases.pattern_of(case))
-        for case in CASES
+        for case in of
     ]
 
 
@@ -165,6 +165,7 @@ def test_cases_with_one_event_in_each_window_and_a_restart(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     "single", [False, True], ids=["as few windows as can be", "one event each"]
 )
@@ -173,7 +174,7 @@ def test_cases_of_an_operator_step_by_step(
 ) -> None:
     """Rows in the order in which they come, late ones told, the watermark and restarts as said."""
     played = play(spark, tmp_path, DELAY)
-    played.start(rules())
+    played.start(rules(STEPPED))
     for number, case in enumerate(STEPPED):
         events = {event["i"]: event for event in case["events"]}
         given: list[dict[str, Any]] = []
@@ -187,7 +188,7 @@ def test_cases_of_an_operator_step_by_step(
                 given = []
             if "restart" in step:
                 played.stop()
-                played.start(rules())
+                played.start(rules(STEPPED))
     played.rows([end()])
     played.stop()
     assert problems(played, STEPPED) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +120,7 @@ def dry_run(
     pattern: Pattern,
     rows: Iterable[Row],
     *,
-    time: str,
+    time: str | Callable[[Row], int],
     key: tuple[str, ...] = (),
     limits: Limits | None = None,
 ) -> DryRun:
@@ -129,7 +129,7 @@ def dry_run(
     Args:
         pattern: the pattern of a rule that is not live yet.
         rows: the events, in any order.
-        time: the column with the event time in microseconds.
+        time: the column with the event time in microseconds, or what gives it of a row.
         key: what the key is made of: columns or expressions.
         limits: what one key may keep.
 
@@ -198,7 +198,9 @@ def _last(found: Match) -> int:
     return max(event.seq for events in found.events.values() for event in events)
 
 
-def _time_of(row: Mapping[str, Any], column: str) -> int:
+def _time_of(row: Row, column: str | Callable[[Row], int]) -> int:
+    if not isinstance(column, str):
+        return column(row)
     time = row[column]
     if type(time) is not int:
         raise TypeError(f"column {column} has {time!r}: give event times in microseconds")

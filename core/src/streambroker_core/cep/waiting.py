@@ -107,7 +107,7 @@ class Waiting:
         return segment.rows
 
 
-def microseconds(batch: pa.RecordBatch, column: str) -> Any:
+def microseconds(batch: pa.RecordBatch | pa.Table, column: str) -> Any:
     """Return the times of a column in microseconds since 1970, as int64."""
     times = batch.column(column)
     if pa.types.is_timestamp(times.type):

@@ -15,6 +15,7 @@ from pe_agent.cep.discovery import (
     ReportedDiscoverer,
     Wanted,
 )
+from pe_agent.cep.dry_runs import dry_run
 from pe_agent.cep.http import HttpDiscoverer
 from pe_agent.cep.manager import PatternProcessorManager
 from pe_agent.cep.processors import Processors
@@ -48,6 +49,7 @@ __all__ = [
     "Skip",
     "TableDiscoverer",
     "Wanted",
+    "dry_run",
     "explain",
     "pattern",
     "pattern_processors",
