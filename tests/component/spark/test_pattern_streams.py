@@ -81,16 +81,20 @@ FUNCTIONS: dict[str, Any] = {
 def test_a_rule_that_fails_is_off_in_all_buckets_from_the_next_window_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """D-12, functions for matches, late rows, figures, and what is enabled again."""
+    """D-12, functions for matches, time-outs, late rows, figures, and what is enabled again."""
     stages = [{"name": "A", "where": {"function": "fails_on_x"}}]
     bad = rule("bad", "A", onError="disable", pattern={"stages": stages})
     good = rule("good", "AC", function="alert")
+    slow = rule("slow", "AZ")
+    slow["pattern"]["within"] = "10s"
     played = Play(spark, tmp_path, dynamic(tmp_path / "rules", functions=FUNCTIONS))
-    played.start([bad, good])
+    played.start([bad, good, slow])
     assert played.made is not None
     processors = played.made.processors
     played.rows(rows(0, "u A", "u X", "v A"))
-    assert [one.id for one in processors.current_pattern_processors()] == ["good"]
+    assert [one.id for one in processors.current_pattern_processors()] == ["good", "slow"]
+    over = [(row["rule"], row["key"], letters(row)) for row in played.told("timeouts")]
+    assert sorted(over) == [("slow", '["u"]', "A"), ("slow", '["v"]', "A")]
     played.rows(rows(1, *(f"{user} X" for user in "uvwxyz"), "u C"))
     played.rows(rows(0, "late A"))
     assert [(one["rule"], one["version"]) for one in played.told("errors")] == [("bad", 1)]
