@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,9 @@ from streambroker_core.wire.told import MAX_RULES, ToldRule, ToldRules, merged
 from streambroker_operator.backing import Backing, StoredRule
 from streambroker_operator.errors import RequestError, unknown_rule
 from streambroker_operator.terms import FREELY, Terms, Touched
+
+SILENT_S = 90.0
+"""An agent that has said nothing for longer, three of its reports, is taken to have gone."""
 
 
 class Rules:
@@ -34,7 +38,7 @@ class Rules:
         self, backing: Backing, board: Board, tell: Callable[[RuleApplied | RuleRemoved], None]
     ) -> None:
         self._backing, self._board, self._tell = backing, board, tell
-        self._told = ToldByAgents(board.rules)
+        self._told = ToldByAgents(board.rules, time.monotonic)
         self.shown: Callable[[str], ToldRule | None] | None = None
         self.on_told: Callable[[PeKey, ToldRules, bool], None] = lambda *_: None
 
@@ -126,11 +130,14 @@ class ToldByAgents:
 
     Args:
         rules: those that there are.
+        clock: seconds of a clock that nobody sets. An agent that has been silent for long has gone,
+            and what it said counts no more; without a clock it counts until its PE is withdrawn.
     """
 
-    def __init__(self, rules: RuleBook) -> None:
-        self._rules = rules
+    def __init__(self, rules: RuleBook, clock: Callable[[], float] | None = None) -> None:
+        self._rules, self._clock = rules, clock
         self._told: dict[Job, dict[PeKey, ToldRules]] = {}
+        self._at: dict[PeKey, float] = {}
 
     def take(self, pe: PeKey, told: ToldRules, *, more: bool = False) -> set[str]:
         """Take in what an agent says; return the ids of which it says another thing than before.
@@ -141,8 +148,10 @@ class ToldByAgents:
         before = of_job.pop(pe, {})
         if more:
             told = {**{name: one for name, one in before.items() if self._is(pe, name)}, **told}
+        self._at.pop(pe, None)
         if told:
             of_job[pe] = told
+            self._at[pe] = 0.0 if self._clock is None else self._clock()
         if not of_job:
             del self._told[pe[:2]]
         return {name for name in {*before, *told} if before.get(name) != told.get(name)}
@@ -157,7 +166,12 @@ class ToldByAgents:
     def of(self, key: RuleKey) -> ToldRule | None:
         """Return what all agents of its job say of a rule together; None if they say nothing."""
         of_job = self._told.get(key[:2], {})
-        return merged(rules[key.id] for rules in of_job.values() if key.id in rules)
+        return merged(
+            rules[key.id] for pe, rules in of_job.items() if key.id in rules and self._lives(pe)
+        )
+
+    def _lives(self, pe: PeKey) -> bool:
+        return self._clock is None or self._clock() - self._at[pe] <= SILENT_S
 
 
 def rule_body(stored: StoredRule, status: Status | None, told: ToldRule | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from streambroker_core.board import Board, RuleApplied, Synced
 from streambroker_core.model import RULE, PeKey, Rule, RuleKey
 from streambroker_core.wire.rules import read_rule_spec
 from streambroker_core.wire.told import ToldRule
-from streambroker_operator.rules import ToldByAgents
+from streambroker_operator.rules import SILENT_S, ToldByAgents
 
 PE = PeKey("default", "alerts", 0)
 ONE = ToldRule(version=1, state="active", since=3, buckets=4, of=4)
@@ -48,6 +48,27 @@ def test_of_a_job_with_many_rules_what_the_reports_before_said_holds(told: ToldB
 
     assert told.take(PE, {"b": other}, more=True) == {"b"}
     assert (told.of(key("a")), told.of(key("b"))) == (ONE, other)
+
+
+def test_what_an_agent_said_that_is_silent_for_long_counts_no_more() -> None:
+    now = [0.0]
+    found = ToldByAgents(Board().rules, lambda: now[0])
+    other, two, three = PE._replace(pe=1), replace(ONE, matches=2), replace(ONE, matches=3)
+    found.take(PE, {"a": two})
+    found.take(other, {"a": three})
+
+    now[0] = SILENT_S
+    both = found.of(key("a"))
+    found.take(other, {"a": three})
+    now[0] += 1
+    left = found.of(key("a"))
+    now[0] += SILENT_S
+    silent = found.of(key("a"))
+    found.take(PE, {"a": two}, more=True)
+
+    assert both is not None
+    assert both.matches == 2 + 3
+    assert (left, silent, found.of(key("a"))) == (three, None, two)
 
 
 def test_of_rules_that_there_are_no_more_nothing_is_kept(told: ToldByAgents) -> None:
