@@ -56,8 +56,15 @@ def test_rules_see_the_rows_of_an_import(jobs: Session, selectors: list[list[str
     assert (importer.data_dir / "rules-patterns").exists()
     feed.release(2)
     until(lambda: found == [("r", 1, [0, 11])], SECONDS, f"the first match, not {found}")
+
+    def figures() -> dict[tuple[str, int], int]:
+        told = importer.status()["ruleFigures"]
+        return {(one["rule"], one["version"]): one["matches"] for one in told}
+
+    until(lambda: figures() == {("r", 1): 1, ("none", 1): 0}, SECONDS, f"figures: {figures()}")
     made.processors.manager.on_pattern_processors_updated([rule("r", 2, 22, 0)])
     feed.release(2)
     until(lambda: found[1:] == [("r", 2, [22, 33])], SECONDS, f"the second match, not {found}")
     query.stop()
     until(lambda: not made.processors.running, SECONDS, "the rules are closed with the query")
+    until(lambda: figures() == {}, SECONDS, "no figures of a query that has ended")
