@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pe_agent.agent import metrics
 from pe_agent.agent.job_figures import LIVE_SECONDS, MOST_RULES, JobFigures
-from pe_agent.cep.figuring import AGAIN_SECONDS, Figuring
+from pe_agent.cep.figuring import AGAIN_SECONDS, SPACING_SECONDS, Figuring
 from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.cep.figures import RuleFigures
 from streambroker_core.errors import ManifestError
@@ -62,7 +62,10 @@ def test_what_rules_have_done_is_told_when_it_is_another_thing_and_now_and_then(
     assert query.calls == 1
     query.now = AGAIN_SECONDS
     assert query.beat(*query.figures)[0]["age"] == 0
-    query.beat(figures(tested=6))
+    query.now += SPACING_SECONDS - 0.1
+    assert query.beat(figures(tested=6))[0]["tested"] == 5
+    query.now += 0.1
+    assert query.beat(figures(tested=6))[0]["tested"] == 6
     assert query.calls == 3
 
 

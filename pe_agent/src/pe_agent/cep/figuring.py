@@ -6,6 +6,7 @@ They are for people: what cannot be told is told with the next beat, and nothing
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SPACING_SECONDS = 2.0
 AGAIN_SECONDS = 20.0
 """So often figures are told that are no others: the agent may be another one by now."""
 MOST_RULES = 1_000
@@ -56,17 +58,22 @@ class Figuring:
 
     def beat(self) -> None:
         """Tell what is new; called about twice a second."""
-        rules = self._rules() if self._running() else []
-        if rules == (self._sent or []) and (not rules or self._clock() < self._at + AGAIN_SECONDS):
+        rules, now = self._rules() if self._running() else [], self._clock()
+        if now < self._at + self._pause(rules):
             return
         try:
             self._agent().call(
-                "rules.figures", timeout=5.0, operator=self._operator, log=self._log, rules=rules
+                "rules.figures", timeout=2.0, operator=self._operator, log=self._log, rules=rules
             )
         except StreambrokerError as error:
             log.debug("figures of rules are not taken: %s", error)
             return
-        self._sent, self._at = rules, self._clock()
+        self._sent, self._at = rules, now
+
+    def _pause(self, rules: list[dict[str, Any]]) -> float:
+        if rules == (self._sent or []):
+            return AGAIN_SECONDS if rules else math.inf
+        return SPACING_SECONDS if rules and self._sent else 0.0
 
     def _rules(self) -> list[dict[str, Any]]:
         errors = self._errors()
