@@ -402,8 +402,9 @@ class Engine:
         for name in over:
             old, heir = self.active.pop(name), heirs[name]
             if heir is not None:
-                self.active[heir].since = old.since
-                self.active[heir].metrics.alive += old.metrics.alive
+                new = self.active[heir]
+                new.since = min(new.since, old.since)  # the old one may have come again since
+                new.metrics.alive += old.metrics.alive
         if over:
             self._conditions.clear()
             self.keys.forget(over, {old: new for old, new in heirs.items() if new is not None})

@@ -459,6 +459,19 @@ def test_what_a_scheduled_version_takes_over_goes_on_over_windows_and_ends_in_ti
     assert told(b.window(watermark=16)) == [("r1", 2, "AD")]
 
 
+def test_a_set_that_still_has_the_version_before_hides_no_rows_of_the_one_that_took_over() -> None:
+    old = rule_set(from_a_to("C", 1))
+    new = rule_set(from_a_to("D", 2, scheduled=10, keep_matches=True), before=old)
+    b = bucket()
+    b.window([rows((5, "A"))], rules=old)
+    b.window(rules=new, watermark=9)
+    b.window([rows((12, "A"))], watermark=11)
+    b.window([rows((13, "D"))], watermark=12)
+    more = rule_set(*new.rules["r1"], rule("r2", 1, "A"), before=new)
+
+    assert told(b.window(rules=more, watermark=20)) == [("r1", 2, "AD"), ("r1", 2, "AD")]
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_in_processing_time_they_are_taken_over_by_the_first_window_not_before_it(
     late: bool,
