@@ -459,6 +459,16 @@ def test_what_a_scheduled_version_takes_over_goes_on_over_windows_and_ends_in_ti
     assert told(b.window(watermark=16)) == [("r1", 2, "AD")]
 
 
+def test_a_version_that_takes_over_sees_rows_that_came_before_it_as_the_one_before_would() -> None:
+    old = rule_set(from_a_to("C", 1))
+    new = rule_set(from_a_to("D", 2, scheduled=10, keep_matches=True), before=old)
+    b = bucket()
+    b.window([rows((8, "A"), (12, "D"))], rules=old)
+    b.window(rules=new, watermark=9)
+
+    assert told(b.window(watermark=12)) == [("r1", 2, "AD")]
+
+
 def test_a_set_that_still_has_the_version_before_hides_no_rows_of_the_one_that_took_over() -> None:
     old = rule_set(from_a_to("C", 1))
     new = rule_set(from_a_to("D", 2, scheduled=10, keep_matches=True), before=old)
