@@ -94,8 +94,8 @@ class JobRules:
         if found is None:
             return {"digest": None, "rules": None, "enabled": {}, "away": self._away()}
         digest, rules = found
-        enabled = self._enabled()
-        enabled = enabled.get(str(body.get("query") or ""), enabled.get("", {}))
+        kept = self._enabled()
+        enabled = kept.get(str(body.get("query") or ""), kept.get("", {}))
         return {
             "digest": digest,
             "rules": None if digest == known else rules,

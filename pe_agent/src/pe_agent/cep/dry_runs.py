@@ -77,7 +77,7 @@ def dry_run(
     )
 
 
-def _table(events: Events) -> pa.Table:
+def _table(events: Any) -> pa.Table:
     if isinstance(events, pa.Table):
         return events
     if isinstance(events, pa.RecordBatch):
@@ -85,8 +85,7 @@ def _table(events: Events) -> pa.Table:
     if hasattr(events, "toArrow"):
         if events.isStreaming:
             raise AlignedError("the events are a stream: give stored ones, as spark.read has them.")
-        table: pa.Table = events.toArrow()
-        return table
+        return events.toArrow()
     return pa.Table.from_pylist([dict(row) for row in events])
 
 
