@@ -456,7 +456,7 @@ def test_a_rule_beyond_limits_that_say_fail_is_off_or_fails_the_query(on_error: 
     assert error["where"] == "its limits"
     assert error["problem"] == "one key has 3 runs, at most 2 are allowed"
     assert emitted.of("matches") == []
-    assert not any(name.startswith("runs") and blob for name, blob in bucket.blobs.items())
+    assert not any(name.startswith("runs/") and blob for name, blob in bucket.blobs.items())
 
 
 def test_a_thousand_rules_do_what_each_does_alone_and_free_what_they_kept() -> None:
@@ -479,7 +479,7 @@ def test_a_thousand_rules_do_what_each_does_alone_and_free_what_they_kept() -> N
     assert found == [("r7", ["u3"]), ("r999", ["u9"]), ("r7", ["u9"])]
     assert len(over) == 10 * 1_000 - 3
     assert kept / (10 * 1_000) < 40, "bytes of a run"
-    assert not any(name.startswith("runs") and blob for name, blob in bucket.blobs.items())
+    assert not any(name.startswith("runs/") and blob for name, blob in bucket.blobs.items())
 
 
 def test_names_and_columns_of_functions_that_cannot_be_are_refused() -> None:
