@@ -150,13 +150,12 @@ def pattern_processors(
         def send(one: RuleSet) -> None:
             sending.send(sent_of(one, copied, relevance and relevance(one)))
 
-        processors = Processors(send, before, context, relevance)
+        processors, pe = Processors(send, before, context, relevance), made.stream.pe
         made = replace(made, stream=sending.joined(made.stream))
         operator = made.operator(name, buckets, copied, processors)
         if sent is None:
             send(before)
         processors.begin(discoverer, first, tell)
-        pe = made.stream.pe
         if pe is not None:
             of = processors.figures, processors.errors, lambda: processors.running
             pe.on_beat(Figuring(lambda: pe.agent, name, sending.name, *of).beat)
