@@ -12,6 +12,7 @@ from pe_agent.cep.discovery import (
     PatternProcessorDiscoverer,
     PatternProcessorDiscovererFactory,
     PeriodicPatternProcessorDiscoverer,
+    QueryDiscoverer,
     ReportedDiscoverer,
     Wanted,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "PeriodicPatternProcessorDiscoverer",
     "Processors",
     "Progress",
+    "QueryDiscoverer",
     "ReportedDiscoverer",
     "RuleReport",
     "Skip",
