@@ -94,7 +94,8 @@ def publish(feed: Agent, port: str, events: pa.RecordBatch) -> None:
 def rate(batches: list[dict[str, Any]], rows: int) -> float:
     """Return M events/s of the exporter's: from the end of the first batch to that of the last."""
     ends = [each["began"] + each["ms"]["triggerExecution"] / 1e3 for each in batches]
-    return float((EPOCHS - 1) * rows / (ends[-1] - ends[0]) / 1e6)
+    epochs = batches[-1]["next"] - batches[0]["next"] - 1  # the last one has one event
+    return float(epochs * rows / (ends[-1] - ends[0]) / 1e6)
 
 
 def _order(settings: Settings, number: int, side: str, round_: int) -> dict[str, Any]:

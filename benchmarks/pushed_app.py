@@ -88,9 +88,16 @@ def run(spark: SparkSession, pe: PE, order: dict[str, Any]) -> dict[str, Any]:
     query.stop()
     observed = [p["observedMetrics"].get("found") for p in progress]
     return {
-        "batches": [shortened(p) for p in progress],
+        "batches": [{**shortened(p), "next": next_epoch(p)} for p in progress],
         "matches": sum(one["matches"] for one in observed if one is not None),
     }
+
+
+def next_epoch(progress: Any) -> int:
+    """Return the epoch of the import's one stream behind which a micro-batch ended; 0 for none."""
+    offsets = [json.loads(source["endOffset"]) for source in progress["sources"]]
+    streams = [stream for offset in offsets for stream in offset.get("streams", {}).values()]
+    return max((int(stream["next"]) for stream in streams), default=0)
 
 
 def main() -> None:
