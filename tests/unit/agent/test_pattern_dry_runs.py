@@ -116,6 +116,5 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("why", "given"), REFUSED)
 def test_what_does_not_fit_is_refused(why: str, given: dict[str, Any]) -> None:
-    rule = given.pop("rule", PATTERN)
     with pytest.raises(AlignedError, match=why):
-        dry_run(events("A1"), rule, **{"event_time": "at", **given})
+        dry_run(events("A1"), **{"rule": PATTERN, "event_time": "at", **given})
