@@ -56,7 +56,7 @@ def fits(case: dict[str, Any]) -> bool:
     times = [event["t"] for event in case["events"]]
     windows = case.get("within_ms") or case.get("within_previous_current_ms")
     if case.get("steps"):
-        return case["pattern"][-1]["contiguity"] != "notFollowedBy"
+        return bool(case["pattern"][-1]["contiguity"] != "notFollowedBy")
     sorts = case["kind"] == "pipeline" or times == sorted(times)
     return sorts and bool(case.get("end_of_input") or not windows)
 

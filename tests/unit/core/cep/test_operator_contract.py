@@ -429,9 +429,10 @@ def test_limits_of_a_rule_hold_for_each_key_and_what_is_given_up_is_counted(
     told: list[WindowFigures] = []
     rules = rule_set(sequence("AC"), limits=Limits(runs=2, policy=policy))
     bucket = Bucket(lambda: operator(rules, watch=told.append))
-    events = [(t, "A", "u1", t) for t in (1, 2, 3)] + [(4, "x"), (5, "C", "u1"), (6, "A", "u2", 6)]
+    events: list[tuple[Any, ...]] = [(t, "A", "u1", t) for t in (1, 2, 3)]
+    events += [(4, "x"), (5, "C", "u1"), (6, "A", "u2", 6), (7, "C", "u2")]
     emitted = []
-    for event in [*events, (7, "C", "u2")]:
+    for event in events:
         bucket.window([rows(event)])
         emitted.append(bucket.window(watermark=event[0]))
 
