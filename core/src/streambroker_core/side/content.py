@@ -17,7 +17,7 @@ from streambroker_core.side.levels import Level, flat, level_of_rows, lists_of_r
 from streambroker_core.side.reading import Refusal, read_rows, refuse_rows
 from streambroker_core.side.rows import Rows
 from streambroker_core.side.shape import Shape
-from streambroker_core.side.windows import EVER, assign, is_start, last_of
+from streambroker_core.side.windows import EVER, assign, by_start, is_start, last_of
 
 Content: TypeAlias = "Leaves | Rows"
 Tables: TypeAlias = "Callable[[SideInput, str], Content]"
@@ -126,10 +126,7 @@ class SideState:
         if not self.side.windows.cut:
             return [(EVER, rows)] if len(rows) else []
         numbers, starts = assign(self.side.windows, rows.times)
-        return [
-            (start, rows.take(numbers.filter(pc.equal(starts, start))))
-            for start in sorted(pc.unique(starts).to_pylist())
-        ]
+        return [(start, rows.take(numbers.take(at))) for start, at in by_start(starts)]
 
     def take(self, start: int, rows: Level, passed: int | None) -> bool:
         """Put rows into a window, or on its stage if they are to be seen at once.
@@ -230,9 +227,10 @@ class SideState:
             self._tables(self.side, version)
         self.version, self.version_since, self._all = version, now, True
 
-    def staged_to(self, time: int) -> list[int]:
-        """Return the staged windows that have passed."""
-        return [s for s in sorted(self._staged) if self._has_passed(s, time, 0)]
+    @property
+    def staged(self) -> list[int]:
+        """The windows with rows on their stage."""
+        return sorted(self._staged)
 
     def expire(self, watermark: int, low: int | None) -> None:
         """Free windows that nothing maps to any more, and no waiting row needs."""

@@ -6,6 +6,7 @@ when what it waited for is there; it is processed once, when nothing holds it ba
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -20,9 +21,16 @@ from streambroker_core.side.levels import Level
 from streambroker_core.side.shape import SEQ, SINCE, TIME, WAIVED, WINDOW, Shape
 from streambroker_core.side.views import Views, view_of
 from streambroker_core.side.waiting import GROUP, Waiting
-from streambroker_core.side.windows import EVER, Windows, assign, end_of, last_of, side_start
+from streambroker_core.side.windows import (
+    EVER,
+    Windows,
+    assign,
+    by_start,
+    end_of,
+    last_of,
+    side_start,
+)
 
-_FEW = 4096
 Result: TypeAlias = "pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch] | None"
 Function: TypeAlias = "Callable[[pa.RecordBatch, Views], Result]"
 """Called with main rows of one window and its views; returns rows for the output ``out``."""
@@ -64,6 +72,9 @@ class Joining:
         ]
         self._schema = shape.pairs
         self._names = join.schema.names
+        self._ends: list[tuple[int, int, int]] = []
+        """A heap: when windows end that are, or were, waited for or staged."""
+        self._begun = {(n, start) for n in self._cut for start in sides[n].staged}
 
     def pairs(
         self, batch: pa.RecordBatch, times: pa.Array, seqs: pa.Array, now: int
@@ -121,6 +132,8 @@ class Joining:
                 piece, rest = self._piece(number, start, rest)
                 if state.take(start, piece, self.late_at):
                     self._touched(number, start, piece.keys)
+                else:
+                    self._begun.add((number, start))
         state.check_size()
 
     def _piece(self, number: int, start: int, rows: Level) -> tuple[Level, Level]:
@@ -160,9 +173,8 @@ class Joining:
         if self.passed is not None:
             over = pc.less_equal(pc.add(pairs[WINDOW], windows.size - 1), self.passed)
         left = pairs.filter(pc.invert(over))
-        for start in sorted(pc.unique(left[WINDOW]).to_pylist()):
-            mine = left.filter(pc.equal(left[WINDOW], start))
-            self._waiting.put(GROUP, start, mine, None)
+        for start, places in by_start(left[WINDOW]):
+            self._waiting.put(GROUP, start, left.take(places), None)
         return pairs.filter(over)
 
     def opened(self, number: int, start: int | None) -> None:
@@ -178,14 +190,27 @@ class Joining:
 
     def pass_to(self, time: int) -> None:
         """Let event time pass: windows end, one after the other, and are ready."""
-        while (due := self._next_end(time)) is not None:
-            last, number, start = due
+        self._await_ends()
+        while self._ends and self._ends[0][0] <= time:
+            last = self._ends[0][0]
             self.passed = last if self.passed is None else max(self.passed, last)
-            for state in self._sides:
-                for ended in state.staged_to(last):
-                    state.publish(ended)
-            self.opened(number, start)
+            ended = set()
+            while self._ends and self._ends[0][0] == last:
+                ended.add(heapq.heappop(self._ends)[1:])
+            for number, start in sorted(ended):
+                if number != GROUP:
+                    self._sides[number].publish(start)
+            for number, start in sorted(ended):
+                self.opened(number, start)
+            self._await_ends()
         self.passed = time if self.passed is None else max(self.passed, time)
+
+    def _await_ends(self) -> None:
+        """Note when windows end that rows have begun to wait for, or to be staged in."""
+        for number, start in self._begun | self._waiting.begun():
+            if (end := self.end(number, start)) is not None:
+                heapq.heappush(self._ends, (end, number, start))
+        self._begun = set()
 
     def windows(self) -> list[Windows]:
         """Return the windows whose ends matter."""
@@ -198,17 +223,6 @@ class Joining:
         """Return the last instant of a window that is waited for; None of the global one."""
         windows = self._join.windows if number == GROUP else self._join.inputs[number].windows
         return last_of(windows, start) if windows is not None and windows.cut else None
-
-    def _next_end(self, time: int) -> tuple[int, int, int] | None:
-        every = [
-            (last_of(self._join.inputs[number].windows, start), number, start)
-            for number in self._cut
-            for start in (*self._waiting.starts(number), *self._sides[number].staged_to(time))
-        ]
-        if self._join.windows is not None:
-            own = self._waiting.starts(GROUP)
-            every += [(last_of(self._join.windows, start), GROUP, start) for start in own]
-        return min((one for one in every if one[0] <= time), default=None)
 
     def _groups(self, pairs: pa.RecordBatch) -> list[tuple[list[int], pa.RecordBatch]]:
         """Return the pairs of equal windows together, with the side window of each side input."""
@@ -224,20 +238,13 @@ class Joining:
         ]
         if self.main_cut:
             columns.append(pairs[WINDOW])
-        groups = [([EVER] * len(self._join.inputs), pairs)]
-        if not columns:
-            return groups
-        keys = _combinations(columns)
+        groups = _alike(columns, pairs.num_rows)
         found = []
-        for key in keys:
-            mask = None
-            for column, value in zip(columns, key, strict=True):
-                same = pc.equal(column, value)
-                mask = same if mask is None else pc.and_(mask, same)
+        for key, places in groups:
             starts = [EVER] * len(self._join.inputs)
             for place, number in enumerate(self._cut):
                 starts[number] = key[place]
-            found.append((starts, pairs if len(keys) == 1 else pairs.filter(mask)))
+            found.append((starts, pairs if len(groups) == 1 else pairs.take(places)))
         return found
 
     def _hold_back(self, number: int, start: int, pairs: pa.RecordBatch) -> pa.RecordBatch:
@@ -339,15 +346,16 @@ def waive(pairs: pa.RecordBatch, number: int) -> pa.RecordBatch:
     return pairs.set_column(at, WAIVED, bits)
 
 
-def _combinations(columns: list[pa.Array]) -> list[tuple[int, ...]]:
-    """Return the different rows of columns, ascending."""
-    if len(columns) == 1:
-        return sorted((value,) for value in pc.unique(columns[0]).to_pylist())
-    if len(columns[0]) <= _FEW:
-        return sorted(set(zip(*(column.to_pylist() for column in columns), strict=True)))
-    table = pa.table({str(number): column for number, column in enumerate(columns)})
-    rows = table.group_by(table.column_names).aggregate([]).to_pylist()
-    return sorted(tuple(row.values()) for row in rows)
+def _alike(columns: list[pa.Array], size: int) -> list[tuple[tuple[int, ...], pa.Array]]:
+    """Return the different rows of columns, ascending, each with its places, which ascend, too."""
+    found: list[tuple[tuple[int, ...], pa.Array]] = [((), pa.arange(0, size))]
+    for column in columns:
+        found = [
+            ((*key, start), places if len(at) == len(places) else places.take(at))
+            for key, places in found
+            for start, at in by_start(column.take(places))
+        ]
+    return found
 
 
 def _batches(result: Result) -> Iterable[pa.RecordBatch]:

@@ -156,6 +156,8 @@ class SideOperator(Operator):
 
     def end_window(self) -> None:
         """End a window: what nothing needs any more is freed, limits are checked."""
+        for state in self._sides:
+            self._tell_refusals(state)  # of loads that were seen with no row behind them
         self._check_size()
         if self.window.watermark is not None:
             low = self._waiting.low()
@@ -290,6 +292,10 @@ class SideOperator(Operator):
         state = self._sides[number]
         self._joining.late_at = watermark
         self._joining.feed(number, state.read(batch))
+        self._tell_refusals(state)
+
+    def _tell_refusals(self, state: SideState) -> None:
+        """Tell what a side input has refused; of a broadcast one, one bucket tells it."""
         if state.side.keyed or self.window.bucket == 0:
             for refusal in state.refusals:
                 self._tell_refusal(state.side.name, refusal)

@@ -50,6 +50,7 @@ class Rows:
         self._blobs = blobs if blobs is not None else {}
         self._lows = lows
         self._chunks: list[_Chunk] = []
+        self._whole: list[pa.Array] | None = None
         self._removed: list[int] = []
         self._next, self._changed = 0, False
         if name in self._blobs:
@@ -90,16 +91,19 @@ class Rows:
 
     def all(self) -> list[pa.Array]:
         """Return the columns of all rows."""
-        loaded = [self._load(chunk) for chunk in self._chunks]
-        if not loaded:
+        if not self._chunks:
             return [pa.array([], type_) for type_ in self.types]
-        if len(loaded) > 1:
-            self._replace(self._made([pa.concat_arrays(c) for c in zip(*loaded, strict=True)]))
-        return self._load(self._chunks[0])
+        if len(self._chunks) == 1:
+            return self._load(self._chunks[0])
+        if self._whole is None:
+            loaded = [self._load(chunk) for chunk in self._chunks]
+            self._whole = [pa.concat_arrays(list(each)) for each in zip(*loaded, strict=True)]
+        return self._whole
 
     def clear(self) -> None:
         """Forget all rows."""
-        self._replace(None)
+        self._removed += [old.number for old in self._chunks]
+        self._chunks, self._whole, self._changed = [], None, True
 
     def take(self) -> list[pa.Array]:
         """Return the columns of all rows, and forget them."""
@@ -132,11 +136,6 @@ class Rows:
             self._removed += [newest.number, other.number]
             self._chunks.append(self._made([pa.concat_arrays(pair) for pair in both]))
 
-    def _replace(self, chunk: _Chunk | None) -> None:
-        self._removed += [old.number for old in self._chunks]
-        self._chunks = [] if chunk is None else [chunk]
-        self._changed = True
-
     def _made(self, columns: list[pa.Array]) -> _Chunk:
         lows: list[int | None] = [None, None]
         if self._lows:
@@ -144,7 +143,7 @@ class Rows:
         size = sum(column.nbytes for column in columns)
         made = _Chunk(self._next, len(columns[0]), size, lows, columns, changed=True)
         self._next += 1
-        self._changed = True
+        self._whole, self._changed = None, True
         return made
 
     def _load(self, chunk: _Chunk) -> list[pa.Array]:

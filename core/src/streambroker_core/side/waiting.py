@@ -59,6 +59,7 @@ class Waiting:
         self._type = pa.struct(list(self.schema))
         self._whole: dict[tuple[int, int], Rows] = {}
         self._by_key: dict[tuple[int, int], Leaves] = {}
+        self._begun: set[tuple[int, int]] = {(number, start) for number, start, _ in told}
         for number, start, by_key in told:
             if by_key:
                 self._leaves(number, start)
@@ -68,6 +69,7 @@ class Waiting:
     def put(self, number: int, start: int, pairs: pa.RecordBatch, keys: pa.Array | None) -> None:
         """Let pairs wait for a window of a side input, or for their keys in it."""
         values = pairs.to_struct_array()
+        self._begun.add((number, start))
         if keys is None:
             self._rows(number, start).add(values)
             return
@@ -78,6 +80,11 @@ class Waiting:
             values,
         )
         self._leaves(number, start).add(lists_of_rows(rows))
+
+    def begun(self) -> set[tuple[int, int]]:
+        """Return for what pairs have begun to wait since this was asked last; at first, for all."""
+        found, self._begun = self._begun, set()
+        return found
 
     def starts(self, number: int) -> list[int]:
         """Return the windows of a side input that are waited for."""

@@ -125,5 +125,16 @@ def assign(windows: Windows, times: pa.Array) -> tuple[pa.Array, pa.Array]:
     return every.take(order), starts.take(order)
 
 
+def by_start(starts: pa.Array) -> list[tuple[int, pa.Array]]:
+    """Return each start, ascending, with the places that have it, which ascend, too."""
+    if not len(starts):
+        return []
+    order = pc.cast(pc.sort_indices(starts), pa.int64())
+    runs = pc.run_end_encode(starts.take(order), run_end_type=pa.int64())
+    ends = runs.run_ends.to_pylist()
+    spans = zip(runs.values.to_pylist(), [0, *ends], ends, strict=False)
+    return [(start, order.slice(first, end - first)) for start, first, end in spans]
+
+
 def _seconds(micros: int) -> str:
     return f"{micros / SECOND:g} s"

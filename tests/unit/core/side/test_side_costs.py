@@ -1,0 +1,79 @@
+"""What windows cost: they follow what a window touches, not what there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streambroker_core.side import SideInput, SideJoin, SideOperator, Views, fixed, joining
+from streambroker_core.side.joining import Joining
+from support.sides import Runner
+
+TIME = pa.timestamp("us", "UTC")
+WORDS = pa.schema([("word", pa.string())])
+MAIN = pa.schema([("id", pa.string()), ("t", TIME), ("n", pa.int64())])
+
+
+def count(batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
+    (view,) = views.values()
+    return pa.record_batch({"id": batch["id"], "words": [len(view)] * batch.num_rows})
+
+
+def row(number: int, t: float) -> list[Any]:
+    return ["main", {"id": f"m{number}", "t": t, "n": number}]
+
+
+def test_a_list_that_is_read_and_grows_is_not_written_again_each_time() -> None:
+    side = SideInput(name="words", kind="list", schema=WORDS, value="word")
+    join = SideJoin(schema=MAIN, inputs=(side,))
+    runner = Runner(lambda: SideOperator(join, count), twice=False)
+    many = [["words", {"word": f"word {number}"}] for number in range(20_000)]
+    runner.window(many, watermark=None, now=0)
+    for number in range(10):
+        feed = [["words", {"word": "one more"}], row(number, 0)]
+        runner.window(feed, watermark=None, now=0)
+
+    whole, *later = runner.run.written
+    assert [one["words"] for one in runner.run.out["out"]] == list(range(20_001, 20_011))
+    assert max(later) < whole / 50
+
+
+@pytest.mark.parametrize("order", ["arrival", "event time"])
+def test_many_windows_that_end_at_once_cost_each_its_own(
+    monkeypatch: pytest.MonkeyPatch, order: Any
+) -> None:
+    """History that is read in one go: the watermark passes all of its windows in one step."""
+    opened = 0
+    ends = 0
+
+    def last_of(*of: Any) -> int:
+        nonlocal ends
+        ends += 1
+        return real(*of)
+
+    def open_(self: Joining, number: int, start: int | None) -> None:
+        nonlocal opened
+        opened += 1
+        again(self, number, start)
+
+    real, again = joining.last_of, Joining.opened
+    monkeypatch.setattr(joining, "last_of", last_of)
+    monkeypatch.setattr(Joining, "opened", open_)
+    schema = pa.schema([*WORDS, ("t", TIME)])
+    side = SideInput(
+        name="words", kind="list", schema=schema, value="word", windows=fixed(1), event_time="t",
+        ready="watermark",
+    )  # fmt: skip
+    join = SideJoin(schema=MAIN, inputs=(side,), event_time="t", windows=fixed(1), order=order)
+    runner = Runner(lambda: SideOperator(join, count), twice=False)
+    windows = 300
+    feed = [row(number, number) for number in range(windows)]
+    feed += [["words", {"word": "w", "t": number}] for number in range(windows)]
+    runner.window(feed, watermark=None, now=0)
+    runner.window([], watermark=10_000, now=0)
+
+    assert [one["words"] for one in runner.run.out["out"]] == [1] * windows
+    assert opened <= 3 * windows
+    assert ends <= 20 * windows
