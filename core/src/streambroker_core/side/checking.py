@@ -25,7 +25,7 @@ from streambroker_core.side.definition import (
     added_columns,
 )
 from streambroker_core.side.errors import SideDefinitionError, SideSchemaError
-from streambroker_core.side.keys import key_type, kind_of
+from streambroker_core.side.keys import class_of, key_type
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
@@ -292,7 +292,7 @@ def _comparable(join: SideJoin, columns: tuple[str, ...], side: SideInput) -> Fo
     found: Found = []
     for ours, theirs in zip(columns, side.key, strict=True):
         left, right = join.schema.field(ours).type, side.schema.field(theirs).type
-        if kind_of(left) != kind_of(right):
+        if class_of(left) != class_of(right):
             found.append(
                 (f"column {ours} is {left} in the main input, key {theirs} is {right}", "cast one")
             )

@@ -35,6 +35,13 @@ def kind_of(type_: pa.DataType) -> str:
     return next((word for word, test, _ in _KINDS if test(type_)), str(type_))
 
 
+def class_of(type_: pa.DataType) -> str:
+    """Return the word for what is equal only to its like: decimals of one scale, else the kind."""
+    plain = type_.value_type if pt.is_dictionary(type_) else type_
+    word = kind_of(plain)
+    return f"{word} of scale {plain.scale}" if pt.is_decimal(plain) else word
+
+
 def key_type(types: Sequence[pa.DataType]) -> pa.DataType:
     """Return the type of keys made of columns of these types.
 

@@ -22,6 +22,7 @@ from streambroker_core.side.reading import fitting, read_rows, refuse_rows
 from streambroker_core.side.rows import Rows
 
 KEPT = 3
+_FEWER = "take fewer columns or rows: Arrow has no larger ones"
 
 
 class Shelf:
@@ -79,6 +80,10 @@ def content_of(side: SideInput, table: pa.Table) -> Content:
     """
     batches = table.combine_chunks().to_batches()
     empty = pa.RecordBatch.from_pylist([], schema=table.schema)
+    if len(batches) > 1:
+        raise SideTooLargeError(
+            side.name, "bytes of texts in one column", table.nbytes, (1 << 31) - 1, _FEWER
+        )
     batch = fitting(side.name, batches[0] if batches else empty, side.schema)
     if batch.num_rows > side.max_entries:
         raise SideTooLargeError(

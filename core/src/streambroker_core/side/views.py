@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.side.definition import SideInput
-from streambroker_core.side.errors import NoValueError, ReadOnlyViewError
-from streambroker_core.side.keys import key_of, keys_of
+from streambroker_core.side.errors import NoValueError, ReadOnlyViewError, SideSchemaError
+from streambroker_core.side.keys import class_of, key_of, keys_of
 from streambroker_core.side.leaves import Leaves
 from streambroker_core.side.levels import Found, Level, flat
 from streambroker_core.side.rows import Rows
@@ -148,7 +148,11 @@ class _KeyedView(View):
         self._set("_types", [side.schema.field(name).type for name in side.key])
 
     def contains(self, *columns: pa.Array) -> pa.Array:
-        """Tell of each key of a column, or of several columns, whether it has a value."""
+        """Tell of each key of a column, or of several columns, whether it has a value.
+
+        Raises:
+            SideSchemaError: such columns never equal the key, like in every look-up.
+        """
         return self._look(columns).there
 
     def keys(self) -> list[Any]:
@@ -163,11 +167,26 @@ class _KeyedView(View):
         return bool(self._one(key).there[0].as_py())
 
     def _look(self, columns: Sequence[pa.Array]) -> Found:
+        types = [column.type for column in columns]
+        if list(map(class_of, types)) != list(map(class_of, self._types)):
+            raise self._no_key(", ".join(map(str, types)) or "no column")
         return self._content.look(keys_of(columns))
 
     def _one(self, key: object) -> Found:
         parts = key if isinstance(key, tuple) else (key,)
+        if len(parts) != len(self._types):
+            raise self._no_key(repr(key))
         return self._content.look(key_of(parts, self._types))
+
+    def _no_key(self, given: str) -> SideSchemaError:
+        known = ", ".join(
+            f"{name} {type_}" for name, type_ in zip(self._side.key, self._types, strict=True)
+        )
+        return SideSchemaError(
+            self.name,
+            f"they are looked up by {given}, and their key is: {known}",
+            "give one part for each part of the key, cast to such a type",
+        )
 
     def _all(self) -> Level:
         return self._content.all()
