@@ -6,17 +6,22 @@ something new; None says that only reading tells.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+LOGS: Final = ("_delta_log", "_spark_metadata", ".hoodie")
+"""Folders with a log that says which files are of a table; files that are not lie beside them."""
 
 
 class TableSource(Protocol):
@@ -39,18 +44,22 @@ class Unreadable(Exception):  # noqa: N818 - told as the reason in a TableError
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """Files in a folder, read in the order of their names.
+    """Files in a folder and those below it, read in the order of their names.
+
+    What has a name that begins with ``_`` or ``.`` is not read, nor what is in such a folder.
 
     Attributes:
         path: the folder, or one file.
         format: ``parquet``, ``csv``, ``json`` or ``arrow``.
         marker: a file that has to be there, such as ``_SUCCESS``; what is written before it is
             there is not seen.
+        schema: columns and types; None for those of the first file.
     """
 
     path: Path
     format: str = "parquet"
     marker: str | None = None
+    schema: pa.Schema | None = None
 
     def mark(self) -> str | None:
         """Return names, sizes and times of the files."""
@@ -64,8 +73,16 @@ class Folder:
         """Read all files; one that is broken is named.
 
         Raises:
-            Unreadable: there are none, one is broken, lacks a column, or they changed meanwhile.
+            Unreadable: there are none, one is broken, lacks a column, or they changed meanwhile; or
+                a log says which of them are of the table.
         """
+        for name in LOGS:
+            if (self.path / name).exists():
+                raise Unreadable(
+                    f"{self.path} has a log, {name}, that says which of its files are of the table;"
+                    " read it with what knows that log:"
+                    " store.frame(…, lambda: spark.read.format(…).load(…))"
+                )
         if self.marker is not None and not (self.path / self.marker).exists():
             raise Unreadable(f"{self.path} has no file {self.marker} yet")
         before = self.mark()
@@ -73,6 +90,7 @@ class Folder:
         if not files:
             raise Unreadable(f"{self.path} has no files")
         tables: list[pa.Table] = []
+        known = known or self.schema
         for path in files:
             tables.append(self._one(path, known))
             known = known or tables[0].schema
@@ -95,11 +113,16 @@ class Folder:
     def _files(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
-        return sorted(
-            path
-            for path in self.path.rglob("*")
-            if path.is_file() and not path.name.startswith((".", "_"))
-        )
+        found: list[Path] = []
+        for here, folders, files in os.walk(self.path):
+            folders[:] = _seen(folders)
+            found += [Path(here, name) for name in _seen(files)]
+        return sorted(found)
+
+
+def _seen(names: list[str]) -> list[str]:
+    """Return names but those that are hidden, as Spark and Hadoop have it."""
+    return [name for name in names if not name.startswith((".", "_"))]
 
 
 @dataclass(frozen=True, kw_only=True)
