@@ -137,6 +137,38 @@ def test_a_table_changes_between_two_windows_and_a_replay_sees_the_version_of_th
             assert seen == {first, second, third}
 
 
+def test_a_jdbc_table_is_a_side_input_as_any_batch_dataframe_is(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """By Derby in memory, which comes with Spark; it changes between two windows."""
+    jvm: Any = spark._jvm
+    jvm.java.lang.System.setProperty("derby.stream.error.file", str(tmp_path / "derby.log"))
+    url = f"jdbc:derby:memory:{tmp_path.name};create=true"
+    driver = {"driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"}
+
+    def write(**rates: float) -> None:
+        frame = spark.createDataFrame(list(rates.items()), "currency string, rate double")
+        frame.write.jdbc(url, "rates", mode="overwrite", properties=driver)
+
+    write(EUR=1.0, USD=2.0)
+    trades = Feed(spark, tmp_path / "trades", TRADES)
+    with TableStore(tmp_path / "store") as store:
+        table = store.frame(
+            "rates", lambda: spark.read.jdbc(url, "rates", properties=driver), every=None
+        )
+        sides = trades.stream.with_side_inputs(rates=side_map(table, key="currency"))
+        rows = Rows()
+        made = sides.join_view("rates", on="currency", columns=["rate"], buckets=2)
+        trades.put(id=["a", "b"], currency=["EUR", "GBP"])
+        with running(made, rows, tmp_path / "ck") as query:
+            query.processAllAvailable()
+            write(EUR=3.0, GBP=4.0)
+            table.refresh()
+            trades.put(id=["c", "d"], currency=["EUR", "GBP"])
+            query.processAllAvailable()
+    assert rows.out("id", "rate") == [("a", 1.0), ("b", None), ("c", 3.0), ("d", 4.0)]
+
+
 def test_rows_that_wait_too_long_wait_no_longer_though_nothing_comes(
     spark: SparkSession, tmp_path: Path
 ) -> None:

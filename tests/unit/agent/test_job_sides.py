@@ -149,3 +149,23 @@ def test_the_last_figures_of_each_bucket_reach_an_agent_that_was_away(
     sender.take(("q", "join", 1), 3, [RATES])
     until(lambda: agent.heard[-1][-1]["window"] == 3, 10.0, "the next figures")
     assert sum(len(call) for call in agent.heard) == 3, "nothing is sent twice"
+
+
+def test_figures_that_nobody_can_read_do_not_end_the_sending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Odd(Agent):
+        def call(self, action: str, *, timeout: float, buckets: Sequence[dict[str, Any]]) -> None:
+            if self.deaf:
+                self.deaf -= 1
+                raise TypeError("no JSON")
+            super().call(action, timeout=timeout, buckets=buckets)
+
+    monkeypatch.setattr(reporting, "SPACING", 0.05)
+    agent = Odd(deaf=1)
+    sender = Sender(agent)  # type: ignore[arg-type]
+    sender.take(("q", "join", 0), 1, [RATES])
+    until(lambda: not agent.deaf, 10.0, "a call")
+    sender.take(("q", "join", 0), 2, [RATES])
+    until(lambda: bool(agent.heard), 10.0, "the next figures")
+    assert [told["window"] for call in agent.heard for told in call] == [2]

@@ -3,7 +3,8 @@
 A query's offset has the number of tuples that it has read, so a version holds from the window that
 its announcement came in, and a replay hears the same. Of several versions of one side input in one
 window the last one is heard: nothing stands between them. Each query is a *reader* with an id in
-its offset; how far it has come is a small file, so that versions which none asks for can go.
+its offset; how far it has come, and what its window has, is a small file, so that versions which
+none can ask for any more go.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pyspark.sql.datasource import InputPartition
 from pe_agent.aligned.control_file import ControlFileReader, ControlFileSource
 from pe_agent.aligned.stream import Beside, Stream
 from pe_agent.sessions import register
-from pe_agent.side.versions import write_whole
+from pe_agent.side.versions import Place, write_whole
 from streambroker_core.control import envelope
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.side.said import SideVersion
@@ -40,8 +41,10 @@ def version_stream(spark: SparkSession, folder: Path) -> Stream:
     return Stream(spark=spark, beside=(Beside(frame=frame),))
 
 
-def read_by_all(folder: Path, grace: float, now: float) -> int | None:
-    """Return the place up to which every query has finished the control file; None without any.
+def places(folder: Path, grace: float, now: float) -> list[Place]:
+    """Return how far each query has come with the control file.
+
+    A query whose file is damaged counts as one that has finished nothing.
 
     Args:
         folder: of the tables.
@@ -49,13 +52,22 @@ def read_by_all(folder: Path, grace: float, now: float) -> int | None:
             removed.
         now: seconds since 1970.
     """
-    places = []
+    found = []
     for path in (folder / READERS).glob("*.json"):
         if path.stat().st_mtime < now - grace:
             path.unlink(missing_ok=True)
         else:
-            places.append(int(json.loads(path.read_bytes())["next"]))
-    return min(places, default=None)
+            found.append(_place_in(path))
+    return found
+
+
+def _place_in(path: Path) -> Place:
+    try:
+        told = json.loads(path.read_bytes())
+        planned = told.get("planned")
+        return Place(int(told["next"]), None if planned is None else int(planned))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Place(0)
 
 
 class VersionsSource(ControlFileSource):
@@ -78,7 +90,8 @@ class VersionsReader(ControlFileReader):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._readers = path.with_name(READERS)
-        self._told: tuple[int, float] = (-1, 0.0)
+        self._told: tuple[Place, float] = (Place(-1), 0.0)
+        self._once = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the offset before the first tuple, of a reader that is new."""
@@ -87,9 +100,24 @@ class VersionsReader(ControlFileReader):
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Any], limit: Any
     ) -> dict[str, Any]:
-        """Return the offset behind the last whole line; what ``start`` has is finished."""
-        self._tell(str(start["reader"]), int(start["next"]))
-        return {**super().latestOffset(start, limit), "reader": start["reader"]}
+        """Return the offset behind the last whole line; what ``start`` has is finished.
+
+        While that line is looked for nothing that may be in the window is removed.
+        """
+        reader, finished = str(start["reader"]), int(start["next"])
+        end = super().latestOffset(start, limit)
+        if self._once or Place(finished, int(end["next"])) != self._told[0]:
+            self._tell(reader, Place(finished))
+            if self._once:
+                super().prepareForTriggerAvailableNow()
+                self._once = False
+            end = super().latestOffset(start, limit)
+        self._tell(reader, Place(finished, int(end["next"])))
+        return {**end, "reader": start["reader"]}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Read what there is when the first offset is asked for, and no more."""
+        self._once = True
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Return the tuples between two offsets, of each side input its last version.
@@ -101,12 +129,13 @@ class VersionsReader(ControlFileReader):
             InputPartition(last_versions(part.value)) for part in super().partitions(start, end)
         ]
 
-    def _tell(self, reader: str, place: int) -> None:
+    def _tell(self, reader: str, place: Place) -> None:
         now = time.time()
         if place == self._told[0] and now < self._told[1] + _SEEN_EVERY:
             return
         self._readers.mkdir(exist_ok=True)
-        write_whole(self._readers / f"{reader}.json", json.dumps({"next": place}).encode())
+        told = {"next": place.finished, "planned": place.planned}
+        write_whole(self._readers / f"{reader}.json", json.dumps(told).encode())
         self._told = (place, now)
 
 

@@ -220,9 +220,8 @@ class SideInputs:
         join, _ = self._define()
         side = join.input(name)
         # Checked as enriching is, which asks for the same.
-        shape_of(
-            replace(join, enrich=(Enrich(input=name, on=_several(on), columns=tuple(columns)),))
-        )
+        one = Enrich(input=name, on=_several(on), columns=tuple(columns))
+        shape_of(replace(join, enrich=(*join.enrich, one)))
         if side.kind not in ("map", "multimap") or how not in ("left", "inner"):
             raise SideDefinitionError(
                 name,

@@ -107,6 +107,8 @@ class Sender:
             except StreambrokerError as error:
                 log.debug("figures of side inputs are not taken: %s", error)
                 self._again(due)
+            except Exception as error:  # they are not worth a thread, nor another try
+                log.warning("figures of side inputs are not sent: %r", error)
 
     def _again(self, due: Sequence[dict[str, Any]]) -> None:
         with self._changed:

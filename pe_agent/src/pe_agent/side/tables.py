@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from pe_agent.aligned.control_file import ControlFile
 from pe_agent.aligned.stream import Stream
-from pe_agent.side.announcing import CONTROL_FILE, read_by_all, version_stream
+from pe_agent.side.announcing import CONTROL_FILE, places, version_stream
 from pe_agent.side.errors import TableError
 from pe_agent.side.sources import Folder, Frame, Query, TableSource
-from pe_agent.side.versions import REQUESTS, Version, Versions, read_version
+from pe_agent.side.versions import REQUESTS, Place, Version, Versions, read_version
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideDefinitionError
@@ -97,8 +97,9 @@ class Table:
         """Read the table now; queries see it from their next micro-batch on.
 
         Raises:
-            TableError: it cannot be read; the version before stays.
+            TableError: it cannot be read; the version before stays. Or the store is closed.
         """
+        self.store.check_open(self.name)
         self._mark = None
         self.look()
         if self._error is not None:
@@ -124,21 +125,29 @@ class Table:
         """Be a side input from now on; the last version is announced to it.
 
         Raises:
-            SideError: the last version cannot be used as this side input.
+            SideError: the last version cannot be used as this side input; or the store is closed.
         """
+        self.store.check_open(self.name)
         with self.store.lock:
             last = self._versions.last
             assert last is not None  # noqa: S101 - else it was not made
             content_of(side, read_version(self.place, last.name))
-            known = self._sides.get(side.name)
-            if known is not None and known != side:
-                raise SideDefinitionError(
-                    side.name,
-                    f"table {self.name} is a side input of this name already, with other policies",
-                    "give one of them another name",
-                )
+            self._check_name(side)
             self._sides[side.name] = side
             self._announce()
+
+    def _check_name(self, side: SideInput) -> None:
+        """Refuse a name that another side input has: announcements say no more than the name."""
+        problem = None
+        if self._sides.get(side.name, side) != side:
+            problem = f"table {self.name} is a side input of this name already, with other policies"
+        for other in self.store.tables():
+            if other is not self and side.name in other._sides:
+                problem = f"table {other.name} of the same store is a side input of this name"
+        if problem is not None:
+            raise SideDefinitionError(
+                side.name, problem, "give one of them another name, or take another store"
+            )
 
     def due(self, now: float) -> bool:
         """Tell whether it is time to look, by a clock that does not go back."""
@@ -148,8 +157,9 @@ class Table:
     def look(self) -> None:
         """Read the table if there may be something new; a failure is kept for ``state``."""
         with self._looking:
-            asked = list(self._requests.iterdir()) if self._requests.is_dir() else []
+            asked: list[Path] = []
             try:
+                asked = list(self._requests.iterdir()) if self._requests.is_dir() else []
                 self._read(asked=bool(asked))
                 self._fail(None)
             except Exception as error:  # whatever a source raises, the version before stays
@@ -159,10 +169,10 @@ class Table:
             self._looked = time.time()
             self._due = time.monotonic() + (self.every or 0.0)
 
-    def clean(self, read: int | None) -> None:
+    def clean(self, places: list[Place]) -> None:
         """Remove versions; see ``Versions.clean``."""
         with self.store.lock:
-            self._versions.clean(read, self._sides)
+            self._versions.clean(places, self._sides)
 
     def _read(self, *, asked: bool) -> None:
         mark = self._source.mark()
@@ -173,10 +183,11 @@ class Table:
             for side in self._sides.values():
                 content_of(side, table)
             version = self._versions.write(table, time.time())
-            self.schema, self._mark = table.schema, mark
+            self.schema = table.schema
             if version is not None:
                 log.info("table %s: version %s, %d rows", self.name, version.name, version.rows)
-                self._announce()
+            self._announce()
+            self._mark = mark  # only now: what was not announced is looked at again
 
     def _announce(self) -> None:
         """Announce the last version to the side inputs that have not heard of it."""
@@ -225,6 +236,7 @@ class TableStore:
         self.lock = threading.RLock()
         self._tables: dict[str, Table] = {}
         self._grace, self._ended = grace, threading.Event()
+        self._said = ""
         self._thread = threading.Thread(target=self._run, name="side-tables", daemon=True)
         self._thread.start()
 
@@ -235,22 +247,26 @@ class TableStore:
         *,
         format: str = "parquet",  # noqa: A002 - as Spark's readers say it
         marker: str | None = None,
+        schema: pa.Schema | None = None,
         every: float | None = 1.0,
     ) -> Table:
         """Return a folder of files as a table; a new version when files change.
 
         Args:
             name: of the table, fixed for the store.
-            path: the folder, or one file; files that begin with ``_`` or ``.`` are not read.
+            path: the folder, or one file; what has a name that begins with ``_`` or ``.`` is not
+                read, nor what is in such a folder.
             format: ``parquet``, ``csv``, ``json`` or ``arrow``.
             marker: a file without which the folder is not read.
+            schema: columns and types; None for those of the first file, as its format tells them.
             every: seconds from one look at names, sizes and times to the next; None to look only
                 when asked.
 
         Raises:
             TableError: it cannot be read, and there is no version of before.
         """
-        return self._add(name, Folder(path=Path(path), format=format, marker=marker), every)
+        source = Folder(path=Path(path), format=format, marker=marker, schema=schema)
+        return self._add(name, source, every)
 
     def query(
         self,
@@ -290,6 +306,10 @@ class TableStore:
         """
         return self._add(name, Frame(make=make), every)
 
+    def tables(self) -> list[Table]:
+        """Return its tables."""
+        return list(self._tables.values())
+
     def stream(self, spark: SparkSession) -> Stream:
         """Return the announcements as a stream of control tuples; side inputs bring it along."""
         return version_stream(spark, self.path)
@@ -299,6 +319,15 @@ class TableStore:
         self._ended.set()
         self._thread.join()
         self._held.close()
+
+    def check_open(self, table: str) -> None:
+        """Refuse what a store cannot do that is closed: another driver may use its folder.
+
+        Raises:
+            TableError: it is.
+        """
+        if self._held.closed:
+            raise TableError(table, f"the store {self.path} is closed; open it again")
 
     def __enter__(self) -> TableStore:
         return self
@@ -317,23 +346,28 @@ class TableStore:
         clean_at = 0.0
         while not self._ended.wait(LOOK):
             now = time.monotonic()
-            tables = list(self._tables.values())
-            for table in tables:
-                if table.due(now):
-                    table.look()
-            if now >= clean_at:
-                clean_at = now + _CLEAN_EVERY
-                try:
+            try:
+                for table in self.tables():
+                    if table.due(now):
+                        table.look()
+                if now >= clean_at:
+                    clean_at = now + _CLEAN_EVERY
                     self.clean()
-                except OSError as error:
-                    log.warning("versions in %s are not removed: %s", self.path, error)
+            except Exception as error:  # a folder that is away: the thread looks again
+                self._say(str(error) or repr(error))
+
+    def _say(self, problem: str) -> None:
+        """Log a problem of the thread, once for as long as it is the same."""
+        if problem != self._said:
+            log.warning("tables in %s are not looked after: %s", self.path, problem)
+        self._said = problem
 
     def clean(self) -> None:
         """Remove the versions that no query asks for any more."""
         with self.lock:
-            read = read_by_all(self.path, self._grace, time.time())
-            for table in self._tables.values():
-                table.clean(read)
+            found = places(self.path, self._grace, time.time())
+            for table in self.tables():
+                table.clean(found)
 
 
 def _as_before(table: pa.Table, known: pa.Schema | None) -> pa.Table:

@@ -50,6 +50,20 @@ class Version:
     announced: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Place:
+    """How far a query has come with the control file.
+
+    Attributes:
+        finished: it has finished the windows with the tuples before this one.
+        planned: its window, which may be run again, has those before this one; None if that is not
+            known.
+    """
+
+    finished: int
+    planned: int | None = None
+
+
 class Versions:
     """The versions of one table; written by one process."""
 
@@ -121,26 +135,27 @@ class Versions:
             ]
         )
 
-    def clean(self, read: int | None, names: Collection[str]) -> list[str]:
-        """Remove the versions that nobody asks for any more; return their names.
+    def clean(self, places: Collection[Place], names: Collection[str]) -> list[str]:
+        """Remove the versions that nobody can ask for any more; return their names.
+
+        A query can ask for two of each side input: that of its last window, and the last one that
+        was announced in the window that it has planned. The newest is there for all.
 
         Args:
-            read: every query has finished what stands before this place in the control file; None
-                if there are no queries.
+            places: how far each query has come with the control file.
             names: the side inputs that the table is.
         """
-        needed = [len(self.kept) - 1]
-        if read is not None:
-            for name in names:
-                places = [one.announced.get(name) for one in self.kept]
-                passed = [
-                    at for at, place in enumerate(places) if place is not None and place < read
-                ]
-                needed.append(max(passed, default=0))
-        first = max(min(needed), 0)
-        gone = self.kept[:first]
+        needed = {len(self.kept) - 1}
+        for name in names:
+            announced = {
+                number: one.announced[name]
+                for number, one in enumerate(self.kept)
+                if name in one.announced
+            }
+            needed |= _needed(announced, places)
+        gone = [one for number, one in enumerate(self.kept) if number not in needed]
         if gone:
-            self._write(self.kept[first:])
+            self._write([one for number, one in enumerate(self.kept) if number in needed])
         for one in gone:
             path_of(self.folder, one.name).unlink(missing_ok=True)
             for path in (self.folder / SORTED).glob(f"{one.name}.by-*"):
@@ -168,6 +183,18 @@ class Versions:
         told = {"v": FORMAT, "number": self._number, "kept": [asdict(one) for one in kept]}
         write_whole(self._journal, json.dumps(told, sort_keys=True).encode())
         self.kept = kept
+
+
+def _needed(announced: dict[int, int], places: Collection[Place]) -> set[int]:
+    """Return which of the versions that were announced at some places somebody may ask for."""
+    needed = {max(announced)} if announced else set()
+    for place in places:
+        before = [one for one, at in announced.items() if at < place.finished]
+        later = [one for one, at in announced.items() if at >= place.finished]
+        if place.planned is not None:
+            later = [one for one in later if announced[one] < place.planned][-1:]
+        needed.update(before[-1:], later)
+    return needed
 
 
 def path_of(folder: Path, version: str) -> Path:

@@ -1,0 +1,265 @@
+"""A store of tables over failures: of the disk, of a reader's file, of the driver at any step."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pe_agent.side import Table, TableError, TableStore
+from pe_agent.side import tables as tables_module
+from pe_agent.side import versions as versions_module
+from pe_agent.side.announcing import READERS, VersionsReader
+from pe_agent.side.versions import Versions, path_of, read_version
+from streambroker_core.side import SideInput
+from streambroker_core.side.errors import SideDefinitionError
+from support.waiting import until
+
+RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TableStore]:
+    with TableStore(tmp_path / "store") as made:
+        yield made
+
+
+def put(folder: Path, **rates: float) -> None:
+    folder.mkdir(exist_ok=True)
+    table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
+    pq.write_table(table, folder / ".a")
+    (folder / ".a").rename(folder / "a.parquet")
+
+
+def rates(name: str = "rates") -> SideInput:
+    return SideInput(name=name, kind="map", key=("currency",), schema=RATES, static=True)
+
+
+def content(table: Table, version: str) -> dict[str, float]:
+    found = read_version(table.place, version, rates())
+    return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
+
+def announced(store: TableStore) -> list[str]:
+    return [str(one.payload["version"]) for one in store.control.tuples()]
+
+
+def test_one_side_input_of_a_name_is_one_table_of_a_store(
+    store: TableStore, tmp_path: Path
+) -> None:
+    """Announcements say the name alone: a query would look for a version in the other's folder."""
+    put(tmp_path / "in", EUR=1.0)
+    first, second = (store.folder(name, tmp_path / "in", every=None) for name in ("a", "b"))
+    first.bind(rates())
+    with pytest.raises(SideDefinitionError, match="table a of the same store is a side input of"):
+        second.bind(rates())
+    second.bind(rates("more"))
+    assert len(announced(store)) == 2
+
+
+def test_a_version_whose_announcement_failed_is_announced_with_the_next_look(
+    store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "in", EUR=1.0)
+    table = store.folder("rates", tmp_path / "in", every=None)
+    table.bind(rates())
+    append = store.control.append
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(store.control, "append", full)
+    put(tmp_path / "in", EUR=2.0)
+    table.look()
+    assert "no space left" in (table.state().error or "")
+    assert len(announced(store)) == 1
+    monkeypatch.setattr(store.control, "append", append)
+    table.look()
+    assert table.state().error is None
+    assert announced(store)[1:] == [table.state().version]
+    table.look()
+    assert len(announced(store)) == 2
+
+
+def test_tables_are_looked_at_again_after_a_folder_was_away(
+    store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads them lives on, whatever it meets."""
+    failed = []
+
+    def away(table: Table, now: float) -> bool:
+        if len(failed) < 3:
+            failed.append(now)
+            raise OSError("stale file handle")
+        return due(table, now)
+
+    due = Table.due
+    monkeypatch.setattr(tables_module, "LOOK", 0.05)
+    monkeypatch.setattr(Table, "due", away)
+    put(tmp_path / "in", EUR=1.0)
+    table = store.folder("rates", tmp_path / "in", every=0.1)
+    put(tmp_path / "in", EUR=2.0)
+    until(lambda: content(table, table.state().version) == {"EUR": 2.0}, 20.0, "the new version")
+    assert len(failed) == 3
+
+
+def test_versions_are_kept_for_a_query_whose_file_is_damaged(tmp_path: Path) -> None:
+    put(tmp_path / "in", EUR=1.0)
+    with TableStore(tmp_path / "store", grace=60.0) as store:
+        table = store.folder("rates", tmp_path / "in", every=None)
+        table.bind(rates())
+        (store.path / READERS).mkdir()
+        damaged = store.path / READERS / "one.json"
+        damaged.write_text('{"next"')
+        for value in (2.0, 3.0):
+            put(tmp_path / "in", EUR=value)
+            table.refresh()
+        store.clean()
+        assert len(table.state().kept) == 3
+        os.utime(damaged, (0, time.time() - 61.0))
+        store.clean()
+        assert len(table.state().kept) == 1
+        assert not damaged.exists()
+
+
+def versions_of(part: Any) -> list[str]:
+    return [json.loads(line)["payload"]["version"] for line in part.value]
+
+
+def test_a_query_that_stands_keeps_two_versions_and_not_all_that_came_since(
+    store: TableStore, tmp_path: Path
+) -> None:
+    """That of its last window, and the last one of the window that it may have to run again."""
+    put(tmp_path / "in", EUR=0.0)
+    table = store.folder("rates", tmp_path / "in", every=None)
+    table.bind(rates())
+    reader = VersionsReader(store.path / "control")
+    done = reader.latestOffset(reader.initialOffset(), None)
+    names = [table.state().version]
+    for value in range(1, 6):
+        put(tmp_path / "in", EUR=float(value))
+        names.append(table.refresh().version)
+        if value == 3:
+            planned = reader.latestOffset(done, None)
+    store.clean()
+    assert table.state().kept == (names[0], names[3], names[5])
+    (part,) = reader.partitions(done, planned)
+    assert versions_of(part) == [names[3]]
+    assert content(table, names[3]) == {"EUR": 3.0}
+    assert not path_of(table.place, names[4]).exists()
+    reader.latestOffset(planned, None)
+    store.clean()
+    assert table.state().kept == (names[3], names[5])
+    again = Versions(table.place)
+    assert [one.name for one in again.kept] == [names[3], names[5]]
+
+
+@pytest.mark.parametrize("once", [False, True], ids=["on and on", "available now"])
+def test_a_version_that_a_window_is_about_to_have_stays_while_the_next_one_comes(
+    store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: bool
+) -> None:
+    """However announcement and removal fall between the steps in which an offset is made."""
+    put(tmp_path / "in", EUR=0.0)
+    table = store.folder("rates", tmp_path / "in", every=None)
+    table.bind(rates())
+    reader = VersionsReader(store.path / "control")
+    done = reader.latestOffset(reader.initialOffset(), None)
+    put(tmp_path / "in", EUR=1.0)
+    table.refresh()
+    count = VersionsReader._count
+    values = iter(range(2, 9))
+
+    def meanwhile(self: VersionsReader) -> int:
+        found = count(self)
+        put(tmp_path / "in", EUR=float(next(values)))
+        table.refresh()
+        store.clean()
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(VersionsReader, "_count", meanwhile)
+        if once:
+            reader.prepareForTriggerAvailableNow()
+        planned = reader.latestOffset(done, None)
+    store.clean()
+    (part,) = reader.partitions(done, planned)
+    for version in versions_of(part):
+        assert version in table.state().kept
+    if once:
+        assert reader.latestOffset(planned, None) == planned
+
+
+def test_a_store_that_is_closed_leaves_its_folder_to_others(tmp_path: Path) -> None:
+    put(tmp_path / "in", EUR=1.0)
+    with TableStore(tmp_path / "store") as store:
+        table = store.folder("rates", tmp_path / "in", every=None)
+    for use in (table.refresh, lambda: table.bind(rates())):
+        with pytest.raises(TableError, match="is closed; open it again"):
+            use()
+    assert announced(store) == []
+
+
+class Killed(BaseException):
+    """Ends what is being done where it stands, as a kill does."""
+
+
+STEPS: dict[str, tuple[Any, str]] = {
+    "the version is to be written": (versions_module, "_write_table"),
+    "its digest is to be taken": (versions_module, "_digest"),
+    "it is to be listed": (Versions, "_write"),
+    "its sorted copy is to be written": (Versions, "sort"),
+    "it is to be announced": (tables_module.ControlFile, "append"),
+    "it is to be noted as announced": (Versions, "announced"),
+}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_that_ends_at_any_step_leaves_versions_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
+) -> None:
+    """What was announced is there as it was; the next driver announces what was not."""
+    put(tmp_path / "in", USD=1.0, EUR=1.0)
+    with TableStore(tmp_path / "store") as store:
+        table = store.folder("rates", tmp_path / "in", every=None)
+        table.bind(rates())
+        first = table.state().version
+        put(tmp_path / "in", USD=2.0, EUR=2.0)
+        owner, name = STEPS[step]
+        real = getattr(owner, name)
+
+        def kill(*of: Any, **told: Any) -> Any:
+            if after:
+                real(*of, **told)
+            raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, kill)
+            with pytest.raises(Killed):
+                table.look()
+        for version in announced(store):
+            assert len(content(table, version)) == 2
+    with TableStore(tmp_path / "store") as store:
+        table = store.folder("rates", tmp_path / "in", every=None)
+        table.bind(rates())
+        second = table.state().version
+        assert (content(table, first), content(table, second)) == (
+            {"USD": 1.0, "EUR": 1.0},
+            {"USD": 2.0, "EUR": 2.0},
+        )
+        assert list(dict.fromkeys(announced(store))) == [first, second]
+        listed = {
+            one["name"] for one in json.loads((table.place / "versions.json").read_text())["kept"]
+        }
+        assert {path_of(table.place, one) for one in listed} == set(table.place.glob("*.arrow"))
+        reader = VersionsReader(store.path / "control")
+        start = reader.initialOffset()
+        (part,) = reader.partitions(start, reader.latestOffset(start, None))
+        assert versions_of(part) == [second]
