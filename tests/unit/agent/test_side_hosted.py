@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.side.inputs import side_map, side_singleton
-from pe_agent.side.joins import JoinRows, SideInputs
+from pe_agent.side.joins import JoinRows, OwnKeys, SideInputs
 from pe_agent.side.operator import FIGURES, UNORDERED, HostedSide, MakeSide
 from pe_agent.side.shelves import Shelves
 from pe_agent.side.ticks import SideTick, TickReader, seconds_for
@@ -140,6 +140,8 @@ def test_rows_are_joined_with_each_value_of_their_key(
     join = JoinRows("rates", ("currency",), ("rate",), kind == "multimap", how == "inner")
     rows = join(batch, views).to_pylist()
     assert [(row["id"], row["rate"]) for row in rows] == expected
+    assert OwnKeys(join)(batch, views).to_pylist() == rows
+    assert OwnKeys(join).own_keys, "whoever calls it looks for that"
 
 
 def test_a_tick_comes_with_the_time_and_once_where_all_is_read_that_is_there() -> None:

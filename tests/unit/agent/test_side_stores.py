@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pe_agent.aligned import ControlFile
 from pe_agent.side import Table, TableError, TableStore
 from pe_agent.side import tables as tables_module
 from pe_agent.side import versions as versions_module
@@ -215,7 +216,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "its digest is to be taken": (versions_module, "_digest"),
     "it is to be listed": (Versions, "_write"),
     "its sorted copy is to be written": (Versions, "sort"),
-    "it is to be announced": (tables_module.ControlFile, "append"),
+    "it is to be announced": (ControlFile, "append"),
     "it is to be noted as announced": (Versions, "announced"),
 }
 

@@ -7,7 +7,8 @@ first thing that cannot be used, and says what to write instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -96,8 +97,28 @@ def _schema_problems(side: SideInput) -> Found:
     if side.deleted and not pt.is_boolean(side.schema.field(side.deleted).type):
         found.append((f"column {side.deleted} is not boolean", "name a boolean column"))
     found += _time_problems(side.schema, side.event_time)
+    found += _default_problems(side)
     if not side.fields:
         found.append(("its rows have no value", "give it a column that is not key or time"))
+    return found
+
+
+def _default_problems(side: SideInput) -> Found:
+    """Refuse a default that could not stand where a value stands."""
+    default: Any = side.default
+    if not side.has_default or default is None:
+        return []
+    by_name = isinstance(default, Mapping) and not isinstance(side.value, str)
+    if by_name and (more := sorted(set(default) - set(side.fields))):
+        known = ", ".join(side.fields)
+        return [(f"its default has {more[0]}, which is no value of it", f"there are: {known}")]
+    found: Found = []
+    for name in side.fields:
+        value, type_ = default.get(name) if by_name else default, side.schema.field(name).type
+        try:
+            pa.scalar(value, type_)
+        except (pa.ArrowException, TypeError, ValueError):
+            found.append((f"default {value!r} is no {type_}, as {name} is", "give one of its type"))
     return found
 
 

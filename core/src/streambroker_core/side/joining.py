@@ -7,15 +7,16 @@ when what it waited for is there; it is processed once, when nothing holds it ba
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.side.content import SideState
-from streambroker_core.side.definition import Enrich
+from streambroker_core.side.definition import MAIN, Enrich
 from streambroker_core.side.enriching import add_columns
+from streambroker_core.side.errors import SideError
 from streambroker_core.side.keys import keys_of
 from streambroker_core.side.levels import Level
 from streambroker_core.side.shape import SEQ, SINCE, TIME, WAIVED, WINDOW, Shape
@@ -33,7 +34,11 @@ from streambroker_core.side.windows import (
 
 Result: TypeAlias = "pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch] | None"
 Function: TypeAlias = "Callable[[pa.RecordBatch, Views], Result]"
-"""Called with main rows of one window and its views; returns rows for the output ``out``."""
+"""Called with main rows of one window and its views; returns rows for the output ``out``.
+
+One with a true attribute ``own_keys`` asks maps by the columns alone by which rows wait for their
+keys, or not at all; then rows of many keys are released together.
+"""
 Give: TypeAlias = "Callable[[pa.RecordBatch], None]"
 Lacking: TypeAlias = "Callable[[str, pa.RecordBatch], None]"
 """Takes main rows for which a side input has no value, with its name."""
@@ -61,6 +66,7 @@ class Joining:
         join = shape.join
         self._join, self._sides, self._waiting = join, sides, waiting
         self._function, self._give, self._lacking = function, give, lacking
+        self._sees_all = function is not None and not getattr(function, "own_keys", False)
         self.passed: int | None = None
         self.late_at: int | None = None
         self.now = 0
@@ -150,7 +156,7 @@ class Joining:
         awaited = None if wanted is None else pc.is_in(rows.keys, value_set=wanted)
         if awaited is None or not pc.any(awaited).as_py():
             return rows, none
-        if self._function is not None and not side.keyed:
+        if self._sees_all and not side.keyed:
             end = pc.index(awaited, True).as_py() + 1
             return rows.slice(0, end), rows.slice(end, len(rows) - end)
         first = pc.cast(pc.index_in(rows.keys, value_set=rows.keys), pa.int64())
@@ -358,11 +364,28 @@ def _alike(columns: list[pa.Array], size: int) -> list[tuple[tuple[int, ...], pa
     return found
 
 
-def _batches(result: Result) -> Iterable[pa.RecordBatch]:
-    if result is None:
-        return ()
+def _batches(result: Any) -> Iterator[pa.RecordBatch]:
+    """Give what a function has returned, batch by batch.
+
+    Raises:
+        SideError: it is no Arrow batch, no table, and not several of them.
+    """
     if isinstance(result, pa.RecordBatch):
-        return (result,)
-    if isinstance(result, pa.Table):
-        return result.to_batches()  # type: ignore[no-any-return]
-    return result
+        yield result
+    elif isinstance(result, pa.Table):
+        yield from result.to_batches()
+    elif isinstance(result, Iterable) and not isinstance(result, str | bytes | Mapping):
+        for one in result:
+            if not isinstance(one, pa.RecordBatch | pa.Table):
+                raise _no_batch(f"{type(result).__name__} of {type(one).__name__}")
+            yield from _batches(one)
+    elif result is not None:
+        raise _no_batch(type(result).__name__)
+
+
+def _no_batch(found: str) -> SideError:
+    return SideError(
+        MAIN,
+        f"The function with side inputs gave {found}; let it give Arrow record batches, a table, or"
+        " nothing.",
+    )

@@ -178,6 +178,7 @@ class SideOperator(Operator):
                 "sides": [state.tell() for state in self._sides],
                 "waiting": self._waiting.tell(),
                 "control": self._sequence.tell(),
+                "forms": self._shape.forms,
             },
             sort_keys=True,
             separators=(",", ":"),
@@ -259,6 +260,7 @@ class SideOperator(Operator):
                 f"the state is of {len(sides)} side inputs, the operator has {len(join.inputs)}."
                 " Begin a new checkpoint."
             )
+        self._check_forms(told.get("forms"))
         self._sides = [
             SideState(self._shape, number, blobs, sides[number], self._tables)
             for number in range(len(join.inputs))
@@ -272,6 +274,18 @@ class SideOperator(Operator):
             self._shape, self._sides, self._waiting, self._function, self.emit, self._lack
         )
         self._started = True
+
+    def _check_forms(self, known: list[str] | None) -> None:
+        """Refuse state that was written under another definition: its bytes would be misread."""
+        names = [*(one.name for one in self.join.inputs), MAIN]
+        for name, form, before in zip(names, self._shape.forms, known or (), strict=False):
+            if form != before:
+                what = "order, key" if name == MAIN else "name, kind, key, values"
+                raise StateError(
+                    f"the state of `{name}` is of another definition: its {what}, columns, types or"
+                    " windows are not those of before. Define it as it was, or begin a new"
+                    " checkpoint."
+                )
 
     def _take_side(self, number: int, batch: pa.RecordBatch) -> None:
         watermark = self.window.watermark

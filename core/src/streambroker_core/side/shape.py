@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from zlib import crc32
 
 import pyarrow as pa
 
 from streambroker_core.side.checking import check
-from streambroker_core.side.definition import RESERVED, SideJoin
+from streambroker_core.side.definition import RESERVED, SideInput, SideJoin
 from streambroker_core.side.keys import key_type
 from streambroker_core.side.windows import SECOND
 
@@ -28,6 +30,7 @@ class Shape:
         value_types: type of one value of each side input: a struct.
         pairs: columns of (row, window) pairs.
         lateness: in microseconds.
+        forms: of each side input, and of the main one, a digest of what its state depends on.
     """
 
     join: SideJoin
@@ -35,6 +38,7 @@ class Shape:
     value_types: tuple[pa.DataType, ...]
     pairs: pa.Schema
     lateness: int
+    forms: tuple[str, ...]
 
     @property
     def by_time(self) -> bool:
@@ -57,4 +61,27 @@ def shape_of(join: SideJoin) -> Shape:
         value_types=tuple(one.value_type for one in join.inputs),
         pairs=pa.schema([*join.schema, *own]),
         lateness=round(join.lateness * SECOND),
+        forms=(*(_form_of_side(join, one) for one in join.inputs), _form_of_main(join)),
     )
+
+
+def _form_of_side(join: SideJoin, side: SideInput) -> str:
+    told = [side.name, side.kind, *_typed(side.schema, side.key)]
+    if not side.static:
+        told += [str(side.windows), str(side.keyed), *_typed(side.schema, side.fields)]
+        if join.order == "event time":
+            told += _typed(side.schema, side.schema.names)
+    return _digest(told)
+
+
+def _form_of_main(join: SideJoin) -> str:
+    schema = join.schema
+    return _digest([join.order, str(join.windows), *join.key, *_typed(schema, schema.names)])
+
+
+def _typed(schema: pa.Schema, names: Iterable[str]) -> list[str]:
+    return [f"{name} {schema.field(name).type}" for name in names]
+
+
+def _digest(told: list[str]) -> str:
+    return f"{crc32(chr(0).join(told).encode()):08x}"

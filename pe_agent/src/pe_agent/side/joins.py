@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -154,6 +154,7 @@ class SideInputs:
         function: Function,
         schema: Columns | pa.Schema,
         *,
+        own_keys: bool = False,
         figures: bool = False,
         **settings: Any,
     ) -> OperatorStream:
@@ -163,13 +164,16 @@ class SideInputs:
             function: takes an Arrow batch of main rows of one window, with the columns that were
                 added, and views by name; returns batches, a table or nothing.
             schema: columns of what it returns.
+            own_keys: it asks maps by those columns alone that ``enrich`` waits for, or not at all.
+                Then rows that wait for many keys are released together; else one key after the
+                other, because each has to see the map as it is when its key comes.
             figures: as for ``to_stream``.
             settings: as there.
 
         Raises:
             SideDefinitionError, AlignedError: as there.
         """
-        return self._run(function, schema, figures, settings)
+        return self._run(OwnKeys(function) if own_keys else function, schema, figures, settings)
 
     def apply(
         self,
@@ -232,7 +236,9 @@ class SideInputs:
         join_rows = JoinRows(name, _several(on), fields, side.many, inner=how == "inner")
         added = [side.schema.field(one) for one in fields]
         schema = pa.schema([*enriched_schema(join), *added])
-        return self._run(join_rows, schema, figures, settings)
+        waited = [one.on for one in self.added if one.input == name and one.missing == "wait"]
+        own = all(on_ == join_rows.on for on_ in waited)
+        return self._run(OwnKeys(join_rows) if own else join_rows, schema, figures, settings)
 
     # -- within ------------------------------------------------------------------------------
 
@@ -319,6 +325,18 @@ class _Grouped:
     def __call__(self, batch: pa.RecordBatch, views: Views) -> Result:
         assert views.window is not None  # noqa: S101 - rows are grouped by windows
         return self.function(views.key, views.window, batch, views)
+
+
+@dataclass(frozen=True)
+class OwnKeys:
+    """Calls a function that asks maps by the keys alone for which rows wait."""
+
+    function: Function
+    own_keys: ClassVar[bool] = True
+
+    def __call__(self, batch: pa.RecordBatch, views: Views) -> Result:
+        """Call it."""
+        return self.function(batch, views)
 
 
 @dataclass(frozen=True)

@@ -298,7 +298,8 @@ class TableStore:
 
         Args:
             name: as for ``folder``.
-            make: makes the DataFrame anew for each read.
+            make: makes the DataFrame anew for each read; in one order, so that equal content is
+                known as equal.
             every: seconds from one read to the next; None to read only when asked.
 
         Raises:
@@ -353,6 +354,7 @@ class TableStore:
                 if now >= clean_at:
                     clean_at = now + _CLEAN_EVERY
                     self.clean()
+                self._said = ""
             except Exception as error:  # a folder that is away: the thread looks again
                 self._say(str(error) or repr(error))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streambroker_core.side import SideInput, SideJoin, SideOperator, Views, fixed, joining
+from streambroker_core.side import Enrich, SideInput, SideJoin, SideOperator, Views, fixed, joining
 from streambroker_core.side.joining import Joining
 from support.sides import Runner
 
@@ -77,3 +77,38 @@ def test_many_windows_that_end_at_once_cost_each_its_own(
     assert [one["words"] for one in runner.run.out["out"]] == [1] * windows
     assert opened <= 3 * windows
     assert ends <= 20 * windows
+
+
+RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
+TRADES = pa.schema([("id", pa.string()), ("currency", pa.string()), ("n", pa.int64())])
+
+
+class Looks:
+    """Looks up the key of each row, and says how much of the map it could see."""
+
+    def __init__(self, own_keys: bool) -> None:
+        self.own_keys, self.sizes = own_keys, list[int]()
+
+    def __call__(self, batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
+        self.sizes.append(len(views["rates"]))
+        return batch.append_column("seen", views["rates"].lookup(batch["currency"]))
+
+
+def test_a_function_of_own_keys_is_called_once_for_all_keys_that_come_together() -> None:
+    """Another one sees the map grow, key by key, and is called for each."""
+    side = SideInput(name="rates", kind="map", schema=RATES, key=("currency",), value="rate")
+    enrich = (Enrich(input="rates", on=("currency",), missing="wait"),)
+    join = SideJoin(schema=TRADES, inputs=(side,), enrich=enrich)
+    keys = [f"c{number:03}" for number in range(100)]
+    found = {}
+    for own in (False, True):
+        function = Looks(own)
+        runner = Runner(lambda: SideOperator(join, function), twice=False)  # noqa: B023
+        first = [["rates", {"currency": "first", "rate": -1.0}]]
+        waits = [["main", {"id": key, "currency": key, "n": 0}] for key in keys]
+        runner.window([*first, *waits], watermark=None, now=0)
+        values = [["rates", {"currency": k, "rate": at}] for at, k in enumerate([*keys, *keys])]
+        runner.window(values, watermark=None, now=0)
+        found[own] = sorted((row["id"], row["seen"]) for row in runner.run.out["out"])
+        assert function.sizes == ([101] if own else list(range(2, 102)))
+    assert found[True] == found[False] == [(key, at) for at, key in enumerate(keys)]

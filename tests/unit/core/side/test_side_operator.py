@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -139,6 +140,49 @@ def test_state_of_other_side_inputs_is_refused() -> None:
         operator.restore(1, {"side": b"{"})
 
 
+WHOLE = pa.schema([("currency", pa.string()), ("rate", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "join"),
+    [
+        ("rates", {"schema": WHOLE}, {}),
+        ("rates", {"name": "values"}, {}),
+        ("rates", {"kind": "multimap"}, {}),
+        ("rates", {"key": ("currency", "rate"), "value": "rate"}, {}),
+        ("rates", {"schema": pa.schema([*RATES, ("more", pa.int64())])}, {}),
+        ("main", {}, {"schema": pa.schema([*TRADES, ("more", pa.int64())])}),
+        ("main", {}, {"key": ("currency",)}),
+    ],
+)
+def test_state_of_another_definition_is_refused_and_not_misread(
+    name: str, side: dict[str, Any], join: dict[str, Any]
+) -> None:
+    """Whole numbers have as many bytes as fractions: they would be read as such."""
+    runner = Runner(lambda: SideOperator(joined(rates())))
+    runner.window([rate("EUR", 1.1)], watermark=None, now=0)
+    told = {"schema": TRADES, "inputs": (rates(**side),), **join}
+    operator = SideOperator(SideJoin(**told))
+    says = f"`{told['inputs'][0].name if name == 'rates' else name}` is of another definition"
+    with pytest.raises(StateError, match=says):
+        operator.restore(1, runner.blobs[0])
+
+
+def test_state_is_taken_up_under_other_policies_and_that_of_before_forms_too() -> None:
+    runner = Runner(lambda: SideOperator(joined(rates())))
+    runner.window([rate("EUR", 1.1)], watermark=None, now=0)
+    blobs = runner.blobs[0]
+    other = rates(update="refuse", ready="not required", default=1.0, max_entries=5)
+    told = json.loads(blobs["side"])
+    old = {**blobs, "side": json.dumps({k: told[k] for k in told if k != "forms"}).encode()}
+    for state in (blobs, old):
+        operator = SideOperator(joined(other, max_waiting_rows=7))
+        operator.restore(1, state)
+        operator.bind(_window(), Sink())
+        operator.begin_window()
+        assert operator.figures()["inputs"]["rates"]["entries"] == 1
+
+
 def test_control_of_others_goes_on() -> None:
     from streambroker_core.side import SideComplete, SideVersion
 
@@ -202,6 +246,37 @@ def test_views_answer_for_whole_columns_and_cannot_be_changed() -> None:
         "contains": [True, False, False, True],
         "one": (1.1, None, True, 2, ["EUR", "USD"]),
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (lambda batch: batch.to_pydict(), "dict"),
+        (lambda batch: batch.to_pylist(), "list of dict"),
+        (lambda batch: batch.num_rows, "int"),
+        (lambda batch: "rows", "str"),
+        (lambda batch: batch["id"], "StringArray of StringScalar"),
+    ],
+)
+def test_a_function_that_gives_no_batches_is_told_what_it_gave(given: Any, found: str) -> None:
+    runner = Runner(lambda: SideOperator(joined(rates()), lambda batch, _: given(batch)))
+    with pytest.raises(SideError, match=f"gave {found}; let it give Arrow record batches"):
+        runner.window([rate("EUR", 1.1), row("m1", "EUR")], watermark=None, now=0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda batch: batch,
+        lambda batch: pa.Table.from_batches([batch]),
+        lambda batch: [batch.slice(0, 1), pa.Table.from_batches([batch.slice(1)])],
+        lambda batch: (batch.slice(at, 1) for at in range(batch.num_rows)),
+    ],
+)
+def test_a_function_may_give_its_rows_in_pieces(given: Any) -> None:
+    runner = Runner(lambda: SideOperator(joined(rates()), lambda batch, _: given(batch)))
+    runner.window([rate("EUR", 1.1), row("m1", "EUR"), row("m2", "USD", 1)], watermark=None, now=0)
+    assert [one["id"] for one in runner.run.out["out"]] == ["m1", "m2"]
 
 
 def test_a_table_is_checked_before_it_is_announced() -> None:
