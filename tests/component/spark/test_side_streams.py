@@ -137,6 +137,7 @@ def test_a_table_changes_between_two_windows_and_a_replay_sees_the_version_of_th
             assert seen == {first, second, third}
 
 
+@pytest.mark.long
 def test_a_jdbc_table_is_a_side_input_as_any_batch_dataframe_is(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -204,6 +205,7 @@ def counted(
     return pa.record_batch(told)
 
 
+@pytest.mark.long
 def test_rows_that_wait_are_not_late_for_the_operator_behind(
     spark: SparkSession, tmp_path: Path
 ) -> None:
