@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +111,35 @@ def test_tables_are_looked_at_again_after_a_folder_was_away(
     put(tmp_path / "in", EUR=2.0)
     until(lambda: content(table, table.state().version) == {"EUR": 2.0}, 20.0, "the new version")
     assert len(failed) == 3
+
+
+def test_a_database_that_does_not_answer_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tables are read meanwhile; the store can be closed, and what comes later is dropped."""
+    monkeypatch.setattr(tables_module, "CLOSE", 0.3)
+    answers, asked = threading.Event(), threading.Event()
+    path = str(tmp_path / "db")
+
+    def connect() -> sqlite3.Connection:
+        if threading.current_thread() is not threading.main_thread():
+            asked.set()
+            answers.wait(20.0)
+        return sqlite3.connect(path)
+
+    put(tmp_path / "in", EUR=1.0)
+    with TableStore(tmp_path / "store") as store:
+        slow = store.query("slow", connect, "select 'EUR' as currency, random() as rate", every=0.1)
+        quick = store.folder("quick", tmp_path / "in", every=0.1)
+        assert asked.wait(20.0)
+        put(tmp_path / "in", EUR=2.0)
+        until(
+            lambda: content(quick, quick.state().version) == {"EUR": 2.0}, 20.0, "the new version"
+        )
+    before = Versions(slow.place).kept
+    answers.set()
+    until(lambda: "is closed" in (slow.state().error or ""), 20.0, "the late answer")
+    assert Versions(slow.place).kept == before
 
 
 def test_versions_are_kept_for_a_query_whose_file_is_damaged(tmp_path: Path) -> None:

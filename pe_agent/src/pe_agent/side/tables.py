@@ -1,8 +1,9 @@
 """Tables that are side inputs: read as a whole beside the driver, version by version.
 
-A ``TableStore`` is a folder that driver and workers see. Its thread looks whether a table is due,
-reads it, checks it as its side inputs will, writes it as a version, announces the version to the
-queries, and removes versions that no query asks for. A table that cannot be read stays as it is.
+A ``TableStore`` is a folder that driver and workers see. A thread for each table looks whether it
+is due, reads it, checks it as its side inputs will, writes it as a version, and announces that to
+the queries; another removes versions that no query asks for. A table that cannot be read stays as
+it is.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ log = logging.getLogger("pe_agent")
 
 GRACE = 7 * 86_400.0
 LOOK = 0.2
+CLOSE = 10.0
+"""Seconds for which a store that is closed waits for reads to end."""
 _CLEAN_EVERY = 5.0
 
 
@@ -149,6 +152,11 @@ class Table:
                 side.name, problem, "give one of them another name, or take another store"
             )
 
+    def look_if_due(self) -> None:
+        """Look if it is time, or somebody has asked."""
+        if self.due(time.monotonic()):
+            self.look()
+
     def due(self, now: float) -> bool:
         """Tell whether it is time to look, by a clock that does not go back."""
         asked = self._requests.is_dir() and any(self._requests.iterdir())
@@ -180,6 +188,7 @@ class Table:
             return
         table = _as_before(self._source.read(self.schema), self.schema)
         with self.store.lock:
+            self.store.check_open(self.name)  # it may have been closed while the table was read
             for side in self._sides.values():
                 content_of(side, table)
             version = self._versions.write(table, time.time())
@@ -236,9 +245,9 @@ class TableStore:
         self.lock = threading.RLock()
         self._tables: dict[str, Table] = {}
         self._grace, self._ended = grace, threading.Event()
-        self._said = ""
-        self._thread = threading.Thread(target=self._run, name="side-tables", daemon=True)
-        self._thread.start()
+        self._said: dict[str, str] = {}
+        self._threads: list[threading.Thread] = []
+        self._repeat("versions", lambda: _CLEAN_EVERY, self.clean)
 
     def folder(
         self,
@@ -316,10 +325,16 @@ class TableStore:
         return version_stream(spark, self.path)
 
     def close(self) -> None:
-        """Read no more; versions stay for the queries that run."""
+        """Read no more; versions stay for the queries that run.
+
+        A read that does not end is left to itself: nothing comes of it.
+        """
         self._ended.set()
-        self._thread.join()
-        self._held.close()
+        deadline = time.monotonic() + CLOSE
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with self.lock:
+            self._held.close()
 
     def check_open(self, table: str) -> None:
         """Refuse what a store cannot do that is closed: another driver may use its folder.
@@ -341,28 +356,29 @@ class TableStore:
             raise TableError(name, "take a name of letters, digits and _ that is not taken yet")
         table = Table(self, name, source, every)
         self._tables[name] = table
+        self._repeat(f"table-{name}", lambda: LOOK, table.look_if_due)
         return table
 
-    def _run(self) -> None:
-        clean_at = 0.0
-        while not self._ended.wait(LOOK):
-            now = time.monotonic()
-            try:
-                for table in self.tables():
-                    if table.due(now):
-                        table.look()
-                if now >= clean_at:
-                    clean_at = now + _CLEAN_EVERY
-                    self.clean()
-                self._said = ""
-            except Exception as error:  # a folder that is away: the thread looks again
-                self._say(str(error) or repr(error))
+    def _repeat(self, name: str, pause: Callable[[], float], work: Callable[[], None]) -> None:
+        """Do something again and again, in a thread of its own, until the store is closed."""
 
-    def _say(self, problem: str) -> None:
-        """Log a problem of the thread, once for as long as it is the same."""
-        if problem != self._said:
-            log.warning("tables in %s are not looked after: %s", self.path, problem)
-        self._said = problem
+        def run() -> None:
+            while not self._ended.wait(pause()):
+                try:
+                    work()
+                    self._said.pop(name, None)
+                except Exception as error:  # a folder that is away: the thread tries again
+                    self._say(name, str(error) or repr(error))
+
+        thread = threading.Thread(target=run, name=f"side-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _say(self, name: str, problem: str) -> None:
+        """Log a problem of a thread, once for as long as it is the same."""
+        if problem != self._said.get(name):
+            log.warning("%s in %s: %s", name, self.path, problem)
+        self._said[name] = problem
 
     def clean(self) -> None:
         """Remove the versions that no query asks for any more."""
