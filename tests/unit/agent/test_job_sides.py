@@ -11,9 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pe_agent.agent import metrics
 from pe_agent.agent.broker.reports import report_of
 from pe_agent.agent.job_sides import NEW_SECONDS, JobSides
+from pe_agent.agent_tls import PLAIN_VARIABLE
 from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.side import reporting
-from pe_agent.side.reporting import Sender
+from pe_agent.side.reporting import Sender, ToAgent
 from streambroker_core.errors import ManifestError
 from streambroker_core.wire.told_sides import ToldSide, ToldStall, write_side
 from support.waiting import until
@@ -169,3 +170,23 @@ def test_figures_that_nobody_can_read_do_not_end_the_sending(
     sender.take(("q", "join", 0), 2, [RATES])
     until(lambda: bool(agent.heard), 10.0, "the next figures")
     assert [told["window"] for call in agent.heard for told in call] == [2]
+
+
+class Task:
+    """The context of one of Spark's tasks."""
+
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802 - Spark's name
+        assert name == "sql.streaming.queryId"
+        return "q"
+
+
+def test_a_worker_that_may_not_call_the_agent_goes_on_without_figures(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Settings of its environment are wrong: that is said once, and no window fails for it."""
+    monkeypatch.setattr("pyspark.TaskContext.get", Task)
+    monkeypatch.setenv(PLAIN_VARIABLE, "perhaps")
+    to_agent = ToAgent(operator="join", options=(("agent", "grpc+tcp://127.0.0.1:1"),))
+    for window in range(3):
+        to_agent(0, window, [RATES])
+    assert caplog.text.count(f"{PLAIN_VARIABLE} is 'perhaps'") == 1

@@ -18,7 +18,7 @@ from pe_agent.side.versions import REQUESTS
 from streambroker_core.control.operator import Window
 from streambroker_core.control.payloads import encode
 from streambroker_core.control.tuples import ControlTuple, Delivery, logged
-from streambroker_core.side import SideInput, SideJoin, SideRefresh, Views
+from streambroker_core.side import SideInput, SideJoin, SideRefresh, Views, fixed
 from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.shape import shape_of
 from streambroker_core.side.tables import content_of
@@ -119,6 +119,28 @@ def test_rows_that_wait_for_their_turn_are_told_of_the_main_input() -> None:
     assert [(one.cause, one.rows) for one in main.stalls] == [(UNORDERED, 2)]
     ((_, batch),) = sink.given
     assert [row["waiting_rows"] for row in batch.to_pylist()] == [0, 2]
+
+
+def test_of_many_windows_those_are_told_for_which_most_rows_wait() -> None:
+    """Thousands may be waited for, and each of them would be a sentence."""
+    columns = [("k", pa.string()), ("t", pa.timestamp("us", "UTC"))]
+    rates = SideInput(
+        name="rates", kind="map", key=("k",), schema=pa.schema(columns), event_time="t", value="k",
+        windows=fixed(10),
+    )  # fmt: skip
+    join = SideJoin(schema=pa.schema(columns), inputs=(rates,), event_time="t")
+    told, sink = Told(), Sink()
+    made = HostedSide(shape_of(join), None, Shelves(), figures=True, agent=told)  # type: ignore[arg-type]
+    made.bind(Window(number=7, time=90_000_000, watermark=None, bucket=0, buckets=4), sink)
+    made.begin_window()
+    rows = [{"k": "a", "t": 10.0 * window} for window in range(1, 9) for _ in range(window)]
+    made.process("main", batch_of(rows, join.schema))
+    made.end_window()
+    ((_, _, (side, _)),) = told.given
+    assert (side.waiting_rows, [one.rows for one in side.stalls]) == (36, [8, 7, 6, 5, 4])
+    assert "window 1970-01-01T00:01:20Z" in side.stalls[0].cause
+    ((_, batch),) = sink.given
+    assert batch.to_pylist()[0]["stall"].count("rows wait for side input") == 5
 
 
 @pytest.mark.parametrize(

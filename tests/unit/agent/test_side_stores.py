@@ -54,6 +54,16 @@ def announced(store: TableStore) -> list[str]:
     return [str(one.payload["version"]) for one in store.control.tuples()]
 
 
+@pytest.mark.parametrize("name", ["control", "readers", "lock", "a-b", ""])
+def test_a_table_has_a_name_that_nothing_else_in_the_folder_has(
+    store: TableStore, tmp_path: Path, name: str
+) -> None:
+    """What is not a version is removed from the folder of a table: of `readers`, all of it."""
+    put(tmp_path / "in", EUR=1.0)
+    with pytest.raises(TableError, match="take a name of letters, digits and _ that is not taken"):
+        store.folder(name, tmp_path / "in")
+
+
 def test_one_side_input_of_a_name_is_one_table_of_a_store(
     store: TableStore, tmp_path: Path
 ) -> None:

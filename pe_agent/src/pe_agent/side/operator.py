@@ -17,7 +17,7 @@ from streambroker_core.side.joining import Function
 from streambroker_core.side.shape import Shape
 from streambroker_core.side.telling import told_stall
 from streambroker_core.side.waiting import GROUP, Stall
-from streambroker_core.wire.told_sides import ToldSide, ToldStall, sentence
+from streambroker_core.wire.told_sides import MAX_STALLS, ToldSide, ToldStall, sentence
 
 FIGURES = "figures"
 UNORDERED = "for the watermark to pass their event time"
@@ -116,13 +116,14 @@ class HostedSide(SideOperator):
         self, name: str, number: int, stalls: list[Stall], **figures: Any
     ) -> ToldSide:
         mine = [stall for stall in stalls if stall.input == number]
+        most = sorted(mine, key=lambda one: (-one.rows, one.window))[:MAX_STALLS]
         return ToldSide(
             operator="" if self._agent is None else self._agent.operator,
             input=name,
             waiting_rows=sum(stall.rows for stall in mine),
             waiting_bytes=sum(stall.size for stall in mine),
             waiting_since=min((s.since for s in mine if s.since is not None), default=None),
-            stalls=tuple(told_stall(self.join, stall) for stall in mine),
+            stalls=tuple(told_stall(self.join, stall) for stall in most),
             **figures,
         )
 

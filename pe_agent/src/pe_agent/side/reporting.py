@@ -56,8 +56,9 @@ class ToAgent:
 
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
-        if query is not None:
-            _sender(self.options).take((query, self.operator, bucket), window, sides)
+        sender = None if query is None else _sender(self.options)
+        if sender is not None:
+            sender.take((query, self.operator, bucket), window, sides)
 
 
 def client_of(options: Mapping[str, str]) -> AgentClient:
@@ -116,12 +117,17 @@ class Sender:
                 self._due.setdefault((told["query"], told["operator"], told["bucket"]), told)
 
 
-_SENDERS: dict[tuple[int, tuple[tuple[str, str], ...]], Sender] = {}
+_SENDERS: dict[tuple[int, tuple[tuple[str, str], ...]], Sender | None] = {}
 """One for each agent, of this process: threads do not live on in a process that is forked."""
 
 
-def _sender(options: tuple[tuple[str, str], ...]) -> Sender:
+def _sender(options: tuple[tuple[str, str], ...]) -> Sender | None:
+    """Return what sends to an agent; None where the settings of this worker do not let it."""
     key = (os.getpid(), options)
     if key not in _SENDERS:
-        _SENDERS[key] = Sender(client_of(dict(options)))
+        try:
+            _SENDERS[key] = Sender(client_of(dict(options)))
+        except StreambrokerError as error:
+            log.warning("figures of side inputs are not sent: %s", error)
+            _SENDERS[key] = None
     return _SENDERS[key]

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pe_agent.aligned.control_file import ControlFile
 from pe_agent.aligned.stream import Stream
-from pe_agent.side.announcing import CONTROL_FILE, places, version_stream
+from pe_agent.side.announcing import CONTROL_FILE, READERS, places, version_stream
 from pe_agent.side.errors import TableError
 from pe_agent.side.sources import Folder, Frame, Query, TableSource
 from pe_agent.side.versions import REQUESTS, Place, Version, Versions, read_version
@@ -41,6 +41,9 @@ LOOK = 0.2
 CLOSE = 10.0
 """Seconds for which a store that is closed waits for reads to end."""
 _CLEAN_EVERY = 5.0
+_LOCK = "lock"
+_OWN = (CONTROL_FILE, READERS, _LOCK)
+"""Names in the folder of a store that are no tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,7 +355,7 @@ class TableStore:
         self.close()
 
     def _add(self, name: str, source: TableSource, every: float | None) -> Table:
-        if not name.isidentifier() or name in self._tables:
+        if not name.isidentifier() or name in (*_OWN, *self._tables):
             raise TableError(name, "take a name of letters, digits and _ that is not taken yet")
         table = Table(self, name, source, every)
         self._tables[name] = table
@@ -407,7 +410,7 @@ def _as_before(table: pa.Table, known: pa.Schema | None) -> pa.Table:
 
 
 def _hold(path: Path) -> IO[bytes]:
-    held = (path / "lock").open("ab")
+    held = (path / _LOCK).open("ab")
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
