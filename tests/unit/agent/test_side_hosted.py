@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,21 @@ def test_a_tick_comes_with_the_time_and_once_where_all_is_read_that_is_there() -
     assert reader.latestOffset(later, None) == later
     assert reader.partitions(end, end) == []
     assert (seconds_for(60.0), seconds_for(0.1)) == (15.0, 0.5)
+
+
+def test_ticks_go_on_when_a_query_starts_again_with_another_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the checkpoint has of them must not lie beyond those that come."""
+    now = 1_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    at = TickReader(0.5).initialOffset()
+    for seconds in (0.5, 15.0, 0.5, 60.0):
+        reader = TickReader(seconds)
+        before = reader.latestOffset(at, None)
+        now += seconds
+        at = reader.latestOffset(before, None)
+        assert len(reader.partitions(before, at)) == 1
 
 
 def test_settings_that_are_not_known_are_named() -> None:

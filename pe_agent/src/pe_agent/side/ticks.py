@@ -2,7 +2,7 @@
 
 Spark wakes an operator by event time or by the clock, not by both. A side input with a timeout
 therefore gets a source of ticks: each is a control tuple that gives every bucket a window. Its
-number is in the checkpoint; the time that counts is the pinned clock of its micro-batch.
+time is in the checkpoint; the time that counts is the pinned clock of its micro-batch.
 """
 
 from __future__ import annotations
@@ -103,4 +103,6 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield pa.RecordBatch.from_pydict({CONTROL: pa.array([control_text(tick)], pa.binary())})
 
     def _now(self) -> int:
-        return int(time.time() / self._seconds)
+        """Return when the last tick was, in milliseconds: so it rises though ticks get longer."""
+        step = round(self._seconds * 1000)
+        return int(time.time() * 1000) // step * step
