@@ -20,9 +20,10 @@ from pe_agent.side import Table, TableError, TableStore
 from pe_agent.side import tables as tables_module
 from pe_agent.side import versions as versions_module
 from pe_agent.side.announcing import READERS, VersionsReader
+from pe_agent.side.shelves import Shelves
 from pe_agent.side.versions import Versions, path_of, read_version
 from streambroker_core.side import SideInput
-from streambroker_core.side.errors import SideDefinitionError
+from streambroker_core.side.errors import SideDefinitionError, SideVersionError
 from support.waiting import until
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
@@ -62,6 +63,20 @@ def test_a_table_has_a_name_that_nothing_else_in_the_folder_has(
     put(tmp_path / "in", EUR=1.0)
     with pytest.raises(TableError, match="take a name of letters, digits and _ that is not taken"):
         store.folder(name, tmp_path / "in")
+
+
+def test_addresses_are_no_folders(store: TableStore) -> None:
+    """Else a folder of that name would be made here, and no worker would see it."""
+    with pytest.raises(TableError, match="a store is a folder that driver and workers see as fil"):
+        TableStore("s3://bucket/side")
+    with pytest.raises(TableError, match=r"store.frame\('rates', lambda: spark.read"):
+        store.folder("rates", "hdfs://name/rates")
+
+
+def test_a_worker_that_does_not_see_the_store_says_so(tmp_path: Path) -> None:
+    shelves = Shelves(folders={"rates": str(tmp_path)})
+    with pytest.raises(SideVersionError, match=r"v1-0\.arrow is not there; does every worker see"):
+        shelves(rates(), "v1-0")
 
 
 def test_one_side_input_of_a_name_is_one_table_of_a_store(

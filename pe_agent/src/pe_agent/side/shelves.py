@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pe_agent.side.versions import REQUESTS, read_version
+from pe_agent.side.versions import REQUESTS, path_of, read_version
 from streambroker_core.side import Shelf
 from streambroker_core.side.content import Content
 from streambroker_core.side.definition import SideInput
@@ -43,7 +43,11 @@ class Shelves:
 
             def read(name: str, version: str) -> pa.Table:
                 del name
-                return read_version(folder, version, side)
+                try:
+                    return read_version(folder, version, side)
+                except FileNotFoundError as error:
+                    told = f"{path_of(folder, version)} is not there; does every worker see it?"
+                    raise OSError(told) from error
 
             _SHELVES[place] = Shelf(read)
         return _SHELVES[place](side, version)

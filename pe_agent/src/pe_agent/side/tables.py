@@ -239,8 +239,12 @@ class TableStore:
         """Open the folder, or make it.
 
         Raises:
-            TableError: another driver uses it.
+            TableError: another driver uses it, or it is no folder of a file system.
         """
+        if "://" in str(path):
+            raise TableError(
+                str(path), "a store is a folder that driver and workers see as files; mount one"
+            )
         self.path = Path(path).absolute()
         self.path.mkdir(parents=True, exist_ok=True)
         self._held = _hold(self.path)
@@ -277,6 +281,12 @@ class TableStore:
         Raises:
             TableError: it cannot be read, and there is no version of before.
         """
+        if "://" in str(path):
+            raise TableError(
+                name,
+                f"{path} is no folder of files that are seen here; read it by Spark, with"
+                f" store.frame({name!r}, lambda: spark.read.…)",
+            )
         source = Folder(path=Path(path), format=format, marker=marker, schema=schema)
         return self._add(name, source, every)
 
