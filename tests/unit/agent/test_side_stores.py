@@ -75,7 +75,7 @@ def test_addresses_are_no_folders(store: TableStore) -> None:
 
 def test_a_worker_that_does_not_see_the_store_says_so(tmp_path: Path) -> None:
     shelves = Shelves(folders={"rates": str(tmp_path)})
-    with pytest.raises(SideVersionError, match=r"v1-0\.arrow is not there; does every worker see"):
+    with pytest.raises(SideVersionError, match=r"v1-0\.arrow is not there, or this worker"):
         shelves(rates(), "v1-0")
 
 

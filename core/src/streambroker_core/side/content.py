@@ -73,8 +73,9 @@ class SideState:
         self._arrived = set(told.get("arrived", ()))
         self._complete = set(told.get("complete", ()))
         self._stores: dict[str, Content] = {}
-        self._windows = {start: self._store(start) for start in told.get("windows", ())}
-        self._staged = {start: self._stage(start) for start in told.get("staged", ())}
+        self._sizes: dict[str, list[int]] = told.get("sizes", {})
+        self._windows: set[int] = set(told.get("windows", ()))
+        self._staged: set[int] = set(told.get("staged", ()))
 
     # Reading.
 
@@ -143,7 +144,8 @@ class SideState:
         self.tally.rows += len(rows)
         self._arrived.add(start)
         if self.side.readiness == "complete" and not self._has_passed(start, passed, 0):
-            self._staged.setdefault(start, self._stage(start)).add(*rows.columns)
+            self._staged.add(start)
+            self._stage(start).add(*rows.columns)
             return False
         self._apply(start, rows)
         return True
@@ -154,12 +156,12 @@ class SideState:
         Raises:
             SideTooLargeError: there are.
         """
-        stores = (*self._windows.values(), *self._staged.values())
-        size = sum(store.size for store in stores)
+        names = self._names()
+        size = sum(self._size(name) for name in names)
         if size > self.side.max_bytes:
             raise self._too_large("bytes of its values in one bucket", size, self.side.max_bytes)
-        if sum(store.at_most for store in stores) > self.side.max_entries:
-            entries = sum(map(len, stores))
+        if sum(self._count(name, at_most=True) for name in names) > self.side.max_entries:
+            entries = sum(map(self._count, names))
             if entries > self.side.max_entries:
                 raise self._too_large("values in one bucket", entries, self.side.max_entries)
 
@@ -205,10 +207,10 @@ class SideState:
 
     def publish(self, start: int) -> None:
         """Let what is on the stage of a window be seen."""
-        stage = self._staged.pop(start, None)
-        if stage is None:
+        if start not in self._staged:
             return
-        rows = Level(*stage.take())
+        self._staged.discard(start)
+        rows = Level(*self._stage(start).take())
         store = self._store(start)
         if self.side.many and self.side.updating == "replace":
             if isinstance(store, Rows):
@@ -237,11 +239,12 @@ class SideState:
         for start in sorted({*self._windows, *self._staged, *self._arrived, *self._complete}):
             needed = low is not None and last_of(self.side.windows, start) >= low
             if self._has_passed(start, watermark, self._lateness) and not needed:
-                for stores in (self._windows, self._staged):
-                    if (store := stores.pop(start, None)) is not None:
-                        store.clear()
-                self._arrived.discard(start)
-                self._complete.discard(start)
+                if start in self._windows:
+                    self._store(start).clear()
+                if start in self._staged:
+                    self._stage(start).clear()
+                for known in (self._windows, self._staged, self._arrived, self._complete):
+                    known.discard(start)
 
     def wakes(self) -> list[int]:
         """Return the times at which windows expire, or their stage is seen."""
@@ -273,25 +276,33 @@ class SideState:
             "complete": sorted(self._complete),
             "windows": sorted(self._windows),
             "staged": sorted(self._staged),
+            "sizes": {name: [self._count(name), self._size(name)] for name in self._names()},
         }
 
     def figures(self) -> dict[str, int]:
         """Return values, bytes and windows of what is seen, and rows on the stage."""
-        seen = [self.content(EVER)] if self.side.static else list(self._windows.values())
+        stages = [self._stage_name(start) for start in self._staged]
         return {
-            "entries": sum(map(len, seen)),
-            "bytes": sum(content.size for content in seen),
-            "windows": len(seen),
-            "staged": sum(map(len, self._staged.values())),
+            **self._seen(),
+            "staged": sum(map(self._count, stages)),
             **{name: getattr(self.tally, name) for name in ("rows", "late", "refused")},
         }
+
+    def _seen(self) -> dict[str, int]:
+        if self.side.static:
+            content = self.content(EVER)
+            return {"entries": len(content), "bytes": content.size, "windows": 1}
+        names = [self._name(start) for start in self._windows]
+        entries, size = sum(map(self._count, names)), sum(map(self._size, names))
+        return {"entries": entries, "bytes": size, "windows": len(names)}
 
     def _has_passed(self, start: int, time: int | None, lateness: int) -> bool:
         windows = self.side.windows
         return windows.cut and time is not None and last_of(windows, start) + lateness <= time
 
     def _apply(self, start: int, rows: Level) -> None:
-        content = self._windows.setdefault(start, self._store(start))
+        self._windows.add(start)
+        content = self._store(start)
         if isinstance(content, Rows):
             self._append(content, rows)
         elif self.side.many:
@@ -337,14 +348,47 @@ class SideState:
     def _too_large(self, what: str, found: int, limit: int) -> SideTooLargeError:
         return SideTooLargeError(self.side.name, what, found, limit, _REMEDY)
 
+    def _names(self) -> list[str]:
+        """Return the names of all there is, of windows that are seen and of stages."""
+        seen = [self._name(start) for start in sorted(self._windows)]
+        return seen + [self._stage_name(start) for start in sorted(self._staged)]
+
+    def _count(self, name: str, *, at_most: bool = False) -> int:
+        """Return how many values a store has; one that was not opened is not read for that."""
+        if name not in self._stores and name in self._sizes:
+            return self._sizes[name][0]
+        store = self._open(name)
+        return store.at_most if at_most else len(store)
+
+    def _size(self, name: str) -> int:
+        """Return the bytes of a store, as :meth:`_count` does."""
+        if name not in self._stores and name in self._sizes:
+            return self._sizes[name][1]
+        return self._open(name).size
+
+    def _name(self, start: int) -> str:
+        return f"side{self._number}.{_text(start)}"
+
+    def _stage_name(self, start: int) -> str:
+        return f"stage{self._number}.{_text(start)}"
+
     def _store(self, start: int) -> Content:
-        name = f"side{self._number}.{_text(start)}"
+        return self._open(self._name(start))
+
+    def _stage(self, start: int) -> Rows:
+        stage = self._open(self._stage_name(start))
+        assert isinstance(stage, Rows)  # noqa: S101 - no other store has such a name
+        return stage
+
+    def _open(self, name: str) -> Content:
         if name not in self._stores:
             self._stores[name] = self._new(name)
         return self._stores[name]
 
     def _new(self, name: str) -> Content:
         value = self._value_type
+        if name.startswith("stage"):
+            return Rows(name, (self._key_type, pa.int64(), pa.bool_(), value), self._blobs)
         if self.side.kind == "list" and not self.side.key:
             return Rows(name, (value,), self._blobs)
         return Leaves(
@@ -355,15 +399,6 @@ class SideState:
             latest=self._latest,
             keep_gone=self.side.keyed or self._latest,
         )
-
-    def _stage(self, start: int) -> Rows:
-        name = f"stage{self._number}.{_text(start)}"
-        if name not in self._stores:
-            types = (self._key_type, pa.int64(), pa.bool_(), self._value_type)
-            self._stores[name] = Rows(name, types, self._blobs)
-        stage = self._stores[name]
-        assert isinstance(stage, Rows)  # noqa: S101 - no other store has such a name
-        return stage
 
 
 _REMEDY = "key it, so that it lies in many buckets, send less, give it windows, or raise the limit"
