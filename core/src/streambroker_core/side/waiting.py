@@ -6,9 +6,8 @@ When that is there it is taken out and looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -46,8 +45,24 @@ class Stall:
     low: int | None
 
 
+_At: TypeAlias = "tuple[int, int, bool]"
+"""Of a stall: side input, window, and whether its rows wait for keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """Of a stall: rows, their bytes, least event time, and since when the first waits."""
+
+    rows: int
+    size: int
+    low: int | None
+    since: int | None
+
+
 class Waiting:
     """All rows that wait in a bucket.
+
+    What was not touched since the state was taken up is known by its figures, and is not read.
 
     Attributes:
         schema: columns of (row, window) pairs.
@@ -57,29 +72,32 @@ class Waiting:
         """Take them up; ``told`` is what :meth:`tell` returned."""
         self.schema, self._key_types, self._blobs = shape.pairs, shape.key_types, blobs
         self._type = pa.struct(list(self.schema))
-        self._whole: dict[tuple[int, int], Rows] = {}
-        self._by_key: dict[tuple[int, int], Leaves] = {}
-        self._begun: set[tuple[int, int]] = {(number, start) for number, start, _ in told}
-        for number, start, by_key in told:
-            if by_key:
-                self._leaves(number, start)
-            else:
-                self._rows(number, start)
+        self._begun: set[tuple[int, int]] = {(number, start) for number, start, *_ in told}
+        self._stores: dict[_At, Rows | Leaves] = {}
+        self._unread: dict[_At, _Figures] = {}
+        for number, start, by_key, *figures in told:
+            at = (number, start, by_key)
+            if figures:
+                self._unread[at] = _Figures(*figures)
+            else:  # of a state that was written without them
+                self._open(at)
 
     def put(self, number: int, start: int, pairs: pa.RecordBatch, keys: pa.Array | None) -> None:
         """Let pairs wait for a window of a side input, or for their keys in it."""
         values = pairs.to_struct_array()
         self._begun.add((number, start))
-        if keys is None:
-            self._rows(number, start).add(values)
+        store = self._open((number, start, keys is not None))
+        if isinstance(store, Rows):
+            store.add(values)
             return
+        assert keys is not None  # noqa: S101 - else it is rows
         rows = Level(
             keys,
             pa.nulls(len(keys), pa.int64()),
             pa.nulls(len(keys), pa.bool_()).fill_null(False),
             values,
         )
-        self._leaves(number, start).add(lists_of_rows(rows))
+        store.add(lists_of_rows(rows))
 
     def begun(self) -> set[tuple[int, int]]:
         """Return for what pairs have begun to wait since this was asked last; at first, for all."""
@@ -88,23 +106,20 @@ class Waiting:
 
     def starts(self, number: int) -> list[int]:
         """Return the windows of a side input that are waited for."""
-        whole = {at for at, rows in self._whole.items() if rows.at_most}
-        by_key = {at for at, leaves in self._by_key.items() if leaves.at_most}
-        return sorted(start for one, start in whole | by_key if one == number)
+        return sorted({start for one, start, by_key in self._ats() if one == number})
 
     def waits(self, number: int, start: int) -> bool:
         """Tell whether anything waits for a window, not for keys in it."""
-        rows = self._whole.get((number, start))
-        return rows is not None and rows.at_most > 0
+        return self._has((number, start, False))
 
     def release(self, number: int, start: int) -> list[pa.RecordBatch]:
         """Take out what waits for a window."""
-        rows = self._whole.get((number, start))
+        rows = self._rows(number, start)
         return [] if rows is None else self._batches(rows.take()[0])
 
     def release_by_key(self, number: int, start: int) -> list[pa.RecordBatch]:
         """Take out all that wait for keys in a window."""
-        leaves = self._by_key.get((number, start))
+        leaves = self._leaves(number, start)
         if leaves is None:
             return []
         found = flat(leaves.all().values)
@@ -113,8 +128,8 @@ class Waiting:
 
     def release_keys(self, number: int, start: int, keys: pa.Array) -> list[pa.RecordBatch]:
         """Take out what waits for these keys in a window."""
-        leaves = self._by_key.get((number, start))
-        if leaves is None or not leaves.at_most:
+        leaves = self._leaves(number, start)
+        if leaves is None:
             return []
         keys = pc.drop_null(pc.unique(keys))
         found = flat(leaves.look(keys).values)
@@ -124,102 +139,115 @@ class Waiting:
 
     def keys(self, number: int, start: int) -> pa.Array | None:
         """Return the keys that are waited for in a window; None if there are none."""
-        leaves = self._by_key.get((number, start))
-        return None if leaves is None or not leaves.at_most else leaves.all().keys
+        leaves = self._leaves(number, start)
+        return None if leaves is None else leaves.all().keys
 
     def release_since(self, number: int, since: int) -> list[pa.RecordBatch]:
         """Take out what has waited for a side input since a time, or longer."""
         found: list[pa.RecordBatch] = []
-        for start in self.starts(number):
-            rows = self._whole.get((number, start))
-            if rows is not None and _due(rows, since):
-                old, new = _split(rows.take()[0], since)
-                rows.add(new)
+        due = [at for at in self._ats() if at[0] == number and self._is_due(at, since)]
+        for at in sorted(due):
+            store = self._open(at)
+            if isinstance(store, Rows):
+                old, new = _split(store.take()[0], since)
+                store.add(new)
                 found += self._batches(old)
-            leaves = self._by_key.get((number, start))
-            if leaves is not None and _due(leaves, since):
-                found += self._batches(_take_old(leaves, since))
+            else:
+                found += self._batches(_take_old(store, since))
         return found
 
     def stalls(self) -> list[Stall]:
         """Return what rows wait for, in the order of side inputs and windows."""
-        every: list[tuple[tuple[int, int], bool, Rows | Leaves]] = [
-            *((at, False, rows) for at, rows in self._whole.items()),
-            *((at, True, leaves) for at, leaves in self._by_key.items()),
-        ]
-        return [
-            Stall(*at, by_key, len(store), store.size, store.low(1), store.low(0))
-            for at, by_key, store in sorted(every, key=lambda one: one[:2])
-            if len(store)
-        ]
+        every = [(at, self._figures(at)) for at in sorted(self._ats())]
+        return [Stall(*at, of.rows, of.size, of.since, of.low) for at, of in every]
 
     @property
     def at_most(self) -> int:
         """A number of pairs that is not exceeded, without the work of counting."""
-        return sum(store.at_most for store in self._stores())
+        unread = sum(of.rows for of in self._unread.values())
+        return unread + sum(store.at_most for store in self._stores.values())
 
     @property
     def size(self) -> int:
         """Bytes in Arrow."""
-        return sum(store.size for store in self._stores())
+        unread = sum(of.size for of in self._unread.values())
+        return unread + sum(store.size for store in self._stores.values())
 
     def low(self) -> int | None:
         """Return the least event time among all; None if there is none."""
-        return least(store.low(0) for store in self._stores())
+        unread = (of.low for of in self._unread.values())
+        return least((*unread, *(store.low(0) for store in self._stores.values())))
 
     def since(self, number: int) -> int | None:
         """Return since when the first waits for a side input; None if none does."""
-        starts = self.starts(number)
-        return least(
-            stores[number, start].low(1)
-            for stores in (self._whole, self._by_key)
-            for start in starts
-            if (number, start) in stores
-        )
+        return least(self._figures(at).since for at in self._ats() if at[0] == number)
 
     def changes(self) -> Changes:
         """Return the blobs to write and, as None, those to remove."""
         out: Changes = {}
-        for store in self._stores():
+        for store in self._stores.values():
             out.update(store.changes())
         return out
 
     def tell(self) -> list[list[Any]]:
         """Return what is not in blobs, as JSON value."""
-        whole = [[*at, False] for at, rows in sorted(self._whole.items()) if len(rows)]
-        return whole + [[*at, True] for at, one in sorted(self._by_key.items()) if len(one)]
+        return [[*at, *astuple(self._figures(at))] for at in sorted(self._ats())]
 
-    def _stores(self) -> Iterator[Rows | Leaves]:
-        yield from self._whole.values()
-        yield from self._by_key.values()
+    def _ats(self) -> list[_At]:
+        """Return for what anything waits."""
+        opened = [at for at, store in self._stores.items() if store.at_most and len(store)]
+        return [*self._unread, *opened]
 
-    def _rows(self, number: int, start: int) -> Rows:
-        if (number, start) not in self._whole:
+    def _has(self, at: _At) -> bool:
+        return at in self._unread or (at in self._stores and self._stores[at].at_most > 0)
+
+    def _figures(self, at: _At) -> _Figures:
+        if at in self._unread:
+            return self._unread[at]
+        store = self._stores[at]
+        return _Figures(len(store), store.size, store.low(0), store.low(1))
+
+    def _is_due(self, at: _At, since: int) -> bool:
+        first = self._figures(at).since
+        return first is not None and first <= since
+
+    def _rows(self, number: int, start: int) -> Rows | None:
+        """Return the rows that wait for a window; None if none do."""
+        at = (number, start, False)
+        store = self._open(at) if self._has(at) else None
+        assert store is None or isinstance(store, Rows)  # noqa: S101 - as its place says
+        return store
+
+    def _leaves(self, number: int, start: int) -> Leaves | None:
+        """Return the rows that wait for keys in a window; None if none do."""
+        at = (number, start, True)
+        store = self._open(at) if self._has(at) else None
+        assert store is None or isinstance(store, Leaves)  # noqa: S101 - as its place says
+        return store
+
+    def _open(self, at: _At) -> Rows | Leaves:
+        if at not in self._stores:
+            self._unread.pop(at, None)
+            self._stores[at] = self._new(*at)
+        return self._stores[at]
+
+    def _new(self, number: int, start: int, by_key: bool) -> Rows | Leaves:
+        if not by_key:
             name = f"wait{number if number != GROUP else 'own'}.{start}"
-            self._whole[number, start] = Rows(name, (self._type,), self._blobs, lows=(TIME, SINCE))
-        return self._whole[number, start]
-
-    def _leaves(self, number: int, start: int) -> Leaves:
-        if (number, start) not in self._by_key:
-            self._by_key[number, start] = Leaves(
-                f"key{number}.{start}",
-                self._key_types[number],
-                pa.list_(self._type),
-                self._blobs,
-                lows=(TIME, SINCE),
-            )
-        return self._by_key[number, start]
+            return Rows(name, (self._type,), self._blobs, lows=(TIME, SINCE))
+        return Leaves(
+            f"key{number}.{start}",
+            self._key_types[number],
+            pa.list_(self._type),
+            self._blobs,
+            lows=(TIME, SINCE),
+        )
 
     def _batches(self, pairs: pa.Array) -> list[pa.RecordBatch]:
         if not len(pairs):
             return []
         columns = [pc.struct_field(pairs, name) for name in self.schema.names]
         return [pa.RecordBatch.from_arrays(columns, schema=self.schema)]
-
-
-def _due(store: Rows | Leaves, since: int) -> bool:
-    first = store.low(1)
-    return first is not None and first <= since
 
 
 def _split(pairs: pa.Array, since: int) -> tuple[pa.Array, pa.Array]:

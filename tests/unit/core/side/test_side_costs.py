@@ -7,9 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from streambroker_core.control.operator import Window
 from streambroker_core.side import Enrich, SideInput, SideJoin, SideOperator, Views, fixed, joining
 from streambroker_core.side.joining import Joining
-from support.sides import Runner
+from support.sides import Runner, Sink, batch_of
 
 TIME = pa.timestamp("us", "UTC")
 WORDS = pa.schema([("word", pa.string())])
@@ -112,3 +113,52 @@ def test_a_function_of_own_keys_is_called_once_for_all_keys_that_come_together()
         found[own] = sorted((row["id"], row["seen"]) for row in runner.run.out["out"])
         assert function.sizes == ([101] if own else list(range(2, 102)))
     assert found[True] == found[False] == [(key, at) for at, key in enumerate(keys)]
+
+
+class Counting(dict[str, bytes]):
+    """Blobs that know which of them were read."""
+
+    def __init__(self, store: dict[str, bytes]) -> None:
+        super().__init__(store)
+        self.read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+    def __getitem__(self, name: str) -> bytes:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
+def test_windows_that_are_open_are_not_read_by_those_that_need_them_not() -> None:
+    """They are many where the watermark lags: only figures of them are read, with one blob."""
+    schema = pa.schema([*WORDS, ("t", TIME)])
+    told: dict[str, Any] = {"kind": "list", "schema": schema, "value": "word", "event_time": "t"}
+    sides = tuple(
+        SideInput(name=name, windows=fixed(1), ready=ready, **told)
+        for name, ready in (("words", "watermark"), ("loads", "complete"))
+    )
+    join = SideJoin(schema=MAIN, inputs=sides, event_time="t", windows=fixed(1))
+    runner = Runner(lambda: SideOperator(join, lambda batch, views: batch), twice=False)
+    feed = [row(number, number) for number in range(50)]
+    for name in ("words", "loads"):
+        feed += [[name, {"word": "w", "t": number}] for number in range(50)]
+    runner.window(feed, watermark=0, now=5)
+    blobs = Counting(runner.blobs[0])
+    made = SideOperator(join)
+    sink = Sink()
+    made.bind(Window(number=2, time=0, watermark=0, bucket=0, buckets=1), sink)
+    made.restore(1, blobs)
+    made.begin_window()
+    made.advance(0)
+    made.process("main", batch_of([{"id": "m", "t": 30, "n": 0}], MAIN))
+    made.end_window()
+    figures, changes = made.figures(), made.snapshot()
+
+    assert figures["waiting_rows"] == 51
+    assert (figures["waiting_since"], made.held_at(), made.wake_at()) == (0, 0, 999_999)
+    assert [one["entries"] for one in figures["inputs"].values()] == [50, 0]
+    assert [one["staged"] for one in figures["inputs"].values()] == [0, 50]
+    assert len(blobs.read) <= 5
+    assert len(changes) <= 5
