@@ -203,3 +203,73 @@ def overtaking(draw: st.DrawFn) -> tuple[Case, Case]:
 def test_what_comes_first_does_not_matter_where_the_policy_says_so(both: tuple[Case, Case]) -> None:
     first, second = (run(case, pieces=None, twice=False) for case in both)
     assert as_model(first) == as_model(second)
+
+
+VERSIONS = st.dictionaries(st.sampled_from(KEYS), st.integers(0, 9), max_size=3)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Case:
+    """Draw versions of a table, and rows that come between their announcements."""
+    versions = draw(st.lists(VERSIONS, min_size=1, max_size=4))
+    feed: list[list[Any]] = []
+    for number in range(draw(st.integers(1, 16))):
+        if draw(st.integers(0, 3)):
+            key = draw(st.sampled_from([*KEYS, None]))
+            feed.append(["main", {"id": f"m{number}", "k": key}])
+        else:
+            version = draw(st.integers(0, len(versions) - 1))
+            feed.append(["version", {"input": "x", "version": f"v{version}"}])
+    told = {"kind": "map", "columns": {"k": "string", "v": "long"}, "value": "v", "key": ["k"]}
+    missing = draw(st.sampled_from(["null", "wait"]))
+    return {
+        "main": {"columns": {"id": "string", "k": "string"}, "key": ["k"]},
+        "sides": {"x": {**told, "static": True}},
+        "function": None,
+        "enrich": [{"input": "x", "on": ["k"], "missing": missing, "version": "of"}],
+        "tables": {
+            "x": {
+                f"v{number}": [{"k": key, "v": value} for key, value in rows.items()]
+                for number, rows in enumerate(versions)
+            }
+        },
+        "feed": feed,
+    }
+
+
+def by_hand(case: Case) -> tuple[list[Any], int]:
+    """Return each row with its value and version, and how many wait, one entry at a time."""
+    rows = {
+        version: {row["k"]: row["v"] for row in of} for version, of in case["tables"]["x"].items()
+    }
+    waits = case["enrich"][0]["missing"] == "wait"
+    version: str | None = None
+    waiting: list[dict[str, Any]] = []
+    found: list[Any] = []
+    for port, what in case["feed"]:
+        if port == "version":
+            version = what["version"]
+        else:
+            waiting.append(what)
+        left = []
+        for row in waiting:
+            if version is None or (
+                waits and row["k"] is not None and row["k"] not in rows[version]
+            ):
+                left.append(row)
+            else:
+                found.append((row["id"], rows[version].get(row["k"]), version))
+        waiting = left
+    return sorted(found), len(waiting)
+
+
+@settings(SHORT, max_examples=25)
+@given(case=tables())
+def test_a_version_of_a_table_holds_from_its_place_on_however_rows_are_cut(case: Case) -> None:
+    """In all buckets, and for rows that waited for it."""
+    expected, waiting = by_hand(case)
+    for pieces, buckets in ((1, 1), (None, 1), (2, 3), (None, 4)):
+        found = run(case, pieces=pieces, buckets=buckets, twice=buckets == 1)
+        rows = sorted((row["id"], row["v"], row["of"]) for row in found.out["out"])
+        assert rows == expected, (pieces, buckets)
+        assert sum(one.figures()["waiting_rows"] for one in found.ended) == waiting
