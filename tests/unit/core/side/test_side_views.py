@@ -135,4 +135,4 @@ class Large:
 def test_a_table_that_arrow_cannot_make_one_is_refused_and_not_cut_off() -> None:
     side = SideInput(name="rates", kind="map", key=("currency",), schema=RATES, static=True)
     with pytest.raises(SideTooLargeError, match="bytes of texts in one column: 3,221,225,472"):
-        content_of(side, Large())  # type: ignore[arg-type]
+        content_of(side, Large())
