@@ -311,8 +311,7 @@ class Leaves:
         return (number, number, self.key_type, *[number] * 5)
 
     def _read(self, root: bytes) -> None:
-        del root
-        columns = unpack(self._blobs, self.name, self._directory())
+        columns = unpack({self.name: root}, self.name, self._directory())
         rows = zip(*(column.to_pylist() for column in columns), strict=True)
         for self._next, number, first, keys, entries, size, *lows in rows:
             self._leaves.append(_Leaf(number, first, keys, entries, size, lows))

@@ -53,8 +53,8 @@ class Rows:
         self._whole: list[pa.Array] | None = None
         self._removed: list[int] = []
         self._next, self._changed = 0, False
-        if name in self._blobs:
-            columns = unpack(self._blobs, name, _NUMBERS)
+        if (root := self._blobs.get(name)) is not None:
+            columns = unpack({name: root}, name, _NUMBERS)
             for self._next, number, rows, size, *low in zip(
                 *(column.to_pylist() for column in columns), strict=True
             ):
