@@ -218,6 +218,30 @@ def test_a_query_that_stands_keeps_two_versions_and_not_all_that_came_since(
     assert [one.name for one in again.kept] == [names[3], names[5]]
 
 
+def test_a_driver_that_starts_again_keeps_what_queries_need_that_do_not_run_yet(
+    tmp_path: Path,
+) -> None:
+    """Between the table and the query that has it as a side input much may happen."""
+    put(tmp_path / "in", EUR=0.0)
+    with TableStore(tmp_path / "store") as store:
+        table = store.folder("rates", tmp_path / "in", every=None)
+        table.bind(rates())
+        reader = VersionsReader(store.path / "control")
+        reader.latestOffset(reader.initialOffset(), None)
+        names = [table.state().version]
+        for value in (1.0, 2.0):
+            put(tmp_path / "in", EUR=value)
+            names.append(table.refresh().version)
+    with TableStore(tmp_path / "store") as store:
+        table = store.folder("rates", tmp_path / "in", every=None)
+        store.clean()
+        assert table.state().kept == (names[0], names[2])
+        for path in (store.path / READERS).iterdir():
+            path.unlink()
+        store.clean()
+        assert table.state().kept == (names[2],)
+
+
 @pytest.mark.parametrize("once", [False, True], ids=["on and on", "available now"])
 def test_a_version_that_a_window_is_about_to_have_stays_while_the_next_one_comes(
     store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: bool

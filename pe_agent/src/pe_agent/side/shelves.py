@@ -46,7 +46,9 @@ class Shelves:
                 try:
                     return read_version(folder, version, side)
                 except FileNotFoundError as error:
-                    told = f"{path_of(folder, version)} is not there, or this worker does not see it"
+                    told = (
+                        f"{path_of(folder, version)} is not there, or this worker does not see it"
+                    )
                     raise OSError(told) from error
 
             _SHELVES[place] = Shelf(read)

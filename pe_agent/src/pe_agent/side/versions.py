@@ -143,15 +143,18 @@ class Versions:
 
         Args:
             places: how far each query has come with the control file.
-            names: the side inputs that the table is.
+            names: the side inputs that the table is; queries of others, which it was before, may
+                start again.
         """
         needed = {len(self.kept) - 1}
-        for name in names:
+        for name in {*names, *(name for one in self.kept for name in one.announced)}:
             announced = {
                 number: one.announced[name]
                 for number, one in enumerate(self.kept)
                 if name in one.announced
             }
+            if announced and (places or name in names):
+                needed.add(max(announced))
             needed |= _needed(announced, places)
         gone = [one for number, one in enumerate(self.kept) if number not in needed]
         if gone:
@@ -187,7 +190,7 @@ class Versions:
 
 def _needed(announced: dict[int, int], places: Collection[Place]) -> set[int]:
     """Return which of the versions that were announced at some places somebody may ask for."""
-    needed = {max(announced)} if announced else set()
+    needed: set[int] = set()
     for place in places:
         before = [one for one, at in announced.items() if at < place.finished]
         later = [one for one, at in announced.items() if at >= place.finished]
