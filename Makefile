@@ -54,7 +54,8 @@ images: $(READY) ## build the images of the broker and of Spark (needs docker, o
 ##@ Test
 
 .PHONY: test
-test: check $(CLASSES) ## all checks and tests, under 20 minutes on 2 cores
+test: $(READY) ## all checks and tests, under 20 minutes on 2 cores
+	$(MAKE) --no-print-directory -j2 -Otarget check $(CLASSES)
 	tests/cluster/build.sh api --if-possible
 	$(MAPPED) $(BIN)/python tests/run.py -m "not long and not node" --durations 20
 

@@ -10,21 +10,35 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from pe_agent.local import SMALL, session
-from support.aligned_driver import run
+from support.aligned_driver import script
+from support.aligned_operators import Multiply
+from support.aligned_spark import collected, scripted
 
+SECONDS = 120.0
 JAVA = "spark.driver.extraJavaOptions"
 
 
 def main(archive: Path) -> None:
     """Run a query with an operator; Java writes the archive when it ends."""
-    archive.touch()
-    conf = {**SMALL, JAVA: f"{SMALL[JAVA]} -Xlog:disable -XX:ArchiveClassesAtExit={archive}"}
+    hidden = archive.with_suffix(".new")
+    hidden.unlink(missing_ok=True)
+    conf = {**SMALL, JAVA: f"{SMALL[JAVA]} -Xlog:disable -XX:ArchiveClassesAtExit={hidden}"}
     spark = session("classes", conf=conf)
     with tempfile.TemporaryDirectory() as folder:
-        run(spark, Path(folder), [], tasks=2)
+        place = Path(folder)
+        stream = scripted(spark, place, script()).key_by("k")
+        made = stream.control_aware(Multiply, name="multiply", buckets=2, schema=Multiply.SCHEMA)
+        collected(made.to_df(), place / "ck")
+    gateway: Any = spark.sparkContext._gateway
     spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(SECONDS)
+    hidden.touch()
+    hidden.rename(archive)
 
 
 if __name__ == "__main__":

@@ -163,7 +163,8 @@ def test_rows_are_joined_with_each_value_of_their_key(
     join = JoinRows("rates", ("currency",), ("rate",), kind == "multimap", how == "inner")
     rows = join(batch, views).to_pylist()
     assert [(row["id"], row["rate"]) for row in rows] == expected
-    assert OwnKeys(join)(batch, views).to_pylist() == rows
+    again: Any = OwnKeys(join)(batch, views)
+    assert again.to_pylist() == rows
     assert OwnKeys(join).own_keys, "whoever calls it looks for that"
 
 

@@ -36,7 +36,7 @@ def put(path: Path, **told: float) -> None:
     hidden.rename(path)
 
 
-def content(table: Table) -> dict[str, float]:
+def content(table: Table) -> dict[str, Any]:
     found = read_version(table.place, table.state().version)
     return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
@@ -80,7 +80,8 @@ class Frame:
 
 
 def test_a_frame_is_made_anew_for_each_read_and_read_by_interval(store: TableStore) -> None:
-    there, made = [rates(EUR=1.0)], []
+    there = [rates(EUR=1.0)]
+    made: list[int] = []
 
     def make() -> Any:
         made.append(len(made))

@@ -120,7 +120,7 @@ def test_tables_are_looked_at_again_after_a_folder_was_away(
     store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that reads them lives on, whatever it meets."""
-    failed = []
+    failed: list[float] = []
 
     def away(table: Table, now: float) -> bool:
         if len(failed) < 3:

@@ -56,8 +56,9 @@ class ToAgent:
 
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
-        sender = None if query is None else _sender(self.options)
-        if sender is not None:
+        if query is None:
+            return
+        if (sender := _sender(self.options)) is not None:
             sender.take((query, self.operator, bucket), window, sides)
 
 

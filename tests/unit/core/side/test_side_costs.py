@@ -8,8 +8,16 @@ import pyarrow as pa
 import pytest
 
 from streambroker_core.control.operator import Window
-from streambroker_core.side import Enrich, SideInput, SideJoin, SideOperator, Views, fixed, joining
+from streambroker_core.side import (
+    Enrich,
+    SideInput,
+    SideJoin,
+    SideOperator,
+    Views,
+    fixed,
+)
 from streambroker_core.side.joining import Joining
+from streambroker_core.side.windows import last_of as last_window_of
 from support.sides import Runner, Sink, batch_of
 
 TIME = pa.timestamp("us", "UTC")
@@ -18,7 +26,7 @@ MAIN = pa.schema([("id", pa.string()), ("t", TIME), ("n", pa.int64())])
 
 
 def count(batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
-    (view,) = views.values()
+    view: Any = next(iter(views.values()))
     return pa.record_batch({"id": batch["id"], "words": [len(view)] * batch.num_rows})
 
 
@@ -59,8 +67,8 @@ def test_many_windows_that_end_at_once_cost_each_its_own(
         opened += 1
         again(self, number, start)
 
-    real, again = joining.last_of, Joining.opened
-    monkeypatch.setattr(joining, "last_of", last_of)
+    real, again = last_window_of, Joining.opened
+    monkeypatch.setattr(f"{Joining.__module__}.last_of", last_of)
     monkeypatch.setattr(Joining, "opened", open_)
     schema = pa.schema([*WORDS, ("t", TIME)])
     side = SideInput(
@@ -136,7 +144,7 @@ def test_windows_that_are_open_are_not_read_by_those_that_need_them_not() -> Non
     schema = pa.schema([*WORDS, ("t", TIME)])
     told: dict[str, Any] = {"kind": "list", "schema": schema, "value": "word", "event_time": "t"}
     sides = tuple(
-        SideInput(name=name, windows=fixed(1), ready=ready, **told)
+        SideInput(name=name, windows=fixed(1), **{**told, "ready": ready})
         for name, ready in (("words", "watermark"), ("loads", "complete"))
     )
     join = SideJoin(schema=MAIN, inputs=sides, event_time="t", windows=fixed(1))

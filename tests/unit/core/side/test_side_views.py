@@ -25,7 +25,7 @@ RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64()), ("bank", p
 def view(*rows: tuple[Any, ...], schema: pa.Schema = RATES, **told: Any) -> Any:
     known = {"name": "rates", "kind": "map", "key": ("currency",), "static": True}
     side = SideInput(**{**known, "schema": schema, **told})
-    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in schema]
+    columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in schema]
     table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema)
     return view_of(side, content_of(side, table), "v1")
 
