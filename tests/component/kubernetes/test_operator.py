@@ -127,7 +127,9 @@ def test_an_agent_that_starts_anew_at_the_other_replica_is_known_to_both(
     told = [one for one in api.writes() if "fieldManager=streambroker-agent" in one["requestURI"]]
 
     assert all_know()
-    assert len([one for one in told if namespace in one["requestURI"]]) == 3
+    answers = [one["responseStatus"]["code"] for one in told if namespace in one["requestURI"]]
+    # A conflict changes nothing: who writes statuses was faster, and the write is repeated.
+    assert [code for code in answers if code != 409] == [200] * 3, answers
 
 
 def seen(broker: Operator, agent: Agent) -> int:
