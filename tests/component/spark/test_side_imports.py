@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import DataFrame
 
 from pe_agent import PE
@@ -58,6 +59,7 @@ class Seen:
         until(lambda: self.rows == list(rows), SECONDS, f"{rows}, not {self.rows}")
 
 
+@pytest.mark.long
 def test_rows_of_an_import_wait_until_the_other_job_says_that_its_rows_are_complete(
     jobs: Session,
 ) -> None:
