@@ -127,14 +127,23 @@ def steps(stream: Stream) -> Stream:
     )
 
 
+def code(stream: Stream) -> Stream:
+    """Code of Spark that control goes around."""
+    return stream.through(lambda frame: frame.where("v != 3").dropDuplicates(["v"]))
+
+
+def union(stream: Stream) -> Stream:
+    """Two ways that come together."""
+    return stream.where("v < 3").union(stream.where("v > 3"))
+
+
+def first(stream: Stream) -> Stream:
+    """Another operator."""
+    return multiplied(stream, name="first", report=None).where("v != 3").select("k", "v")
+
+
 @pytest.mark.parametrize(
-    "through",
-    [
-        steps,
-        lambda s: s.through(lambda frame: frame.where("v != 3").dropDuplicates(["v"])),
-        lambda s: s.where("v < 3").union(s.where("v > 3")),
-        lambda s: multiplied(s, name="first", report=None).where("v != 3").select("k", "v"),
-    ],
+    "through", [steps, *(pytest.param(one, marks=pytest.mark.long) for one in (code, union, first))]
 )
 def test_control_of_an_import_passes_whatever_comes_before_the_operator(
     jobs: Session, through: Callable[[Stream], Stream]

@@ -192,7 +192,10 @@ def found(played: Play) -> Counter[tuple[str, int, str]]:
     return Counter((row["rule"], row["version"], letters(row)) for row in rows)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param("as it comes", marks=pytest.mark.long), "stopped and started with other rules"],
+)
 def test_rules_come_change_and_go_while_rows_flow(
     spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
