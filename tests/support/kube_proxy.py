@@ -30,7 +30,8 @@ class Fault:
         how: ``refuse`` answers with a status; ``cut`` breaks the answer off; ``hang`` never
             begins one; ``gone`` tells of a 410 inside a watch; ``silent`` begins a watch and
             tells nothing; ``slow`` sends a few bytes at a time; ``stale`` answers a list with
-            the first one ever given, though never twice running: that would be a restore.
+            the first one ever given, though never twice running to one who asks: that would be
+            a restore.
         times: how many requests; each takes one away.
         status: of a refusal.
         retry_after: seconds that a refusal asks to wait.
@@ -75,7 +76,7 @@ class KubeProxy:
         self._credentials = Credentials(access)
         self._first: dict[str, bytes] = {}
         self._watches: set[asyncio.Task[object]] = set()
-        self._behind: set[str] = set()
+        self._behind: set[tuple[str, bool]] = set()
         self._released = asyncio.Event()
         self.url = ""
         self.faults: list[Fault] = []
@@ -136,8 +137,8 @@ class KubeProxy:
             return _break(request)
         if fault.how == "stale":
             first = self._first.get(_place(request))
-            if first is not None and asked.plural not in self._behind:
-                self._behind.add(asked.plural)
+            if first is not None and _asker(request) not in self._behind:
+                self._behind.add(_asker(request))
                 return web.Response(body=first, content_type="application/json")
             fault = None
         elif fault.how in ("gone", "silent"):
@@ -209,7 +210,7 @@ class KubeProxy:
             finally:
                 _abort(source)
         if asked.what in ("list", "marks") and source.status == 200:
-            self._behind.discard(asked.plural)
+            self._behind.discard(_asker(request))
             self._remember(request, bytes(whole))
         return answer
 
@@ -252,6 +253,11 @@ def _asked(request: web.Request) -> Asked:
 
 def _place(request: web.Request) -> str:
     return f"{request.path} {request.headers.get('Accept')}"
+
+
+def _asker(request: web.Request) -> tuple[str, bool]:
+    """Return who asks for a list: a feeder does so in pages, kopf beside it does not."""
+    return _place(request), "limit" in request.query
 
 
 def _status(fault: Fault) -> web.Response:
