@@ -52,6 +52,7 @@ def test_a_kill_between_any_two_steps_leaves_all_of_a_write_or_nothing(memory: P
     assert kills["change a set at once, by name"] >= 60
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_kill_in_the_middle_of_any_page_leaves_all_of_a_write_or_nothing(memory: Path) -> None:
     kills = swept(memory, "torn")

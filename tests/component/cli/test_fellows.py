@@ -144,9 +144,9 @@ def started(home: AgentProcess, fellow: AgentProcess) -> None:
 
 async def shown(cli: Cli, wanted: Callable[[str], bool]) -> None:
     """Wait until `get pes` shows it; who watches `top` makes agents report each second."""
-    for _ in range(int(SECONDS / 0.2)):
+    for _ in range(int(SECONDS)):
         await cli.rest("GET", "/top")
         if wanted((await column(cli))["feed/0"]):
             return
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.0)  # the command line takes as long to start
     raise AssertionError(f"not shown: {await column(cli)}")
