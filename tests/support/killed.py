@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from support.cut_points import VARIABLE, Cut, search_path
+from support.waiting import until
 
 SECONDS = 100.0
 TESTS = Path(__file__).parents[1]
@@ -53,11 +53,9 @@ def start(
 
 def _killed(driver: subprocess.Popen[bytes], armed: Cut) -> int:
     """Kill a driver at a step; return how it ended."""
-    end = time.monotonic() + SECONDS
-    while driver.poll() is None and time.monotonic() < end:
-        if armed.reached() is not None:
-            os.killpg(driver.pid, signal.SIGKILL)
-            driver.wait(SECONDS)
-        time.sleep(0.01)
+    ended = "the driver is at its step, or has ended"
+    until(lambda: driver.poll() is not None or armed.reached() is not None, SECONDS, ended)
+    if driver.poll() is None:
+        os.killpg(driver.pid, signal.SIGKILL)
     armed.disarm()
-    return driver.wait(1.0)
+    return driver.wait(SECONDS)

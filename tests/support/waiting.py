@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import IO, AnyStr, TypeVar
 
 T = TypeVar("T")
@@ -36,6 +37,17 @@ def until(
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {seconds} s: {what}; last answer: {value!r}")
         pause.wait(pause_s)
+
+
+async def until_async(
+    condition: Callable[[], Awaitable[T | None]], seconds: float, what: str, *, pause_s: float
+) -> T:
+    """Return the first true value of ``condition``, which is awaited; else as ``until``."""
+    deadline = time.monotonic() + seconds
+    while not (value := await condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}; it is {value!r}"
+        await asyncio.sleep(pause_s)
+    return value
 
 
 def first_line(stream: IO[AnyStr], seconds: float, what: str) -> AnyStr:

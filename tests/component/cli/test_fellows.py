@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from support.agents import AgentProcess
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.commands import Cli
 from support.free_ports import free_port
+from support.waiting import until_async
 
 FEED = "/job/feed/pe/0"
 HOME = "default/feed/0"
@@ -124,11 +125,11 @@ async def test_what_real_agents_say_of_their_fellows_reaches_get_pes(
     fellow = AgentProcess(tmp_path / "feed-1", "feed", pe=1, port=free_port())
     try:
         await asyncio.to_thread(started, home, fellow)
-        await shown(cli, lambda now: now == "1")
+        await shown(cli, "1")
         await asyncio.to_thread(fellow.kill)
-        await shown(cli, lambda now: now == "1 (away)")
+        await shown(cli, "1 (away)")
         await asyncio.to_thread(fellow.start)
-        await shown(cli, lambda now: now == "1")
+        await shown(cli, "1")
     finally:
         home.kill()
         fellow.kill()
@@ -142,11 +143,11 @@ def started(home: AgentProcess, fellow: AgentProcess) -> None:
     home.client.call("fellows", agents=[told])
 
 
-async def shown(cli: Cli, wanted: Callable[[str], bool]) -> None:
+async def shown(cli: Cli, wanted: str) -> None:
     """Wait until `get pes` shows it; who watches `top` makes agents report each second."""
-    for _ in range(int(SECONDS)):
+
+    async def is_shown() -> bool:
         await cli.rest("GET", "/top")
-        if wanted((await column(cli))["feed/0"]):
-            return
-        await asyncio.sleep(1.0)  # the command line takes as long to start
-    raise AssertionError(f"not shown: {await column(cli)}")
+        return (await column(cli))["feed/0"] == wanted
+
+    await until_async(is_shown, SECONDS, f"get pes shows {wanted}", pause_s=0.2)

@@ -48,14 +48,14 @@ def alive(pid: int) -> bool:
 
 def test_a_program_ends_when_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
     code = f"""
-import sys, time
+import signal, sys
 sys.path.insert(0, {str(TESTS)!r})
 from pathlib import Path
 from support.kube_programs import Program
 program = Program(["sleep", "600"], Path({str(tmp_path / "log")!r}))
 program.start(lambda: True)
 print(program.pid, flush=True)
-time.sleep(600)
+signal.pause()
 """
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

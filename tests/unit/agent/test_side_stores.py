@@ -190,15 +190,20 @@ def versions_of(part: Any) -> list[str]:
     return [json.loads(line)["payload"]["version"] for line in part.value]
 
 
-def test_a_query_that_stands_keeps_two_versions_and_not_all_that_came_since(
-    store: TableStore, tmp_path: Path
-) -> None:
-    """That of its last window, and the last one of the window that it may have to run again."""
+def begun(store: TableStore, tmp_path: Path) -> tuple[Table, VersionsReader, dict[str, Any]]:
+    """Return a table with one version, a reader, and its offset behind that version."""
     put(tmp_path / "in", EUR=0.0)
     table = store.folder("rates", tmp_path / "in", every=None)
     table.bind(rates())
     reader = VersionsReader(store.path / "control")
-    done = reader.latestOffset(reader.initialOffset(), None)
+    return table, reader, reader.latestOffset(reader.initialOffset(), None)
+
+
+def test_a_query_that_stands_keeps_two_versions_and_not_all_that_came_since(
+    store: TableStore, tmp_path: Path
+) -> None:
+    """That of its last window, and the last one of the window that it may have to run again."""
+    table, reader, done = begun(store, tmp_path)
     names = [table.state().version]
     for value in range(1, 6):
         put(tmp_path / "in", EUR=float(value))
@@ -222,12 +227,8 @@ def test_a_driver_that_starts_again_keeps_what_queries_need_that_do_not_run_yet(
     tmp_path: Path,
 ) -> None:
     """Between the table and the query that has it as a side input much may happen."""
-    put(tmp_path / "in", EUR=0.0)
     with TableStore(tmp_path / "store") as store:
-        table = store.folder("rates", tmp_path / "in", every=None)
-        table.bind(rates())
-        reader = VersionsReader(store.path / "control")
-        reader.latestOffset(reader.initialOffset(), None)
+        table, _, _ = begun(store, tmp_path)
         names = [table.state().version]
         for value in (1.0, 2.0):
             put(tmp_path / "in", EUR=value)
@@ -247,11 +248,7 @@ def test_a_version_that_a_window_is_about_to_have_stays_while_the_next_one_comes
     store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: bool
 ) -> None:
     """However announcement and removal fall between the steps in which an offset is made."""
-    put(tmp_path / "in", EUR=0.0)
-    table = store.folder("rates", tmp_path / "in", every=None)
-    table.bind(rates())
-    reader = VersionsReader(store.path / "control")
-    done = reader.latestOffset(reader.initialOffset(), None)
+    table, reader, done = begun(store, tmp_path)
     put(tmp_path / "in", EUR=1.0)
     table.refresh()
     count = VersionsReader._count

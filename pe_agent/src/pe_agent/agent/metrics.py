@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeAlias
 
 log = logging.getLogger("pe_agent")
 
@@ -85,7 +85,9 @@ _ROUTES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
         lambda r: r["releasedPlans"],
     ),
 }
-_SIDES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float | None]]] = {
+_Figure: TypeAlias = "tuple[str, str, Callable[[Mapping[str, Any]], float | None]]"
+"""Kind, meaning, and what it is of an item; None where that has none."""
+_SIDES: Mapping[str, _Figure] = {
     "side_waiting_rows": ("gauge", "Rows that wait for it.", lambda s: s["waitingRows"]),
     "side_waiting_bytes": ("gauge", "Their bytes.", lambda s: s["waitingBytes"]),
     "side_waiting_seconds": (
@@ -103,7 +105,8 @@ _SIDES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float | None]
     "side_late_rows_total": ("counter", "Rows that came too late.", lambda s: s["late"]),
     "side_refused_rows_total": ("counter", "Rows not taken.", lambda s: s["refused"]),
 }
-_RULES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
+_RULE = ("operator", "log", "rule", "version")
+_RULES: Mapping[str, _Figure] = {
     "rule_tested_events_total": ("counter", "Events it has seen.", lambda r: r["tested"]),
     "rule_matches_total": ("counter", "Matches found.", lambda r: r["matches"]),
     "rule_timeouts_total": ("counter", "Partial matches that timed out.", lambda r: r["timeouts"]),
@@ -146,7 +149,7 @@ def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
         lines += _family(name, kind, told, samples)
     lines += _control(status, routes)
     lines += _of_sides(status.get("sides", ()))
-    lines += _of_rules(status.get("ruleFigures", ()))
+    lines += _of_each(status.get("ruleFigures", ()), _RULE, _RULES)
     return "\n".join(lines) + "\n"
 
 
@@ -174,29 +177,24 @@ def _control(
 
 
 def _of_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Give the figures of side inputs; what one does not have is not told of it."""
-    named = [
-        ({name: side[name] for name in ("query", "operator", "input")}, side) for side in sides
-    ]
-    for name, (kind, told, of) in _SIDES.items():
-        values = [(labels, of(side)) for labels, side in named]
-        yield from _family(name, kind, told, [(at, float(v)) for at, v in values if v is not None])
+    """Give the figures of side inputs, and which version holds."""
+    names = ("query", "operator", "input")
+    yield from _of_each(sides, names, _SIDES)
     versions = [
-        ({**labels, "version": side["version"]}, 1.0)
-        for labels, side in named
+        ({name: side[name] for name in (*names, "version")}, 1.0)
+        for side in sides
         if side["version"] is not None
     ]
     yield from _family("side_version", "gauge", "1 for the version that holds.", versions)
 
 
-def _of_rules(rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Give the figures of rules of patterns, by version."""
-    named = [
-        ({name: str(rule[name]) for name in ("operator", "log", "rule", "version")}, rule)
-        for rule in rules
-    ]
-    for name, (kind, told, of) in _RULES.items():
-        yield from _family(name, kind, told, [(labels, float(of(rule))) for labels, rule in named])
+def _of_each(
+    items: Sequence[Mapping[str, Any]], names: Sequence[str], figures: Mapping[str, _Figure]
+) -> Iterator[str]:
+    """Give figures of items by some of their members; what one does not have is not told of it."""
+    for name, (kind, told, of) in figures.items():
+        values = [({label: str(item[label]) for label in names}, of(item)) for item in items]
+        yield from _family(name, kind, told, [(at, float(v)) for at, v in values if v is not None])
 
 
 def _together(counts: Iterable[Mapping[str, int]]) -> Counter[str]:

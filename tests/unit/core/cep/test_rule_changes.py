@@ -417,11 +417,16 @@ def from_a_to(letter: str, version: int, **fields: Any) -> PatternProcessor:
 HANDED = [(5, "A"), (8, "A"), (9, "D"), (10, "A"), (11, "C"), (12, "D"), (15, "D")]
 
 
+def taking_over(*, keep: bool = True) -> tuple[RuleSet, RuleSet]:
+    """Return a rule set, and the next one, whose version takes over at time 10."""
+    old = rule_set(from_a_to("C", 1))
+    return old, rule_set(from_a_to("D", 2, scheduled=10, keep_matches=keep), before=old)
+
+
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_scheduled_version_takes_over_partial_matches_at_its_time(cut: int, keep: bool) -> None:
-    old = rule_set(from_a_to("C", 1))
-    new = rule_set(from_a_to("D", 2, scheduled=10, keep_matches=keep), before=old)
+    old, new = taking_over(keep=keep)
     b = bucket()
     b.window(rules=old)
     emitted = [b.window(rules=new)]
@@ -442,8 +447,7 @@ def test_a_scheduled_version_takes_over_partial_matches_at_its_time(cut: int, ke
 
 
 def test_what_a_scheduled_version_takes_over_goes_on_over_windows_and_ends_in_time() -> None:
-    old = rule_set(from_a_to("C", 1))
-    new = rule_set(from_a_to("D", 2, scheduled=10, keep_matches=True), before=old)
+    old, new = taking_over()
     b = bucket()
     b.window([rows((5, "A"), (8, "A"))], rules=old)
     b.window(rules=new, watermark=9)
@@ -460,8 +464,7 @@ def test_what_a_scheduled_version_takes_over_goes_on_over_windows_and_ends_in_ti
 
 
 def test_a_version_that_takes_over_sees_rows_that_came_before_it_as_the_one_before_would() -> None:
-    old = rule_set(from_a_to("C", 1))
-    new = rule_set(from_a_to("D", 2, scheduled=10, keep_matches=True), before=old)
+    old, new = taking_over()
     b = bucket()
     b.window([rows((8, "A"), (12, "D"))], rules=old)
     b.window(rules=new, watermark=9)
@@ -470,8 +473,7 @@ def test_a_version_that_takes_over_sees_rows_that_came_before_it_as_the_one_befo
 
 
 def test_a_set_that_still_has_the_version_before_hides_no_rows_of_the_one_that_took_over() -> None:
-    old = rule_set(from_a_to("C", 1))
-    new = rule_set(from_a_to("D", 2, scheduled=10, keep_matches=True), before=old)
+    old, new = taking_over()
     b = bucket()
     b.window([rows((5, "A"))], rules=old)
     b.window(rules=new, watermark=9)
@@ -486,8 +488,7 @@ def test_a_set_that_still_has_the_version_before_hides_no_rows_of_the_one_that_t
 def test_in_processing_time_they_are_taken_over_by_the_first_window_not_before_it(
     late: bool,
 ) -> None:
-    old = rule_set(from_a_to("C", 1))
-    new = rule_set(from_a_to("D", 2, scheduled=10, keep_matches=True), before=old)
+    old, new = taking_over()
     b = bucket(time="processing")
     b.window([rows((0, "A"))], rules=old, clock=8)
     if not late:
