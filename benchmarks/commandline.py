@@ -28,6 +28,7 @@ NAMES = (
     "many_readers",
     "isolation",
     "latency",
+    "latency_alone",
     "idle",
     "scaling",
     "change_to_route",
