@@ -37,7 +37,7 @@ def measured(settings: Settings, ways: tuple[str, ...], count: int) -> Figures:
         for round_ in settings.turns:
             figures.yardstick() if round_ else None
             for name in turns(variants, round_):
-                ran = _batches(app, name, round_, count if round_ else 1, settings)
+                ran = _batches(app, name, round_, count, settings)
                 if round_:
                     queries.add(figures, name, ran, settings.rows)
             settings.say(f"round {round_} of {settings.rounds} done")

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from pe_agent.aligned import Operator, OperatorStream, Stream, control_aware
 from pe_agent.aligned.forms import control_text
-from pe_agent.aligned.stream import Rows
+from pe_agent.aligned.streams import Rows
 from streambroker_core.control.operator import Changes
 from streambroker_core.control.packing import sequence
 from streambroker_core.control.tuples import Limits

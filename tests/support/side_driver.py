@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from pe_agent.aligned.stream import Emitted
+from pe_agent.aligned.streams import Emitted
 from pe_agent.local import SMALL, session
 from support.sides_spark import BODY, Fed, Seen, made_of, settings
 from support.waiting import until

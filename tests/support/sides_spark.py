@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 from pe_agent.aligned import OperatorStream, Stream, stream
 from pe_agent.aligned import notes as runtime_notes
 from pe_agent.aligned.forms import CONTROL, NOTES, ROWS, control_text, read_ipc
-from pe_agent.aligned.stream import Beside, Emitted
+from pe_agent.aligned.streams import Beside, Emitted
 from pe_agent.side import SideInputs, Table, Views
 from pe_agent.side.inputs import Given
 from pe_agent.side.versions import path_of

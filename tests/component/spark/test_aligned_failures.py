@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent.aligned import Limits, Operator, Stream
-from pe_agent.aligned.stream import Rows
+from pe_agent.aligned.streams import Rows
 from streambroker_core.control.tuples import Delivery
 from support.aligned import Node, Turn, chain, note, sink, turns
 from support.aligned_model import simulate

@@ -11,7 +11,7 @@ import pytest
 
 from pe_agent.aligned import AlignedError, Stream
 from pe_agent.aligned.imported import Import, Imported, one_carrier
-from pe_agent.aligned.stream import Rows
+from pe_agent.aligned.streams import Rows
 from pe_agent.datasource.options import Options
 from streambroker_core.control.buckets import Layout
 

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import CONTROL, control_text
-from pe_agent.aligned.stream import Beside, Stream
+from pe_agent.aligned.streams import Beside, Stream
 from pe_agent.sessions import active, register
 from streambroker_core.control import envelope
 from streambroker_core.control.payloads import encode

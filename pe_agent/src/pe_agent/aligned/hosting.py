@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from pe_agent.aligned.deferred import Deferred
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import EMITTED_DDL, NOW, PACKED_DDL, arrow_of, nullable
 from pe_agent.aligned.packer import Packer, Repacker
-from pe_agent.aligned.processor import BucketProcessor, Hosted
+from pe_agent.aligned.processor import Hosted
 from streambroker_core.control.aligned import AlignedRunner
 from streambroker_core.control.emitting import Stage
 from streambroker_core.control.operator import Operator
@@ -135,7 +136,7 @@ def host(hosted: Hosted, feeds: Sequence[Feed]) -> DataFrame:
     packed = reduce(lambda one, other: one.unionByName(other), frames)
     packed = packed.withColumn(NOW, functions.unix_micros(functions.current_timestamp()))
     return packed.groupBy("bucket").transformWithStateInPandas(
-        BucketProcessor(hosted),
+        Deferred(hosted),
         EMITTED_DDL,
         "append",
         "EventTime" if hosted.timed else "None",

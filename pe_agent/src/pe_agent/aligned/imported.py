@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from pe_agent.aligned.stream import Rows, Stream
+    from pe_agent.aligned.streams import Rows, Stream
     from pe_agent.pe import PE
 
 
@@ -49,7 +49,7 @@ class Import:
 
     def stream(self, spark: SparkSession, pe: PE, *, log: bool) -> Stream:
         """Return it as a stream; with ``log`` tuples from the agent's control log come by it."""
-        from pe_agent.aligned.stream import Stream
+        from pe_agent.aligned.streams import Stream
 
         carrier = self if log else None
         return Stream(spark=spark, pe=pe, data=Imported(imports=(self,)), carrier=carrier)
@@ -96,7 +96,7 @@ class Imported:
 
     def rows(self, carrier: Import | None) -> Rows:
         """Open them as rows; the control log comes by ``carrier``."""
-        from pe_agent.aligned.stream import Rows
+        from pe_agent.aligned.streams import Rows
 
         frames = [one.rows(at, log=self._carries(at, carrier)) for at, one in self._ranked()]
         return Rows(frame=_union(frames), mixed=True, ranks=len(frames))

@@ -20,7 +20,7 @@ from pe_agent.aligned.hosting import Columns, Feed
 from pe_agent.aligned.imported import Imported, one_carrier
 from pe_agent.aligned.packer import Packer, Repacker
 from pe_agent.aligned.processor import APPLIED, COUNTED, Hosted
-from pe_agent.aligned.stream import Emitted, Rows, Stream, data_of
+from pe_agent.aligned.streams import Emitted, Rows, Stream, data_of
 from streambroker_core.control.buckets import Layout, layout_of
 from streambroker_core.control.operator import Input, Operator
 from streambroker_core.control.tuples import Limits

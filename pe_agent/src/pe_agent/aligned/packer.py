@@ -24,6 +24,7 @@ from pe_agent.aligned.forms import (
     read_control,
     read_ipc,
 )
+from pe_agent.workers import settle
 from streambroker_core.control.buckets import Layout
 from streambroker_core.control.gathering import Gathering
 from streambroker_core.control.operator import OperatorError
@@ -133,6 +134,7 @@ class Packer:
             )
         if task.began:
             yield pack_watermark(task.latest)
+        settle("packer")
 
 
 @dataclass(frozen=True, kw_only=True)

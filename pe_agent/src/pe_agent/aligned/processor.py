@@ -17,10 +17,12 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pe_agent.aligned import notes
+from pe_agent.aligned.deferred import states
 from pe_agent.aligned.forms import EMITTED, NOTES, NOW, ROWS, TUPLES, fitting, write_ipc
 from pe_agent.aligned.notes import CLOCK, NOTE
 from pe_agent.aligned.starts import REFUSED
-from pe_agent.aligned.store import Own, SparkBlobs, Value, Values, read_own
+from pe_agent.aligned.store import Own, SparkBlobs, read_own
+from pe_agent.workers import settle
 from streambroker_core.control import keeping
 from streambroker_core.control.aligned import AlignedRunner, Applied, ControlCounts, Outcome
 from streambroker_core.control.buckets import Layout
@@ -116,13 +118,13 @@ class BucketProcessor(StatefulProcessor):
         """
         check_start(self._hosted)
         self._handle = handle
-        self._own: Value = handle.getValueState("own", "blob binary")
-        self._blobs: Values = handle.getMapState("blobs", "name string", "blob binary")
+        self._own, self._blobs = states(handle)
         self._runner: AlignedRunner | None = None
         self._refused: set[str] = set()
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Keep nothing but what is loaded."""
+        settle("operator")
 
     def handleInputRows(  # noqa: N802 - Spark's name
         self,

@@ -49,7 +49,7 @@ from streambroker_core.control.tuples import ControlTuple, Delivery
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pe_agent.aligned.stream import Beside, Rows
+    from pe_agent.aligned.streams import Beside, Rows
 
 FORMAT = "streambroker-outputs"
 Emission = tuple[str, int, int, int, bytes]

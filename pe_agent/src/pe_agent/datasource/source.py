@@ -44,6 +44,7 @@ from pe_agent.datasource.rules import rules_of
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.tickets import epochs, holder, planned, query, source_column
 from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.workers import settle
 from streambroker_core.control.placing import read_placed
 from streambroker_core.control.rows import to_batch
 from streambroker_core.errors import StreambrokerError
@@ -432,11 +433,13 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             for batch, meta in self._blocks(ticket):
                 if batch.num_rows:
                     yield self._shaped(batch, wanted, ticket, meta)
+            settle("read")
             return
         packed = to_arrow_schema(self._schema, timezone="UTC")
         for batch in self._packed(ticket, wanted, Packer(packing, ticket)):
             if batch.num_rows:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=packed)
+        settle("read")
 
     def _packed(
         self, ticket: dict[str, Any], wanted: pa.Schema, packer: Packer

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import InputPartition
 
 from pe_agent.aligned.control_file import ControlFileReader, ControlFileSource
-from pe_agent.aligned.stream import Beside, Stream
+from pe_agent.aligned.streams import Beside, Stream
 from pe_agent.sessions import register
 from pe_agent.side.versions import Place, write_whole
 from streambroker_core.control import envelope

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pe_agent.aligned.forms import arrow_of
-from pe_agent.aligned.stream import Stream
+from pe_agent.aligned.streams import Stream
 from pe_agent.side.tables import Table
 from streambroker_core.side.definition import Kind, SideInput
 from streambroker_core.side.errors import SideDefinitionError

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pe_agent.aligned.forms import arrow_of
 from pe_agent.aligned.operators import OperatorStream, control_aware
-from pe_agent.aligned.stream import Stream
+from pe_agent.aligned.streams import Stream
 from pe_agent.side.inputs import Given
 from pe_agent.side.operator import FIGURES, FIGURES_SCHEMA, MakeSide
 from pe_agent.side.reporting import ToAgent

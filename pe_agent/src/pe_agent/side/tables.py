@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pe_agent.aligned.control_file import ControlFile
-from pe_agent.aligned.stream import Stream
+from pe_agent.aligned.streams import Stream
 from pe_agent.side.announcing import CONTROL_FILE, READERS, places, version_stream
 from pe_agent.side.errors import TableError
 from pe_agent.side.sources import Folder, Frame, Query, TableSource

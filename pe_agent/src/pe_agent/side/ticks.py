@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from pe_agent.aligned.forms import CONTROL, control_text
-from pe_agent.aligned.stream import Beside, Stream
+from pe_agent.aligned.streams import Beside, Stream
 from pe_agent.sessions import register
 from streambroker_core.control.payloads import encode
 from streambroker_core.control.tuples import Delivery, logged

@@ -108,7 +108,7 @@ class Beside:
 class Stream:
     """A stream of rows and control tuples.
 
-    Made by ``PE.subscribe`` with ``control``, ``PE.aligned``, ``aligned.stream`` and
+    Made by ``PE.subscribe`` with ``control``, ``PE.aligned``, ``aligned.streams`` and
     ``aligned.control_stream``; each method returns a new one. Control tuples go around or through
     every method, in their window.
     """
@@ -508,6 +508,21 @@ def _two(one: Stream, other: Stream) -> Stream:
         clocks=one.clocks | other.clocks,
         carrier=carrier,
     )
+
+
+def stream(frame: DataFrame, *, pe: PE | None = None) -> Stream:
+    """Take up a streaming DataFrame; its rows are in the order of tasks and of rows in them.
+
+    Args:
+        frame: a streaming DataFrame.
+        pe: for publishing.
+
+    Raises:
+        AlignedError: it is not streaming, or a column has a reserved name.
+    """
+    if not frame.isStreaming:
+        raise AlignedError("the DataFrame is not streaming: make it with readStream or subscribe.")
+    return Stream(spark=frame.sparkSession, pe=pe, data=Rows(frame=numbered(frame)))
 
 
 def _united(left: Stream, right: Stream) -> Rows | Imported:

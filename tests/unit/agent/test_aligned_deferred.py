@@ -1,0 +1,76 @@
+"""An operator in Spark's plan: what the process beside the driver has to import for it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import TaskContext
+
+from pe_agent.aligned import processor
+from pe_agent.aligned.deferred import Deferred
+from pe_agent.aligned.processor import Hosted
+from streambroker_core.control.operator import Operator
+from streambroker_core.control.tuples import Limits
+from support.aligned_batches import Stage
+
+HOSTED = Hosted(
+    make=Operator,
+    name="op",
+    buckets=2,
+    order_by=None,
+    limits=Limits(),
+    layouts={},
+    schemas={},
+    timed=False,
+)
+DRIVER = """
+import sys, pickle
+import pyspark.sql.streaming.transform_with_state_driver_worker
+asked = []
+class Handle:
+    def getValueState(self, name, schema): asked.append(name)
+    def getMapState(self, name, key, value): asked.append(name)
+with open(sys.argv[1], "rb") as file:
+    pickle.load(file).init(Handle())
+print(asked, [name for name in ("pyarrow", "pandas", "streambroker_core") if name in sys.modules])
+"""
+
+
+def test_the_process_that_asks_for_states_imports_neither_the_operator_nor_arrow(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "plan").write_bytes(pickle.dumps(Deferred(HOSTED)))
+    answer = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tmp_path / "plan")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.strip() == "['own', 'blobs'] []"
+
+
+def test_a_task_runs_the_operator_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Any] = []
+
+    class Runs:
+        def __init__(self, hosted: Hosted) -> None:
+            ran.append((hosted.name, hosted.make))
+
+        def init(self, handle: Any) -> None:
+            ran.append(handle)
+
+        def close(self) -> None:
+            ran.append("closed")
+
+    monkeypatch.setattr(processor, "BucketProcessor", Runs)
+    monkeypatch.setattr(TaskContext, "get", lambda: "a task")
+    handle = Stage(HOSTED)
+    deferred = pickle.loads(pickle.dumps(Deferred(HOSTED)))
+    deferred.init(handle)
+    deferred.close()
+    assert ran == [("op", Operator), handle, "closed"]
