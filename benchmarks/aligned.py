@@ -15,6 +15,8 @@ from processes import Agent, App, Broker, Family
 
 PURPOSE = "rows/s through an operator with state, from an import and from the JVM, against a hop"
 SOURCES = ("import", "JVM")
+SMALL, MANY = 20_000, 60
+"""Rows of a small batch, and how many of them a query has before anything counts."""
 
 
 def run(settings: Settings) -> Figures:
@@ -34,6 +36,8 @@ def measured(settings: Settings, ways: tuple[str, ...], count: int) -> Figures:
     variants = [f"{source}: {way}" for way in ways for source in SOURCES]
     try:
         agent_to_spark.publish(feed, settings)
+        for way in () if settings.quick else ways:
+            _warm(app, way, settings)
         for round_ in settings.turns:
             figures.yardstick() if round_ else None
             for name in turns(variants, round_):
@@ -51,9 +55,18 @@ def measured(settings: Settings, ways: tuple[str, ...], count: int) -> Figures:
     figures.note(
         f"batches of {settings.rows:,} rows of seven columns, 1,000 keys, into noop; local[2], two"
         f" partitions behind the shuffle, 64 buckets; {count} batches per round and variant after"
-        f" {queries.WARM}. An event costs those with state the same few lines of Python."
+        f" {queries.WARM}, and before the rounds {MANY} of {SMALL:,} rows each way. An event costs"
+        " those with state the same few lines of Python."
     )
     return figures
+
+
+def _warm(app: App, way: str, settings: Settings) -> None:
+    """Let the JVM compile what is called as often in a small batch as in a large one."""
+    checkpoint = str(settings.place / f"checkpoint-warm-{way}")
+    source, sink = {"kind": "rate", "rows": SMALL}, {"kind": "noop"}
+    queries.batches(app, source, sink, checkpoint, count=MANY, way={"kind": way})
+    settings.say(f"{way}: warm")
 
 
 def _batches(
