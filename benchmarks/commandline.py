@@ -45,12 +45,15 @@ NAMES = (
     "cep_peer",
     "cep_spark",
     "side",
+    "side_joins",
+    "side_changes",
+    "side_waits",
     "cold_start",
     "feed",
     "cluster_start",
     "cluster",
 )
-LONG = ("cluster_rest", "log_recovery")
+LONG = ("cluster_rest", "log_recovery", "side_joins_10m")
 """Those that are measured only where they are named."""
 RESULTS = Path(__file__).parent / "results"
 

@@ -60,6 +60,17 @@ def resident(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
+def proportional(root: int, kind: str) -> float:
+    """Return the memory of the processes of a kind below one process, in MiB.
+
+    What several have in common counts once.
+    """
+    total = 0
+    for pid, (found, _) in used(root).items():
+        total += _share(pid) if found == kind else 0
+    return total / 1024
+
+
 def between(before: Used, after: Used) -> dict[str, float]:
     """Return the seconds used by kind; processes that ended meanwhile are not in it."""
     result: dict[str, float] = {}
@@ -76,6 +87,15 @@ def _stat(entry: Path) -> tuple[int, float] | None:
     except OSError:
         return None
     return int(fields[1]), sum(map(int, fields[11:13])) / TICKS
+
+
+def _share(pid: int) -> int:
+    """Return the proportional memory of a process in KiB; 0 if it has ended."""
+    try:
+        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in told.splitlines() if line.startswith("Pss:"))
 
 
 def _kind(pid: int) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import side_ways
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -258,4 +259,5 @@ WAYS: dict[str, Callable[..., DataFrame]] = {
     "hop": hop,
     "transformWithState": row_by_row,
     "applyInPandasWithState": by_pandas,
+    **side_ways.WAYS,
 }
