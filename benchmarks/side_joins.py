@@ -21,7 +21,12 @@ PURPOSE = "rows/s with a table of 1,000 and 1,000,000 entries on Spark, against 
 HELD = {"1k": 1_000, "1M": 1_000_000}
 WAYS = ("table", "broadcast")
 COUNT = 3
-MEMORY = {"spark.driver.memory": "5g", "spark.driver.maxResultSize": "3g"}
+SMALL = 10_000
+"""Rows of the batches with which memory is measured: they need little of it themselves."""
+LARGE = 10_000_000
+"""Entries whose memory is more than workers differ by."""
+MEMORY = {"spark.driver.memory": "12g", "spark.driver.maxResultSize": "6g"}
+"""What the join needs for 10,000,000 entries: 5 GiB are not enough."""
 
 
 def run(settings: Settings) -> Figures:
@@ -44,7 +49,7 @@ def compared(settings: Settings, held: dict[str, int]) -> Figures:
             figures.yardstick()
             for name in turns(variants, round_):
                 way, _, word = name.partition(", ")
-                ran = _batches(app, way, word, held[word], round_, settings)
+                ran = _batches(app, way, word, held[word], f"{round_}", settings.rows, settings)
                 queries.add(figures, name, ran, settings.rows)
             settings.say(f"round {round_} of {settings.rounds} done")
     finally:
@@ -63,15 +68,15 @@ def compared(settings: Settings, held: dict[str, int]) -> Figures:
 
 
 def _batches(
-    app: App, way: str, word: str, entries: int, round_: int, settings: Settings
+    app: App, way: str, word: str, entries: int, turn: str, rows: int, settings: Settings
 ) -> list[dict[str, Any]]:
     ran = queries.batches(
         app,
-        {"kind": "rate", "rows": settings.rows},
+        {"kind": "rate", "rows": rows},
         {"kind": "noop"},
-        str(settings.place / f"checkpoint-{way}-{word}-{round_}"),
+        str(settings.place / f"checkpoint-{way}-{word}-{turn}"),
         count=COUNT,
-        way=_way(way, word, entries, settings.rows, settings.place),
+        way=_way(way, word, entries, rows, settings.place),
     )
     took = ", ".join(str(batch["ms"]["triggerExecution"]) for batch in ran)
     settings.say(f"{way}, {word}: batches of {took} ms")
@@ -108,10 +113,10 @@ def _compare(app: App, word: str, entries: int, settings: Settings) -> None:
 
 def _memory(figures: Figures, app: App, word: str, entries: int, settings: Settings) -> None:
     """Note what workers have with this table; sizes go up, so those before are small beside it."""
-    _batches(app, "table", word, entries, 0, settings)
+    _batches(app, "table", word, entries, "memory", SMALL, settings)
     have = cpu.proportional(app.process.pid, "Python workers")
     figures.add(f"Python workers with a table of {word}", have, "MiB")
     settings.say(f"Python workers have {have:,.0f} MiB with {entries:,} entries")
     least = figures.samples["Python workers with a table of 1k"][0]
-    if entries >= 1_000_000:
+    if entries >= LARGE:
         figures.add(f"memory per entry, {word}", (have - least) * 2**20 / entries, "bytes")

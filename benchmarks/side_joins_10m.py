@@ -5,7 +5,7 @@ from __future__ import annotations
 import side_joins
 from measure import Figures, Settings
 
-PURPOSE = "the same as side_joins with a table of 10,000,000 entries; needs 8 GB"
+PURPOSE = "the same as side_joins with a table of 10,000,000 entries; needs 20 GB"
 
 
 def run(settings: Settings) -> Figures:
