@@ -311,6 +311,7 @@ class Plant:
         log: what each bucket of each node saw.
         applied: what was handed to operators.
         outcomes: of the last window, by node and bucket.
+        before: the watermark of the last window.
     """
 
     graph: Graph
@@ -321,6 +322,7 @@ class Plant:
     outcomes: dict[tuple[str, int], Outcome] = field(default_factory=dict)
     state: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
     wakes: dict[tuple[str, int], int | None] = field(default_factory=dict)
+    before: int | None = None
 
     def run(self, windows: Iterable[Turn]) -> Plant:
         """Run windows one after the other."""
@@ -329,6 +331,7 @@ class Plant:
             for node in self.graph.nodes:
                 for bucket, packed in self._arrivals(node, turn).items():
                     self._window(node, bucket, turn, packed)
+            self.before = turn.watermark
         return self
 
     def _arrivals(self, node: Node, turn: Turn) -> dict[int, list[Packed]]:
@@ -410,12 +413,14 @@ class Plant:
             Stage(query=QUERY, operator=node.name, buckets=node.buckets, limits=self.limits),
             layouts={port: layout_of(node, port) for port in node.inputs},
         )
+        watermark, later = in_turn(self.graph, node, self.before, turn.watermark)
         window = Window(
             number=turn.number,
             time=turn.number * 1_000_000,
-            watermark=turn.watermark,
+            watermark=watermark,
             bucket=bucket,
             buckets=node.buckets,
+            later=later,
         )
         return runner.run(window, packed, self.state[node.name, bucket])
 
@@ -423,6 +428,17 @@ class Plant:
 def due(wake: int | None, watermark: int | None) -> bool:
     """Whether a bucket gets a window without anything that arrived."""
     return wake is not None and watermark is not None and wake <= watermark
+
+
+def in_turn(
+    graph: Graph, node: Node, before: int | None, now: int | None
+) -> tuple[int | None, int | None]:
+    """Return what has passed before the rows of a window, and what passes behind them.
+
+    An operator behind another hears of time together with what comes out of that one.
+    """
+    behind = any(edge.source != SOURCE for _, edge in graph.into(node.name))
+    return (before, now) if behind and before != now else (now, None)
 
 
 def layout_of(node: Node, port: str) -> Layout:

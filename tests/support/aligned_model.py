@@ -25,6 +25,7 @@ from support.aligned import (
     Turn,
     as_batch,
     due,
+    in_turn,
     layout_of,
 )
 
@@ -37,6 +38,7 @@ def simulate(graph: Graph, windows: Iterable[Turn]) -> Log:
     log: Log = {}
     waiting: dict[tuple[str, int], dict[tuple[str, str], ControlTuple]] = {}
     clocks: dict[tuple[str, int], int] = {}
+    before: int | None = None
     for turn in windows:
         sent: dict[str, list[Sent]] = {SOURCE: _source(turn)}
         for node in graph.nodes:
@@ -47,12 +49,15 @@ def simulate(graph: Graph, windows: Iterable[Turn]) -> Log:
                 wake = min((one.at for one in held.values() if one.at is not None), default=None)
                 mine = arrived[bucket]
                 if any(mine.values()) or due(wake, turn.watermark):
-                    one = _Window(node, bucket, turn, held, clocks.get((node.name, bucket)))
+                    times = in_turn(graph, node, before, turn.watermark)
+                    clock = clocks.get((node.name, bucket))
+                    one = _Window(node, bucket, turn, held, clock, times)
                     one.run(mine)
                     if turn.watermark is not None:
                         clocks[node.name, bucket] = turn.watermark
                     sent[node.name] += one.sent
                     log.setdefault((node.name, bucket), []).append((turn.number, tuple(one.seen)))
+        before = turn.watermark
     return log
 
 
@@ -108,6 +113,7 @@ class _Window:
     turn: Turn
     held: dict[tuple[str, str], ControlTuple]
     clock: int | None
+    times: tuple[int | None, int | None]
     seen: list[Entry] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
 
@@ -121,7 +127,12 @@ class _Window:
         unique = {port: _once(given) for port, given in arrived.items()}
         for port, control in self._all(unique, Delivery.BEGIN):
             self._control(port, control)
-        self._times(unique)
+        for port, control in self._all(unique, Delivery.AT_TIME):
+            if self.node.answer is None:
+                self._send(control)
+            else:
+                self.held[port, control.id] = control
+        self._pass(self.times[0])
         for port, given in arrived.items():
             items: list[tuple[tuple[object, ...], Row | ControlTuple]] = [
                 ((place, 1), what) for place, what in given if not isinstance(what, ControlTuple)
@@ -136,6 +147,7 @@ class _Window:
                     self._control(port, what)
                 else:
                     self._row(port, what)
+        self._pass(self.times[1])
         for port, control in self._all(unique, Delivery.END_WINDOW):
             self._control(port, control)
         self._emit_at("end")
@@ -152,13 +164,7 @@ class _Window:
         ]
         return [(port, one) for _, _, port, one in sorted(found, key=lambda it: it[:2])]
 
-    def _times(self, unique: dict[str, list[tuple[int, ControlTuple]]]) -> None:
-        for port, control in self._all(unique, Delivery.AT_TIME):
-            if self.node.answer is None:
-                self._send(control)
-            else:
-                self.held[port, control.id] = control
-        now = self.turn.watermark
+    def _pass(self, now: int | None) -> None:
         if now is None:
             return
         passed = -(1 << 62) if self.clock is None else self.clock
@@ -178,6 +184,7 @@ class _Window:
             self._control(port, control)
             del self.held[port, control.id]
         self.seen.append(("advance", str(now)))
+        self.clock = now
 
     def _row(self, port: str, row: Row) -> None:
         self.seen.append(("row", port, str(row[1])))

@@ -197,6 +197,46 @@ def test_rows_that_wait_too_long_wait_no_longer_though_nothing_comes(
     assert rows.out("id", "rate") == [("c", 2.0)]
 
 
+def counted(
+    key: tuple[Any, ...], window: tuple[int, int], rows: pa.RecordBatch, views: Views
+) -> pa.RecordBatch:
+    del key, views
+    told = {"second": [window[0] // 1_000_000], "n": [rows.num_rows], "v": [rows["v"][0].as_py()]}
+    return pa.record_batch(told)
+
+
+@pytest.mark.long
+def test_rows_that_wait_are_not_late_for_the_operator_behind(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """C-46: its windows stay open while rows wait, though the watermark is far beyond them."""
+    flights = Feed(spark, tmp_path / "flights", "at timestamp")
+    limits = Feed(spark, tmp_path / "limits", "v bigint")
+
+    def fly(*seconds: int) -> None:
+        at = pa.array([second * 1_000_000 for second in seconds], pa.timestamp("us", "UTC"))
+        flights.put(at=at)
+        query.processAllAvailable()
+
+    main = flights.stream.with_watermark("at", "0 seconds")
+    first = main.with_side_inputs(limit=side_singleton(limits.stream, value="v")).enrich("limit")
+    behind = first.to_stream(name="first", buckets=1).with_side_inputs().options(event_time="at")
+    counts = "second bigint, n bigint, v bigint"
+    made = behind.window(10).apply(counted, counts, name="second", buckets=1)
+    rows = Rows()
+    with running(made, rows, tmp_path / "ck") as query:
+        for second in (3, 50, 60):
+            fly(second)
+        assert rows.out("second") == []
+        limits.put(v=[7])
+        query.processAllAvailable()
+        fly(100)
+        fly(120)
+        until(lambda: len(rows.out("second")) == 4, SECONDS, "four windows")
+    assert rows.out("second", "n", "v") == [(0, 1, 7), (100, 1, 7), (50, 1, 7), (60, 1, 7)]
+    assert rows.of["late"] == []
+
+
 def joined(sides: SideInputs) -> OperatorStream:
     return sides.join_view("rates", on="currency", how="inner", buckets=2)
 

@@ -71,14 +71,30 @@ class Waiting(Operator):
 
 
 class Following(Operator):
-    """Writes down its windows' watermarks, and passes rows on."""
+    """Writes down the watermarks of its rows and of its windows, and passes rows on."""
 
     seen: ClassVar[list[tuple[int, int, int | None]]] = []
+    ends: ClassVar[list[tuple[int, int | None]]] = []
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         window = self.window
         self.seen.append((window.number, window.bucket, window.watermark))
         self.emit(batch)
+
+    def end_window(self) -> None:
+        self.ends.append((self.window.number, self.window.watermark))
+
+
+class OnTime(Waiting):
+    """Takes no row that is late."""
+
+    late: ClassVar[list[int]] = []
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        mark = self.window.watermark
+        times = batch.column("t").cast(pa.int64()).to_pylist()
+        self.late.extend(time for time in times if mark is not None and time <= mark)
+        super().process(port, batch)
 
 
 def keys(found: list[dict[str, Any]]) -> list[int]:
@@ -132,13 +148,40 @@ def test_what_follows_sees_a_time_before_what_is_held_back(
             return self.kept[0][0] if self.kept else None
 
     Following.seen.clear()
+    Following.ends.clear()
     chain = batches(monkeypatch, Late, Following)
     chain.batch(rows((1, 10), (2, 14), (3, 30)))
     assert keys(chain.batch()) == [1, 2]
-    assert {mark for _, _, mark in Following.seen} == {29_999}
+    assert {mark for _, _, mark in Following.seen} == {None}
+    assert set(Following.ends) == {(1, 29_999)}
     assert keys(chain.batch(rows((4, 35)))) == []
     assert keys(chain.batch(rows((4, 36)))) == [3]
-    assert {mark for number, _, mark in Following.seen if number == 3} == {34_999}
+    assert {mark for number, _, mark in Following.seen if number == 3} == {29_999}
+    assert {mark for number, mark in Following.ends if number == 3} == {34_999}
+
+
+@pytest.mark.parametrize("behind", [[OnTime], [Waiting, OnTime], [Following, OnTime]])
+def test_what_was_held_back_is_not_late_for_what_follows(
+    monkeypatch: pytest.MonkeyPatch, behind: list[type[Operator]]
+) -> None:
+    """Also through a further operator; and it goes on in the batch in which it comes."""
+    OnTime.late.clear()
+    chain = batches(monkeypatch, Waiting, *behind)
+    assert keys(chain.batch(rows((1, 10), (2, 14), (3, 30)))) == []
+    assert keys(chain.batch()) == [1, 2, 3]
+    assert keys(chain.batch(rows((1, 35), (2, 31), (3, 44), (4, 50)))) == []
+    assert keys(chain.batch(rows((1, 60)))) == [1, 2, 3, 4]
+    assert keys(chain.batch()) == [1]
+    assert OnTime.late == []
+
+
+def test_a_late_row_is_late_also_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    OnTime.late.clear()
+    chain = batches(monkeypatch, Following, OnTime)
+    chain.batch(rows((1, 30), (2, 30)))
+    chain.batch()
+    chain.batch(rows((1, 20), (2, 31)))
+    assert OnTime.late == [20_000]
 
 
 def test_the_watermark_of_what_follows_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from streambroker_core.control import keeping
 from streambroker_core.control.arriving import Arrived, collect
@@ -183,36 +183,43 @@ class AlignedRunner:
             report=self._report,
         )
         try:
-            self._drive(operator, arrived, kept, delivering)
+            self._drive(operator, arrived, kept, emissions, delivering)
         finally:
-            operator.bind(window, None)
+            operator.bind(operator.window, None)
         return self._outcome(operator, arrived, kept, emissions, delivering)
 
     def _drive(
-        self, operator: Operator, arrived: Arrived, kept: keeping.Kept, delivering: _Delivering
+        self,
+        operator: Operator,
+        arrived: Arrived,
+        kept: keeping.Kept,
+        emissions: Emissions,
+        delivering: _Delivering,
     ) -> None:
         operator.begin_window()
         for port, control in arrived.control.sorted(self._ports, Delivery.BEGIN):
             delivering.deliver(port, control)
-        self._pass_time(operator, arrived, kept, delivering)
-        for port, step in self._steps(arrived):
-            if isinstance(step, ControlTuple):
-                delivering.deliver(port, step)
-            else:
-                operator.process(port, step)
-        for port, control in arrived.control.sorted(self._ports, Delivery.END_WINDOW):
-            delivering.deliver(port, control)
-        operator.end_window()
-
-    def _pass_time(
-        self, operator: Operator, arrived: Arrived, kept: keeping.Kept, delivering: _Delivering
-    ) -> None:
-        window = operator.window
         for port, control in arrived.control.sorted(self._ports, Delivery.AT_TIME):
             if delivering.is_for_me(port, control):
                 kept.wait(port, control, self._stage)
             else:
                 delivering.deliver(port, control)
+        self._pass_time(operator, kept, delivering)
+        for port, step in self._steps(arrived):
+            if isinstance(step, ControlTuple):
+                delivering.deliver(port, step)
+            else:
+                operator.process(port, step)
+        if operator.window.later is not None:
+            later = replace(operator.window, watermark=operator.window.later, later=None)
+            operator.bind(later, emissions)
+            self._pass_time(operator, kept, delivering)
+        for port, control in arrived.control.sorted(self._ports, Delivery.END_WINDOW):
+            delivering.deliver(port, control)
+        operator.end_window()
+
+    def _pass_time(self, operator: Operator, kept: keeping.Kept, delivering: _Delivering) -> None:
+        window = operator.window
         now = window.watermark
         if now is None:
             return

@@ -14,6 +14,7 @@ due, a runtime makes an operator and calls, in this order::
     process_control  for AT_TIME tuples that are due, between those steps
     process          rows, port by port in the order of ``inputs``, or merged by a column, and
     process_control  for IMMEDIATE tuples, at their places between the rows
+    advance          once more behind another operator, to ``window.later``, as above
     process_control  for END_WINDOW tuples: all rows of all ports have been processed
     end_window
     snapshot, wake_at, held_at
@@ -25,8 +26,11 @@ In all callbacks from ``begin_window`` to ``end_window`` an operator may ``emit`
 the byte: no clock but ``window.time`` and event time, no randomness, no order of hashes. Where
 ``process`` is cut into batches depends on rows and control tuples alone, not on how they arrived.
 
-*Watermark.* ``window.watermark`` is fixed for a window and comes from earlier ones. A row is late
-if its event time is not after it. No row is taken away: what is late is the operator's decision.
+*Watermark.* ``window.watermark`` comes from earlier windows and holds for all rows of this one. A
+row is late if its event time is not after it. No row is taken away: what is late is the operator's
+decision. An operator behind another hears of time in the window in which it passes, together with
+the rows that were held back until then. These are not late: that time passes behind all rows, and
+``window.watermark`` is it from there on.
 
 *Times* are event times in microseconds since 1970, int64; ``END_OF_TIME`` when an input has ended.
 """
@@ -90,6 +94,7 @@ class Window:
         watermark: event time that has passed; None if there is none yet.
         bucket: this bucket.
         buckets: how many there are.
+        later: event time that passes behind the rows of the window; None for none.
     """
 
     number: int
@@ -97,6 +102,7 @@ class Window:
     watermark: int | None
     bucket: int
     buckets: int
+    later: int | None = None
 
 
 class Emitter(Protocol):

@@ -97,6 +97,10 @@ class Hosted:
     pass_invalid: bool = False
 
 
+Times = tuple[int | None, int | None]
+"""Event time that had passed before a micro-batch, and that has passed with it."""
+
+
 @dataclass(slots=True)
 class _Arrived:
     packed: list[Packed] = field(default_factory=list)
@@ -153,15 +157,16 @@ class BucketProcessor(StatefulProcessor):
         found = self._own.get()
         before = None if found is None else bytes(found[0])
         own = read_own(before, hosted.name)
+        now, wake = self._spark_time(timers), own.wake
+        known = own.passed(now, hosted.clocks)
         for note in arrived.notes:
             own.hear(note)
-        wake = own.wake
-        passed = own.passed(self._spark_time(timers), hosted.clocks)
+        passed = own.passed(now, hosted.clocks)
         out = _Emitted(hosted)
         if bucket == CLOCK:
             self._pass_time_on(own, passed, out)
         elif arrived.packed or _due(own.wake, passed):
-            self._window(bucket, own, passed, arrived, out)
+            self._window(bucket, own, (known, passed), arrived, out)
         self._set_timer(own, _wanted(bucket, own, passed), wake, fired)
         after = own.write()
         if after != before:
@@ -175,20 +180,22 @@ class BucketProcessor(StatefulProcessor):
         return now * 1000 if now > 0 else None
 
     def _window(
-        self, bucket: int, own: Own, passed: int | None, arrived: _Arrived, out: _Emitted
+        self, bucket: int, own: Own, times: Times, arrived: _Arrived, out: _Emitted
     ) -> None:
         hosted, number = self._hosted, int(_property("streaming.sql.batchId"))
+        watermark, later = _in_turn(*times)
         window = Window(
             number=number,
             time=arrived.time,
-            watermark=passed,
+            watermark=watermark,
             bucket=bucket,
             buckets=hosted.buckets,
+            later=later,
         )
         blobs = SparkBlobs(own, self._blobs)
         outcome = self._run().run(window, arrived.packed, blobs)
         blobs.apply(outcome.changes)
-        own.wake, own.floor = outcome.wake_at, passed
+        own.wake, own.floor = outcome.wake_at, times[1]
         if outcome.held_at != own.held:
             own.held = outcome.held_at
             out.note(bucket, notes.Hold(operator=hosted.name, bucket=bucket, at=own.held))
@@ -373,6 +380,16 @@ def _counted(operator: str, window: Window, outcome: Outcome) -> Iterator[dict[s
                 "delivery": delivery,
                 **{name: getattr(one, name) for name in COUNTS},
             }
+
+
+def _in_turn(known: int | None, passed: int | None) -> tuple[int | None, int | None]:
+    """Return the time that has passed before the rows of a window, and what passes behind them.
+
+    What the operators before tell of their time comes with rows that they held back until then.
+    """
+    if known == passed or passed is None:
+        return passed, None
+    return (known, passed) if known is None or known < passed else (passed, None)
 
 
 def _due(wake: int | None, passed: int | None) -> bool:

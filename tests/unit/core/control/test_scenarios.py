@@ -164,7 +164,7 @@ CHAINS = [
     ),
     Scenario(
         id="at event time: when the watermark has passed, not before",
-        graph=chain(p(), sink()),
+        graph=chain(sink()),
         script=["D1 T5(a)", "D2", "D3", "D4"],
         watermarks=[None, 4, 5, 6],
         sees=["D1", "D2", "a D3", "D4"],
@@ -179,9 +179,16 @@ CHAINS = [
     Scenario(
         id="at a time that has passed already: in the same window",
         graph=chain(p(), sink()),
-        script=["D1 T5(a)"],
-        watermarks=[5],
-        sees=["a D1"],
+        script=["D1", "D2 T5(a)"],
+        watermarks=[5, 5],
+        sees=["D1", "a D2"],
+    ),
+    Scenario(
+        id="at a time that passes with the window: behind what the operator before lets out",
+        graph=chain(p(), sink()),
+        script=["D1", "D2 T5(a)"],
+        watermarks=[None, 5],
+        sees=["D1", "D2 a"],
     ),
 ]
 
