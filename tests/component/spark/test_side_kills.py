@@ -1,18 +1,25 @@
-"""A driver that is killed while rows wait, and after rows came out: each comes out once."""
+"""A driver that is killed while rows wait, after rows came out, and while a table changes."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from support.killed import start
+from support.side_table_driver import put_rates
+from support.side_table_driver import run as run_with_table
 from support.sides import Case, load
 from support.sides_spark import Seen, write
 
 DRIVER = "support.side_driver"
+TABLE_DRIVER = "support.side_table_driver"
 BUCKETS = 3
 CASES = {case["id"]: case for case in load()}
 
@@ -46,6 +53,30 @@ def check(folder: Path, name: str, pieces: int | None, kills: list[int]) -> None
             seen.run.out[output] += rows
     expect = {"out": case["expect"]["out"]}
     assert seen.differences({**case, "expect": expect}, BUCKETS) == []
+
+
+@pytest.mark.parametrize("when", [pytest.param("changed", marks=pytest.mark.long), "announced"])
+def test_a_kill_while_a_table_changes_shows_a_window_the_version_of_then(
+    spark: SparkSession, tmp_path: Path, when: str
+) -> None:
+    """The window that was killed sees the old version again; what waited comes with the new one."""
+    (tmp_path / "in").mkdir()
+    for number, (names, currencies) in enumerate([("ab", "EUR USD"), ("c", "EUR"), ("d", "EUR")]):
+        rows = pa.table({"id": list(names), "currency": currencies.split()})
+        path = tmp_path / "in" / f"{number}.parquet"
+        pq.write_table(rows, path)
+        os.utime(path, (number + 1, number + 1))
+    put_rates(tmp_path / "rates", EUR=1.0)
+    (tmp_path / "case").write_text(json.dumps(when))
+    assert start(TABLE_DRIVER, tmp_path, 1) == -9, (tmp_path / "said").read_text()[-4000:]
+    run_with_table(spark, tmp_path)
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("out-*.json")}
+    assert found == {
+        "out-0-0": [["a", 1.0, "v1"]],
+        "out-1-0": [["c", 1.0, "v1"]],
+        "out-1-1": [["c", 1.0, "v1"]],
+        "out-2-0": [["b", 3.0, "v2"], ["d", 2.0, "v2"]],
+    }
 
 
 @pytest.mark.long
