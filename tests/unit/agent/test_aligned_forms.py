@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,71 @@ def test_what_a_window_takes_of_a_control_file_leaves_room_for_what_comes_beside
     tuples, size = control_file.AT_ONCE
     assert 0 < tuples < Limits().tuples
     assert 0 < size < Limits().bytes
+
+
+def test_an_append_reads_the_end_of_the_file_and_a_window_what_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = ControlFile(tmp_path / "control")
+    for _ in range(50):
+        control.append(Note(name="x" * 1_000))
+    read_bytes = 0
+    open_ = Path.open
+
+    class Counted:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def read(self, *size: int) -> bytes:
+            nonlocal read_bytes
+            data: bytes = self._file.read(*size)
+            read_bytes += len(data)
+            return data
+
+        def __enter__(self) -> Counted:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._file.close()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Counted(open_(path, mode)))
+    assert control.append(Note(name="last")).seq == 50
+    assert 0 < read_bytes < 5_000
+    reader = ControlFileReader(control.path)
+    assert reader.latestOffset({}, None)["next"] == 51
+    read_bytes = 0
+    assert reader.latestOffset({"next": 50}, None)["next"] == 51
+    assert len(read(reader, reader._offset(49), reader._offset(51))) == 2
+    assert read_bytes < 2_000
+
+
+@pytest.mark.parametrize("size", [1, 4_000, 4_096, 50_000, 900_000])
+def test_the_next_number_is_found_behind_a_line_of_any_length(tmp_path: Path, size: int) -> None:
+    control = ControlFile(tmp_path / "control")
+    assert [control.append(Note(name="x" * size)).seq for _ in range(3)] == [0, 1, 2]
+    with control.path.open("ab") as file:
+        file.write(b"y" * size)
+    again = ControlFile(control.path)
+    assert again.append(Note(name="z")).seq == 3
+    assert [one.seq for one in again.tuples()] == [0, 1, 2, 3]
+    assert [one.seq for one in again.newest_first()] == [3, 2, 1, 0]
+
+
+def test_a_file_that_was_put_back_is_read_from_its_beginning(tmp_path: Path) -> None:
+    control = ControlFile(tmp_path / "control")
+    ids = [control.append(Note(name=name)).id for name in "ab"]
+    reader = ControlFileReader(control.path)
+    begin, end = reader.initialOffset(), reader.latestOffset({}, None)
+    whole = control.path.read_bytes()
+    control.path.write_bytes(whole.splitlines(keepends=True)[0])
+    with pytest.raises(AlignedError, match="has 0 tuples"):
+        reader.latestOffset(end, None)
+    control.path.write_bytes(whole)
+    assert read(reader, begin, end) == ids
+    assert read(pickle.loads(pickle.dumps(reader)), begin, end) == ids
 
 
 def test_half_a_line_that_a_crash_left_is_not_read_and_not_kept(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.agent.exporting.blocks import BlockReader, Latest, Read
-from pe_agent.aligned import AlignedError, ControlFile
+from pe_agent.aligned import AlignedError, ControlFile, control_file
 from pe_agent.datasource.packed import NotTimedError, Packer, Packing
 from pe_agent.datasource.rules import PinnedFile
 from streambroker_core.cep.operator import PatternRules
@@ -160,14 +160,15 @@ def test_a_source_says_what_the_last_rules_need_and_brings_those_between_two_off
     file = ControlFile(tmp_path / "rules")
     send(file, 'n == "a"')
     pinned = PinnedFile(str(file.path))
-    asked = pinned.asked()
+    asked = pinned.asked({})["rules"]
     assert asked == {"log": file.log, "next": 1, "relevant": 'n == "a"', "why": ""}
     one = {"rules": {**asked, "own": None}}
     assert pinned.read_by(one)
     assert not pinned.read_by({})
     send(file, None)
     assert not pinned.read_by(one)
-    two = {"rules": {**pinned.asked(), "own": "k > 1"}}
+    assert "limit" not in pinned.asked(one)
+    two = {"rules": {**pinned.asked(one)["rules"], "own": "k > 1"}}
     assert (two["rules"]["relevant"], two["rules"]["why"]) == (None, "why")
 
     rows = [{"filter": "k > 1"}, {"filter": 'n == "a" && k > 1'}]
@@ -187,7 +188,42 @@ def test_a_run_up_to_a_limit_has_the_rules_of_its_start(tmp_path: Path) -> None:
     pinned = PinnedFile(str(file.path))
     pinned.stop_here()
     send(file, 'n == "b"')
-    assert pinned.asked()["relevant"] == 'n == "a"'
+    assert pinned.asked({})["rules"]["relevant"] == 'n == "a"'
+
+
+@pytest.mark.parametrize("until_now", [False, True])
+def test_many_rules_come_in_several_windows_and_rows_with_the_last_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, until_now: bool
+) -> None:
+    monkeypatch.setattr(control_file, "AT_ONCE", (2, 1 << 20))
+    file = ControlFile(tmp_path / "rules")
+    for number in range(5):
+        send(file, f"k == {number}")
+    pinned, start, windows = PinnedFile(str(file.path)), dict[str, Any](), []
+    if until_now:
+        pinned.stop_here()
+    while not pinned.read_by(start):
+        asked = pinned.asked(start)
+        end = {"rules": {**asked["rules"], "own": None}}
+        (control,) = pinned.slices(start, end, [], None)
+        seqs = [one["seq"] for _, one in control["tuples"]]
+        windows.append((seqs, asked["rules"]["relevant"], asked.get("limit")))
+        start = end
+    assert windows == [
+        ([0, 1], "k == 1", {}),
+        ([2, 3], "k == 3", {}),
+        ([4], "k == 4", None),
+    ]
+    assert pinned.asked(start) == {"rules": {k: v for k, v in start["rules"].items() if k != "own"}}
+
+
+def test_rules_without_rows_are_an_offset_that_moves(made: Bench) -> None:
+    connect(made, A)
+    made.replies[A] = lambda _: answer()
+    first = made.next(None, **rules(2), limit={})["offset"]
+    assert made.asked[-1][1]["limit"] == {}
+    second = made.next(first, **rules(3))["offset"]
+    assert (second["rules"]["next"], made.asked[-1][1]["limit"]) == (3, None)
 
 
 def test_a_file_that_has_lost_rules_stops_the_batch(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import CONTROL, control_text
 from pe_agent.aligned.streams import Beside, Stream
+from pe_agent.lines import Lines, last_line
 from pe_agent.sessions import active, register
 from streambroker_core.control import envelope
 from streambroker_core.control.payloads import encode
@@ -97,7 +98,7 @@ class ControlFile:
                 f" {Limits().payload}: send data as rows."
             )
         with self._locked() as file:
-            seq = _mended(file) - 1
+            seq = _next(file)
             control = logged(
                 self.log, seq, type_=kind, text=text, delivery=delivery, at=at, target=target
             )
@@ -106,8 +107,16 @@ class ControlFile:
 
     def tuples(self) -> list[ControlTuple]:
         """Return the tuples of the file in order; what a crash left of a last one is not there."""
-        lines = self.path.read_bytes().split(b"\n")[1:-1]
-        return [envelope.decode(json.loads(line), str(self.path)) for line in lines]
+        lines = Lines(self.path)
+        return [self._read(line) for line in lines.between(0, lines.count())]
+
+    def newest_first(self) -> Iterator[ControlTuple]:
+        """Give the tuples of the file, the last one first; no more is read than is asked for."""
+        for line in Lines(self.path).backwards():
+            yield self._read(line)
+
+    def _read(self, line: bytes) -> ControlTuple:
+        return envelope.decode(json.loads(line), str(self.path))
 
     def _locked(self) -> IO[bytes]:
         file = self.path.open("a+b")
@@ -122,14 +131,12 @@ class ControlFile:
         os.fsync(file.fileno())
 
 
-def _mended(file: IO[bytes]) -> int:
-    """Return how many lines there are; what a crash left of one at the end is cut off."""
-    file.seek(0)
-    data = file.read()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        file.truncate(whole)
-    return data.count(b"\n")
+def _next(file: IO[bytes]) -> int:
+    """Return the number of the next tuple; what a crash left of one at the end is cut off."""
+    line, end = last_line(file)
+    if end < file.seek(0, os.SEEK_END):
+        file.truncate(end)
+    return int(json.loads(line).get("seq", -1)) + 1
 
 
 def read_head(path: Path) -> str:
@@ -190,7 +197,7 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known = (0, -1)
+        self._lines = Lines(path)
         self._until: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -229,11 +236,10 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"{self._path} is the control file {log}, and the checkpoint has read"
                     f" {offset['log']}: put that one back, or begin a new checkpoint."
                 )
-        with self._path.open("rb") as file:
-            lines = file.read().splitlines()[1:]
-        if len(lines) < end["next"]:
-            raise self._lost(len(lines), end["next"])
-        chosen = lines[start["next"] : end["next"]]
+        count = self._count()
+        if count < end["next"]:
+            raise self._lost(count, end["next"])
+        chosen = self._lines.between(start["next"], end["next"])
         for line in chosen:
             envelope.decode(json.loads(line), str(self._path))
         return [InputPartition(chosen)] if chosen else []
@@ -249,14 +255,13 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _window(self, first: int, count: int) -> int:
         """Return behind which tuple a window ends; it has one in any case."""
-        with self._path.open("rb") as file:
-            lines = file.read().split(b"\n")[1 + first : 1 + count]
         tuples, room = AT_ONCE
-        for taken, line in enumerate(lines[:tuples]):
-            room -= len(line)
+        until = min(count, first + tuples)
+        for taken, size in enumerate(self._lines.sizes(first, until)):
+            room -= size
             if room < 0 and taken:
                 return first + taken
-        return first + min(len(lines), tuples)
+        return until
 
     def _lost(self, count: int, known: int) -> AlignedError:
         return AlignedError(
@@ -265,11 +270,5 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _count(self) -> int:
-        """Return how many tuples there are; the file is read only from where it has grown."""
-        at, count = self._known
-        with self._path.open("rb") as file:
-            file.seek(at)
-            data = file.read()
-        whole = data.rfind(b"\n") + 1
-        self._known = (at + whole, count + data[:whole].count(b"\n"))
-        return self._known[1]
+        """Return how many tuples there are."""
+        return self._lines.count()

@@ -56,7 +56,7 @@ class RulesFile:
 
     def last(self) -> PatternRules | None:
         """Return what was sent last; None if nothing was."""
-        for one in reversed(self._file.tuples()):
+        for one in self._file.newest_first():
             if one.type == PatternRules.__name__:
                 return PatternRules(**one.payload)
         return None

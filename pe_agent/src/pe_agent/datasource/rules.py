@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pe_agent.lines import Lines
+
 if TYPE_CHECKING:
     from pe_agent.aligned.control_file import ControlFileReader
 
@@ -38,20 +40,28 @@ class PinnedFile:
         """Read what there is now, and no more."""
         self._file.prepareForTriggerAvailableNow()
 
-    def asked(self) -> dict[str, Any]:
+    def asked(self, start: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the agent is told.
 
+        A window has so many rules as a window takes of a control file. With those that are not
+        the last no row is asked for: none is seen by rules that have been replaced.
+
+        Args:
+            start: offset behind the batch before.
+
         Returns:
-            ``log``, ``next``, ``relevant`` (a filter, None for every row) and ``why`` that is so.
+            ``rules``: ``log``, ``next``, ``relevant`` (a filter, None for every row) and ``why``
+            that is so; and ``limit``, below which there is no row, if the window has not all rules.
         """
-        at = self._file.latestOffset({}, None)
+        before = start.get("rules") or {"next": 0}
+        at = self._file.latestOffset(before, None)
         if at["next"] != self._known["next"]:
             self._known = {"log": at["log"], "next": at["next"], **self._last(at["next"])}
-        return dict(self._known)
+        asked = {"rules": dict(self._known)}
+        return asked if self.read_by(asked) else {**asked, "limit": {}}
 
     def _last(self, count: int) -> dict[str, Any]:
-        lines = self._path.read_bytes().split(b"\n")[1 : count + 1]
-        for line in reversed(lines):
+        for line in Lines(self._path).backwards(count):
             payload = json.loads(line)["payload"]
             if isinstance(payload, dict) and "relevant" in payload:
                 return {"relevant": payload["relevant"], "why": payload["whole"]}

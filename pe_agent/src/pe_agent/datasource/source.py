@@ -263,7 +263,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             "lossy": self._options.lossy,
             "frame": self._options.frame,
             **self._control(),
-            **({} if self._rules is None else {"rules": self._rules.asked()}),
+            **({} if self._rules is None else self._rules.asked(start)),
             "wait": self._options.poll_wait if self._limit is None else 0.0,
         }
 
