@@ -191,12 +191,14 @@ def test_it_is_applied_when_all_readers_have_an_offset_behind_it(made: Bench) ->
     made.log.acknowledge("b", 0)
     assert made.put("x")["applied"] is False
     made.log.acknowledge("a", 1)
+    assert made.log.waiting() == 1
     told = made.log.entry(0)
     assert (told["applied"], told["readers"]) == (
         False,
         [{"reader": "a", "applied": True}, {"reader": "b", "applied": False}],
     )
     made.log.acknowledge("b", 1)
+    assert made.log.waiting() == 0
     assert made.log.entry(0)["applied"] is True
     made.reopen()
     assert made.log.entry(0)["applied"] is True

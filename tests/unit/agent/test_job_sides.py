@@ -96,7 +96,7 @@ def test_prometheus_is_told_and_the_broker() -> None:
     clock = Clock()
     sides = clock.sides()
     take(sides, told(0, 1, RATES, ToldSide(operator="join", input="main")))
-    control: dict[str, Any] = {"accepted": {}, "applied": {}}
+    control: dict[str, Any] = {"accepted": {}, "applied": {}, "waiting": 0}
     status = {"exports": {}, "controlLog": control, "sides": sides.status()}
     found = {
         (one.name.removeprefix("streambroker_side_"), one.labels["input"]): one

@@ -33,7 +33,7 @@ CONTRACT = {
     "recovery_seconds",
     "scrub_verified_bytes_total",
 }
-NO_CONTROL: dict[str, Any] = {"accepted": {}, "applied": {}}
+NO_CONTROL: dict[str, Any] = {"accepted": {}, "applied": {}, "waiting": 0}
 AGENT = {"recovery_seconds": 1.5, "scrub_verified_bytes_total": 7}
 
 
@@ -131,10 +131,8 @@ def test_control_tuples_are_counted_by_delivery_apart_from_rows(made: Bench) -> 
         made.export.emit(request, {"type": "set", "delivery": delivery})
     read_control(made, "a", 1, 3)
     read_control(made, "b", 1, 2)
-    told = text(
-        {**status(made), "controlLog": {"accepted": {"AT_TIME": 3}, "applied": {"AT_TIME": 2}}},
-        AGENT,
-    )
+    of_log = {"accepted": {"AT_TIME": 3}, "applied": {"AT_TIME": 2}, "waiting": 1}
+    told = text({**status(made), "controlLog": of_log}, AGENT)
     both = {"BEGIN": 1, "END_WINDOW": 1}
 
     assert by_delivery(told, "export_control_accepted_total") == both
@@ -142,6 +140,7 @@ def test_control_tuples_are_counted_by_delivery_apart_from_rows(made: Bench) -> 
     assert by_delivery(told, "route_sent_control_total") == {"BEGIN": 2, "END_WINDOW": 1}
     assert by_delivery(told, "control_log_accepted_total") == {"AT_TIME": 3}
     assert by_delivery(told, "control_log_applied_total") == {"AT_TIME": 2}
+    assert samples(told)["control_log_waiting_tuples", ""] == 1
     assert samples(told)["export_published_rows_total", ""] == 2
 
 

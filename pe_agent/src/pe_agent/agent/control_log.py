@@ -170,6 +170,11 @@ class ControlLog:
         now = self._clock()
         return {r: n for r, (n, seen) in self._readers.items() if now <= seen + GRACE}
 
+    def waiting(self) -> int:
+        """Return how many entries the reader that is farthest behind has before it."""
+        with self._lock:
+            return self._next - self._floor()
+
     def _floor(self) -> int:
         """Return the first number that a reader still needs."""
         return min(self._counted().values(), default=self._next)

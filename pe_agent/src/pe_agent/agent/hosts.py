@@ -488,6 +488,7 @@ class Hosts:
             "controlLog": {
                 "accepted": dict(self.control_log.accepted),
                 "applied": dict(self.control_log.applied),
+                "waiting": self.control_log.waiting(),
             },
             "broker": self.broker_status(),
             "certificate": self.listener_status(),

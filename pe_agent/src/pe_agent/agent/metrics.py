@@ -174,6 +174,8 @@ def _control(
         of_log = sorted(status["controlLog"][what].items())
         samples = [({"delivery": delivery}, float(count)) for delivery, count in of_log]
         yield from _family(f"control_log_{what}_total", "counter", told, samples)
+    waiting = [({}, float(status["controlLog"]["waiting"]))]
+    yield from _family("control_log_waiting_tuples", "gauge", _WAITING, waiting)
 
 
 def _of_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -212,6 +214,7 @@ _CONTROL_LOG = {
     "accepted": "Control tuples for the job's own operators.",
     "applied": "Those that queries have finished a window with.",
 }
+_WAITING = "Control tuples that the query farthest behind has before it."
 _AGENT = {
     "recovery_seconds": "What reading the logs at the start took.",
     "scrub_verified_bytes_total": "Bytes of the logs verified since the start.",
