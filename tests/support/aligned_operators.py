@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -129,6 +130,54 @@ class Totals(Operator):
     def end_window(self) -> None:
         sums = {"bucket": [self.window.bucket], "sum": [self.total]}
         self.emit(pa.RecordBatch.from_pydict(sums), "sums")
+
+
+class NewerTotals(Totals):
+    """Keeps how many rows the sum is of, too, in another form, and reads what ``Totals`` wrote.
+
+    Rows have the version of the state that the window began with, 0 if there was none.
+    """
+
+    SCHEMAS: ClassVar[dict[str, str]] = {
+        "sums": "bucket int, sum bigint, rows bigint, read int",
+        "odd": "k bigint, v bigint",
+    }
+    state_version = 2
+    rows = read = 0
+
+    def restore(self, version: int, blobs: Blobs) -> None:
+        self.read = version
+        if version == 1:
+            super().restore(version, blobs)
+        else:
+            self.total, self.rows = json.loads(blobs["sum"])
+
+    def snapshot(self) -> Changes:
+        gone = {"total": None} if self.read == 1 else {}
+        return {"sum": json.dumps([self.total, self.rows]).encode(), **gone}
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        self.total += sum(batch.column("v").to_pylist())
+        self.rows += batch.num_rows
+
+    def end_window(self) -> None:
+        told = {"bucket": self.window.bucket, "sum": self.total, "rows": self.rows}
+        self.emit(pa.RecordBatch.from_pylist([{**told, "read": self.read}]), "sums")
+
+
+class Talkative(Operator):
+    """Hands rows on, and emits many control tuples in each window that has some."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._rows = count, 0
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        self._rows += batch.num_rows
+        self.emit(batch)
+
+    def end_window(self) -> None:
+        for number in range(self._count if self._rows else 0):
+            self.emit_control(SetFactor(number))
 
 
 class Envelopes(Operator):
