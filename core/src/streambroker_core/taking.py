@@ -22,7 +22,7 @@ class Room:
         size: bytes.
         tuples: control tuples, ``payload`` their bytes.
         one: one epoch is taken whatever its size, as long as none is; one with too many tuples only
-            if nothing else is in the window, so that the operator names it.
+            if nothing else is in the window. Who published it may have been sent as many.
         control: types that do not cut, for a reader of control tuples; None for others.
         last: query and batch id of the last epoch that the reader has read.
         rowless: bytes up to which epochs without rows are left behind the plan of a reader of rows;

@@ -246,6 +246,8 @@ def test_a_body_that_is_no_json_object_is_refused_and_the_agent_lives(
 def test_an_oversized_body_is_refused(agents: Pair) -> None:
     body = json.dumps({"token": "x" * (17 << 20)}).encode()
     assert _raw(agents, "status", body) == "BodyInvalid"
+    assert _raw(agents, "publisher.publish", body) == "TokenWrong", "with what a query passes on"
+    assert _raw(agents, "publisher.publish", body * 4) == "BodyInvalid"
 
 
 def test_an_unknown_action_is_refused_by_name(agents: Pair) -> None:

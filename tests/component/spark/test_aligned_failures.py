@@ -12,12 +12,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
-from pe_agent.aligned import Limits, Operator, Stream
+from pe_agent.aligned import Limits, Operator, OperatorStream, Stream
 from pe_agent.aligned.streams import Rows
-from streambroker_core.control.tuples import Delivery
-from support.aligned import Node, Turn, chain, note, sink, turns
+from support.aligned import Node, Turn, chain, sink, turns
 from support.aligned_model import simulate
-from support.aligned_operators import Failing, Multiply, NewerMultiply
+from support.aligned_operators import Failing, Multiply, NewerMultiply, Talkative
 from support.aligned_spark import (
     IN_ORDER,
     collected,
@@ -31,7 +30,7 @@ from support.aligned_spark import (
 SCRIPT = renumbered(turns("D1 D2 D3 D4", "D5 D6 D7 D8", "D9"))
 
 
-def multiplied(source: Stream, operator: Callable[[], Operator], **more: Any) -> Stream:
+def multiplied(source: Stream, operator: Callable[[], Operator], **more: Any) -> OperatorStream:
     settings = {"name": "Multiply", "buckets": 3, "schema": Multiply.SCHEMA, **more}
     return source.control_aware(operator, **settings)
 
@@ -114,22 +113,21 @@ def test_a_query_goes_on_with_other_tasks_and_the_partitions_of_its_checkpoint(
     assert seen(tmp_path / "seen", query) == simulate(graph, script)
 
 
-def test_ten_thousand_tuples_in_a_window_work_and_one_more_is_refused(
+def test_ten_thousand_tuples_in_a_window_work_and_more_are_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """A-30: the limit is that of a port, and is told with who emitted most."""
-    for count in (10_000, 10_001):
-        placed = tuple((0, note("x", Delivery.END_WINDOW, 0, 1, seq)) for seq in range(count))
-        script = [Turn(number=0, rows=(((1, 1, 0),),), control=placed)]
-        folder = tmp_path / str(count)
-        source = scripted(spark, folder, script, seed=IN_ORDER)
-        nodes = on_spark(chain(sink(2)), source, folder / "seen")
-        if count > 10_000:
-            with pytest.raises(StreamingQueryException, match="has 10001 control tuples"):
-                run(nodes["sink"], folder / "ck")
+    for each in (5_000, 5_001):
+        folder = tmp_path / str(each)
+        rows = tuple((key, 1, 0) for key in range(8))
+        script = [Turn(number=0, rows=(rows,), control=())]
+        source = scripted(spark, folder, script, seed=IN_ORDER).key_by("k")
+        emits = source.control_aware(partial(Talkative, each), name="emits", buckets=2)
+        made = multiplied(emits.key_by("k"), Multiply, buckets=2, counts="counts")
+        if each > 5_000:
+            assert "has 10002 control tuples" in refused(made, folder / "ck")
             continue
-        log = seen(folder / "seen", run(nodes["sink"], folder / "ck"))
-        assert [len(log["sink", bucket][0][1]) for bucket in range(2)] in (
-            [10_003, 10_002],
-            [10_002, 10_003],
-        )
+        told = collected(made["counts"].to_df(), folder / "ck")[0]
+        assert sorted((row[1], row[3], row[6]) for row in told if row[3] is not None) == [
+            (bucket, "END_WINDOW", 10_000) for bucket in range(2)
+        ]

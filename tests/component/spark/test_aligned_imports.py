@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +16,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 from pe_agent import PE
 from pe_agent.aligned import AlignedError, OperatorStream, Stream, Target
 from streambroker_core.control.buckets import Layout, bucket_of_key
-from support.aligned_operators import Multiply
+from support.aligned_operators import Multiply, Talkative
 from support.session import SECONDS, Session
 from support.waiting import until
 
 COLUMNS = "k bigint, v bigint"
+AT_ONCE = {"availableNow": True}
 BY_KEY = Layout(port="in", buckets=3, key=(("k", pa.int64()),))
 
 
@@ -180,6 +182,49 @@ def test_of_two_imports_one_brings_the_control_log_also_when_it_or_the_other_is_
     busy.give(2)
     windows.await_values(1, 20)
     assert windows.buckets == {own.id: {0, 1, 2}}
+
+
+@pytest.mark.long
+def test_imports_that_catch_up_bring_more_tuples_between_them_than_one_query_may_emit(
+    jobs: Session,
+) -> None:
+    exporter, relay, importer = jobs.pe("feed"), jobs.pe("relay"), jobs.pe("alerts")
+    for kind in "ab":
+        frame = jobs.spark.readStream.schema(COLUMNS).parquet(str(folder_of(jobs, kind)))
+        talking = exporter.aligned(frame).control_aware(
+            lambda: Talkative(6_000), name=kind, buckets=1
+        )
+        checkpoint = jobs.folder / f"ck-{kind}"
+        query = talking.publish(
+            f"out-{kind}", properties={"kind": kind}, checkpoint=checkpoint, trigger=AT_ONCE
+        )
+        assert query.awaitTermination(SECONDS)
+    both = subscribed(relay, "a").union(subscribed(relay, "b"))
+    made = multiplied(both, name="relay", buckets=1, report=None)
+    checkpoint = jobs.folder / "ck-relay"
+    query = made.publish("all", properties={"kind": "all"}, checkpoint=checkpoint, trigger=AT_ONCE)
+    assert query.awaitTermination(SECONDS)
+    received: dict[int, int] = {}
+
+    def count(window: int, frames: dict[str, DataFrame]) -> None:
+        received[window] = sum(
+            row.received for row in frames["counts"].where("delivery IS NOT NULL").collect()
+        )
+
+    stream = subscribed(importer, "all", schema=Multiply.SCHEMA).key_by("k")
+    made = stream.control_aware(Multiply, buckets=1, counts="counts")
+    assert made.for_each_window(
+        count, checkpoint=jobs.folder / "ck-in", trigger=AT_ONCE
+    ).awaitTermination(SECONDS)
+    assert max(received.values()) == sum(received.values()) == 12_000
+
+
+def folder_of(jobs: Session, kind: str) -> Path:
+    """Return a folder with a file of one row."""
+    folder = jobs.folder / f"files-{kind}"
+    folder.mkdir()
+    pq.write_table(pa.table({"k": [1], "v": [1]}), folder / "0.parquet")
+    return folder
 
 
 def test_two_imports_that_are_open_do_not_both_bring_the_control_log(jobs: Session) -> None:

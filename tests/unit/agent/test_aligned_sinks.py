@@ -30,7 +30,7 @@ def mark(name: str, delivery: Delivery = Delivery.IMMEDIATE) -> ControlTuple:
 
 def staged(give: Give) -> tuple[list[int], list[tuple[int | None, str]]]:
     """Return the rows that a task stages, and its tuples with their places."""
-    unpacker = Unpacker(V, "batch 0")
+    unpacker = Unpacker(V, "batch 0", "q")
     rows = [v for batch in give(unpacker) for v in batch.column("v").to_pylist()]
     found: list[Found] = unpacker.control()
     return rows, [(at, one.payload["name"]) for at, one in found]

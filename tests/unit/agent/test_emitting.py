@@ -282,7 +282,7 @@ def test_tuples_that_wait_are_limited_like_those_of_an_epoch(
     monkeypatch.setattr("streambroker_core.control.placing.MAX_TUPLES", 2)
     emit(made, "a")
     emit(made, "b")
-    with pytest.raises(ControlLimitError, match="3 control tuples"):
+    with pytest.raises(ControlLimitError, match="3 new control tuples"):
         emit(made, "c")
     made.publish(0, rows(0, 1))
     assert all_given(made) == [(1, "a"), (1, "b")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -145,7 +146,7 @@ LAYOUT = Layout(port="out", buckets=4, key=(("k", pa.int32()),))
 def unpacked(
     *packed: pa.RecordBatch,
 ) -> tuple[list[int], list[tuple[int | None, ControlTuple]]]:
-    one = Unpacker(SCHEMA, "batch 0")
+    one = Unpacker(SCHEMA, "batch 0", "q")
     found = [k for batch in one.rows(packed) for k in batch.column("k").to_pylist()]
     return found, one.control()
 
@@ -181,8 +182,11 @@ def test_a_task_stops_at_more_tuples_than_an_epoch_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("streambroker_core.control.placing.MAX_TUPLES", 2)
-    with pytest.raises(ControlLimitError, match="batch 0 has 3"):
-        unpacked(pack_control([(0, mark(n)) for n in range(3)], "out", 1))
+    marks = [(0, mark(n)) for n in range(3)]
+    assert len(unpacked(pack_control(marks, "out", 1))[1]) == 3, "its query passes them on"
+    new = [(at, replace(one, emitter="q.op.0")) for at, one in marks]
+    with pytest.raises(ControlLimitError, match="batch 0 has 3 new"):
+        unpacked(pack_control(new, "out", 1))
 
 
 @settings(max_examples=60, deadline=None)

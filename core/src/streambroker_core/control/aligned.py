@@ -201,7 +201,7 @@ class AlignedRunner:
             delivering.deliver(port, control)
         for port, control in arrived.control.sorted(self._ports, Delivery.AT_TIME):
             if delivering.is_for_me(port, control):
-                kept.wait(port, control, self._stage)
+                kept.wait(port, control)
             else:
                 delivering.deliver(port, control)
         self._pass_time(operator, kept, delivering)
@@ -214,6 +214,7 @@ class AlignedRunner:
             later = replace(operator.window, watermark=operator.window.later, later=None)
             operator.bind(later, emissions)
             self._pass_time(operator, kept, delivering)
+        kept.check_waiting(self._stage)
         for port, control in arrived.control.sorted(self._ports, Delivery.END_WINDOW):
             delivering.deliver(port, control)
         operator.end_window()

@@ -93,23 +93,28 @@ class ArrivedControl:
         return self._sorted[ports, delivery]
 
     def check_limits(self, stage: Stage) -> None:
-        """Refuse too many.
+        """Refuse too many of those that operators of the query have emitted.
+
+        What was sent to the query is let through: it would come again with each try.
 
         Raises:
             ControlLimitError: they are too many, or too large.
         """
         limits = stage.limits
         for port, given in self._ports.items():
-            size = self._bytes[port]
-            if len(given) <= limits.tuples and size <= limits.bytes:
+            if len(given) <= limits.tuples and self._bytes[port] <= limits.bytes:
                 continue
-            emitters = Counter(sorted(one.emitter for _, one in given.values()))
+            own = [one for _, one in given.values() if one.is_of(stage.query)]
+            size = sum(len(one.text) for one in own)
+            if len(own) <= limits.tuples and size <= limits.bytes:
+                continue
+            emitters = Counter(sorted(one.emitter for one in own))
             ((most, count),) = emitters.most_common(1)
             raise ControlLimitError(
-                f"input {port} of operator {stage.operator} has {len(given)} control tuples of"
-                f" {size} bytes in one window; the limit is {limits.tuples} tuples, {limits.bytes}"
-                f" bytes. {count} are from {most}. Let it send rows instead, or one tuple that"
-                " says it for many."
+                f"input {port} of operator {stage.operator} has {len(own)} control tuples of"
+                f" {size} bytes that operators of its query emitted in one window; the limit is"
+                f" {limits.tuples} tuples, {limits.bytes} bytes. {count} are from {most}. Let it"
+                " send rows instead, or one tuple that says it for many."
             )
 
 
@@ -137,7 +142,7 @@ def collect(packed: Iterable[Packed], stage: Stage, ports: Sequence[str]) -> Arr
         OperatorError: rows are for a port that the operator does not have, for another number of
             buckets, or their columns or sequences do not fit.
         ControlError: a payload cannot be read, or two tuples have one identity.
-        ControlLimitError: there are too many control tuples.
+        ControlLimitError: operators of the query have emitted too many control tuples.
     """
     arrived, batches = Arrived(), dict[str, list[pa.RecordBatch]]()
     told: list[Arrival] = []

@@ -123,15 +123,15 @@ class Emissions:
         self._check_thread()
         tags = self._outputs if output is None else (self._output(output),)
         if isinstance(payload, ControlTuple):
-            control = payload
-        else:
-            control = self._identified(payload, delivery, at, target, once)
-        self._send(control, tags)
+            self._send(payload, tags, new=False)
+            return payload
+        control = self._identified(payload, delivery, at, target, once)
+        self._send(control, tags, new=True)
         return control
 
     def forward(self, control: ControlTuple) -> bool:
         """Pass a received tuple on to all outputs; False if it went there before."""
-        return self._send(control, self._outputs)
+        return self._send(control, self._outputs, new=False)
 
     def _identified(
         self,
@@ -171,17 +171,17 @@ class Emissions:
             target=target,
         )
 
-    def _send(self, control: ControlTuple, outputs: tuple[str, ...]) -> bool:
-        name, new = control.id, False
+    def _send(self, control: ControlTuple, outputs: tuple[str, ...], *, new: bool) -> bool:
+        name, sent = control.id, False
         for tag in outputs:
             if name in self._sent[tag]:
                 continue
-            if not new:
+            if new and not sent:
                 self._check_limits(control)
-                new = True
+            sent = True
             self._sent[tag].add(name)
             self.emitted.append(EmittedControl(tag, self._next[tag], control))
-        if not new:
+        if not sent:
             return False
         self.counts[control.delivery] = self.counts.get(control.delivery, 0) + 1
         return True

@@ -65,13 +65,13 @@ class Kept:
     clock: int | None = None
     _read: dict[str, bytes] = field(default_factory=dict)
     _touched: bool = False
+    _new: set[tuple[str, str]] = field(default_factory=set)
 
-    def wait(self, port: str, control: ControlTuple, stage: Stage) -> None:
+    def wait(self, port: str, control: ControlTuple) -> None:
         """Keep a tuple until its time.
 
         Raises:
             IdentityError: another tuple with its identity waits.
-            ControlLimitError: too many wait.
         """
         known = self.waiting.get((port, control.id))
         if known is not None:
@@ -80,11 +80,25 @@ class Kept:
             return
         self.waiting[port, control.id] = control
         self._touched = True
-        if len(self.waiting) > stage.limits.tuples:
+        self._new.add((port, control.id))
+
+    def check_waiting(self, stage: Stage) -> None:
+        """Refuse too many that have waited since windows before.
+
+        Those that came with this one may be many where a query catches up, and be due in the next.
+
+        Raises:
+            ControlLimitError: they are too many.
+        """
+        limit = stage.limits.tuples
+        if len(self.waiting) <= limit:
+            return
+        old = [one for key, one in self.waiting.items() if key not in self._new]
+        if len(old) > limit:
             raise ControlLimitError(
-                f"{len(self.waiting)} control tuples wait for their time at operator"
-                f" {stage.operator}, the limit is {stage.limits.tuples}. Does its watermark move?"
-                f" The last one is a {control.type} for {control.at}."
+                f"{len(old)} control tuples of windows before wait for their time at operator"
+                f" {stage.operator}, the limit is {limit}. Does its watermark move? The last one is"
+                f" a {old[-1].type} for {old[-1].at}. More may wait with limits=Limits(tuples=…)."
             )
 
     def waited(self, port: str, control: ControlTuple) -> None:

@@ -26,23 +26,24 @@ from streambroker_core.wire.canonical import canonical
 
 VERSION = 1
 MAX_EPOCH_BYTES = 8 << 20
-"""Bytes of payload that the control tuples of one epoch may have."""
+"""Bytes of payload that control tuples may have which a query emits into one epoch."""
 
 Placed = tuple[int, ControlTuple]
 
 
-def placed_once(placed: Iterable[Placed], rows: int, where: str) -> list[Placed]:
+def placed_once(placed: Iterable[Placed], rows: int, where: str, query: str) -> list[Placed]:
     """Return the tuples of an epoch in order; of copies of one the first place counts.
 
     Args:
         placed: as the tasks of the epoch have them.
         rows: how many rows the epoch has.
         where: whose epoch it is, for messages.
+        query: id of the query that publishes it.
 
     Raises:
         ControlError: a place is not in the epoch.
         IdentityError: two tuples with one identity differ.
-        ControlLimitError: there are too many, or their payloads are too large.
+        ControlLimitError: a payload is too large, or the query has emitted too many.
     """
     first: dict[str, Placed] = {}
     for at, one in placed:
@@ -55,28 +56,35 @@ def placed_once(placed: Iterable[Placed], rows: int, where: str) -> list[Placed]
             raise IdentityError(known[1], one)
         if known is None or at < known[0]:
             first[one.id] = (at, one)
-    check_epoch([one for _, one in first.values()], where)
+    check_epoch([one for _, one in first.values()], where, query)
     return sorted(first.values(), key=lambda p: (p[0], order_of(p[1])))
 
 
-def check_epoch(controls: Sequence[ControlTuple], where: str) -> None:
-    """Refuse more control tuples than one epoch takes.
+def check_epoch(controls: Sequence[ControlTuple], where: str, query: str | None = None) -> None:
+    """Refuse more control tuples than are emitted into one epoch.
+
+    Args:
+        controls: those of the epoch.
+        where: whose epoch it is, for messages.
+        query: id of the query that publishes it. What it was sent, and passes on, is let through:
+            it would come again with each try. None if all of them are new.
 
     Raises:
-        ControlLimitError: they are too many, or too large.
+        ControlLimitError: they are too many, or one is too large.
     """
-    size = sum(len(one.text) for one in controls)
     large = next((one for one in controls if len(one.text) > MAX_PAYLOAD), None)
     if large is not None:
         raise ControlLimitError(
             f"control tuple {large.id} of {where} has a payload of {len(large.text)} bytes; the"
             f" limit is {MAX_PAYLOAD}. Send the data as rows, and a tuple that names them."
         )
-    if len(controls) <= MAX_TUPLES and size <= MAX_EPOCH_BYTES:
+    new = [one for one in controls if query is None or one.is_of(query)]
+    size = sum(len(one.text) for one in new)
+    if len(new) <= MAX_TUPLES and size <= MAX_EPOCH_BYTES:
         return
-    (name, most), *_ = Counter(one.emitter for one in controls).most_common(1)
+    (name, most), *_ = Counter(one.emitter for one in new).most_common(1)
     raise ControlLimitError(
-        f"{where} has {len(controls)} control tuples of {size} bytes; the limit is {MAX_TUPLES}"
+        f"{where} has {len(new)} new control tuples of {size} bytes; the limit is {MAX_TUPLES}"
         f" tuples, {MAX_EPOCH_BYTES} bytes. {most} are from {name}. Let it send rows instead, or"
         " one tuple that says it for many."
     )

@@ -60,14 +60,18 @@ class IdentityError(ControlError):
 
 
 class ControlLimitError(StreambrokerError):
-    """More control tuples in one window than an operator keeps; the window fails as a whole."""
+    """More control tuples of one window than a query may emit; the window fails as a whole."""
 
     code = "ControlLimit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many control tuples one window of one port may bring, and one bucket may emit.
+    """How many control tuples the operators of a query may emit in a window.
+
+    They hold for one bucket, and for what comes of all operators before at one port. What a query
+    was sent, and passes on, is none of it: its sources cut what they bring, and who has emitted it
+    was within limits. So a query that has to catch up is never stopped by what it was sent.
 
     Attributes:
         tuples: their number; copies of one tuple count once.
@@ -169,6 +173,10 @@ class ControlTuple:
     def payload(self) -> Any:
         """The payload as JSON value; a new one each time, so nobody changes another's."""
         return json.loads(self.text)
+
+    def is_of(self, query: str) -> bool:
+        """Whether an operator of a query has emitted it."""
+        return self.emitter.startswith(f"{query}.")
 
 
 def logged(

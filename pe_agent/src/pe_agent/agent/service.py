@@ -30,6 +30,8 @@ from streambroker_core.offset import names_of
 log = logging.getLogger("pe_agent")
 
 MAX_BODY = 16 << 20
+MAX_BODIES = {"publisher.publish": 64 << 20}
+"""Bytes of a request; a batch is published with all control tuples that its query passes on."""
 
 
 class TokenWrongError(StreambrokerError):
@@ -68,7 +70,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     ) -> Iterator[flight.Result]:
         """Perform one action; its answer is one JSON object."""
         try:
-            body = _json(action.body.to_pybytes())
+            body = _json(action.body.to_pybytes(), MAX_BODIES.get(action.type, MAX_BODY))
             perform = self._actions.get(action.type)
             if perform is None:
                 raise BodyInvalidError(f"there is no action {action.type!r}")
@@ -262,9 +264,9 @@ def _latest(asked: dict[str, Any] | None) -> Latest | None:
     return None if asked is None else Latest(column=asked["column"], filter=asked["filter"])
 
 
-def _json(data: bytes) -> dict[str, Any]:
-    if len(data) > MAX_BODY:
-        raise BodyInvalidError(f"the request has {len(data)} bytes; at most {MAX_BODY} are read")
+def _json(data: bytes, most: int = MAX_BODY) -> dict[str, Any]:
+    if len(data) > most:
+        raise BodyInvalidError(f"the request has {len(data)} bytes; at most {most} are read")
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -103,10 +103,11 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
 
         Raises:
             AgentRefusedError, AgentUnreachableError: see :meth:`write`.
-            ControlLimitError: there are more tuples than one epoch takes.
+            ControlLimitError: the query emits more tuples than one epoch takes.
         """
         staged, schema = self._begun(), self._arrow()
-        unpacker = Unpacker(schema, f"batch {staged.batch} of export {staged.export}")
+        where = f"batch {staged.batch} of export {staged.export}"
+        unpacker = Unpacker(schema, where, staged.query)
         rows = give(unpacker)
         first = next(rows, None)
         if first is not None:
@@ -262,12 +263,12 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         """Return what a commit says of control tuples; nothing if there are none.
 
         Raises:
-            ControlLimitError: there are more than one epoch takes.
+            ControlLimitError: the query emits more than one epoch takes.
         """
         tasks = [(s.rows, s.control) for s in staged]
         rows = sum(s.rows for s in staged)
         where = f"batch {staged[0].batch} of export {staged[0].export}"
-        placed = placed_once(in_epoch(tasks), rows, where)
+        placed = placed_once(in_epoch(tasks), rows, where, staged[0].query)
         if not placed:
             return {}
         return {

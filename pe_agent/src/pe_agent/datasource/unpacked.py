@@ -44,15 +44,16 @@ class _Group:
 class Unpacker:
     """What one task writes."""
 
-    def __init__(self, schema: pa.Schema, where: str) -> None:
+    def __init__(self, schema: pa.Schema, where: str, query: str) -> None:
         """Begin with nothing.
 
         Args:
             schema: of the rows that are staged.
             where: what is written, for messages.
+            query: id of the query that writes it.
         """
         self._schema = schema
-        self._where = where
+        self._where, self._query = where, query
         self._rows = 0
         self._groups: dict[int, _Group] = {}
         self._control: dict[str, dict[int, tuple[int, ControlTuple]]] = {}
@@ -105,7 +106,7 @@ class Unpacker:
         """Return the control tuples, once all rows were given; each once.
 
         Raises:
-            ControlLimitError: there are more than one epoch takes.
+            ControlLimitError: the query emits more than one epoch takes.
         """
         found: list[Found] = []
         for of in self._control.values():
@@ -115,7 +116,7 @@ class Unpacker:
             ]
             known = [place for place in places if place is not None]
             found.append((min(known) if known else None, next(iter(of.values()))[1]))
-        check_epoch([one for _, one in found], self._where)
+        check_epoch([one for _, one in found], self._where, self._query)
         return found
 
 

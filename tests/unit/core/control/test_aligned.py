@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -286,6 +286,17 @@ class Twice(TwoOutputs):
         return False
 
 
+@dataclass(frozen=True)
+class Made:
+    number: int
+
+
+class Making(TwoOutputs):
+    def end_window(self) -> None:
+        for number in range(2):
+            self.emit_control(Made(number=number))
+
+
 def test_a_runner_that_does_not_report_delivers_and_counts_the_same() -> None:
     given = sent(control(0), control(1))
     told = AlignedRunner(Seeing, stage()).run(window(), given, {})
@@ -302,12 +313,22 @@ def test_windows_with_as_many_other_tuples_are_told_apart() -> None:
 
 def test_limits_may_be_set_for_an_operator() -> None:
     small = stage(limits=Limits(tuples=1))
-    assert run(Seeing, sent(control(0)), of=small).applied
-    assert len(emitted(run(TwoOutputs, sent(control(0)), of=small))) == 2
+    one, other = (replace(control(seq), emitter=f"{small.query}.before.0") for seq in (0, 1))
+    assert run(Seeing, sent(one), of=small).applied
+    assert len(emitted(run(TwoOutputs, sent(one), of=small))) == 2
     with pytest.raises(ControlLimitError, match="the limit is 1 tuples"):
-        run(Seeing, sent(control(0), control(1)), of=small)
+        run(Seeing, sent(one, other), of=small)
     with pytest.raises(ControlLimitError, match="emits more control tuples in window"):
-        run(Twice, sent(control(0)), of=small)
+        run(Making, sent(one), of=small)
+
+
+def test_what_a_query_was_sent_and_passes_on_is_not_limited() -> None:
+    small = stage(limits=Limits(tuples=2, bytes=30))
+    given = sent(*(control(seq) for seq in range(50)))
+    assert len(run(Seeing, given, of=small).applied) == 50
+    assert len(emitted(run(TwoOutputs, given, of=small))) == 100
+    own = replace(control(50), emitter=f"{small.query}.before.0")
+    assert len(run(Making, [*given, *sent(own)], of=small).applied) == 51
     with pytest.raises(ControlError, match="a payload may have 1 to 1048576 bytes, not 1048577"):
         Limits(payload=1_048_577)
 

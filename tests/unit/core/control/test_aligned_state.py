@@ -161,14 +161,25 @@ def test_a_waiting_tuple_is_in_the_state_wakes_its_bucket_and_is_forgotten_once_
     assert "~waiting" not in apply(blobs, last)
 
 
-def test_of_those_that_wait_there_may_be_as_many_as_in_a_window() -> None:
+def test_of_those_that_wait_from_window_to_window_there_may_be_as_many_as_the_limit() -> None:
     small, blobs = stage(limits=Limits(tuples=2)), dict[str, bytes]()
-    for number in (1, 2):
+    for number in (1, 2, 3):
         one = sent(control(number, delivery=Delivery.AT_TIME, at=number))
         blobs = apply(blobs, run(Seeing, one, of=small, blobs=blobs, at=window(number)))
-    one = sent(control(3, delivery=Delivery.AT_TIME, at=3))
-    with pytest.raises(ControlLimitError, match=r"3 control tuples wait .* operator op, the limit"):
-        run(Seeing, one, of=small, blobs=blobs, at=window(3))
+    waits = r"3 control tuples of windows before wait .* operator op, the limit is 2.* for 3"
+    with pytest.raises(ControlLimitError, match=waits):
+        run(Seeing, of=small, blobs=blobs, at=window(4))
+    assert run(Seeing, of=small, blobs=blobs, at=window(4, watermark=1)).wake_at == 2
+
+
+def test_any_number_may_come_with_a_window_to_wait_for_the_next() -> None:
+    small, blobs = stage(limits=Limits(tuples=2)), dict[str, bytes]()
+    for number in range(1, 4):
+        seqs = range(10 * number, 10 * number + 5)
+        given = sent(*(control(seq, delivery=Delivery.AT_TIME, at=number) for seq in seqs))
+        at = window(number, watermark=number - 1)
+        blobs = apply(blobs, run(Seeing, given, of=small, blobs=blobs, at=at))
+    assert len(Seeing.seen) == 10
 
 
 def test_another_tuple_with_the_identity_of_one_that_waits_is_refused() -> None:

@@ -41,38 +41,43 @@ def one(seq: int = 0, text: str = "null", log: str = "log") -> ControlTuple:
 
 
 def test_of_copies_the_first_place_counts_and_places_come_in_order() -> None:
-    placed = placed_once([(4, one(1)), (2, one(1)), (3, one(0)), (2, one(0, log="a"))], 5, "it")
+    placed = placed_once(
+        [(4, one(1)), (2, one(1)), (3, one(0)), (2, one(0, log="a"))], 5, "it", "q"
+    )
     assert [(at, c.id) for at, c in placed] == [(2, "a/0"), (2, "log/1"), (3, "log/0")]
 
 
 def test_at_one_place_tuples_come_by_emitter_buckets_as_numbers() -> None:
-    placed = placed_once([(0, one(0, log="q.op.10")), (0, one(0, log="q.op.2"))], 0, "it")
+    placed = placed_once([(0, one(0, log="q.op.10")), (0, one(0, log="q.op.2"))], 0, "it", "q")
     assert [c.emitter for _, c in placed] == ["q.op.2", "q.op.10"]
 
 
 def test_a_place_is_within_its_epoch_and_its_end_is() -> None:
-    assert placed_once([(5, one())], 5, "it") == [(5, one())]
+    assert placed_once([(5, one())], 5, "it", "q") == [(5, one())]
     with pytest.raises(ControlError, match="behind 6 rows of batch 3, which has 5"):
-        placed_once([(6, one())], 5, "batch 3")
+        placed_once([(6, one())], 5, "batch 3", "q")
 
 
 def test_two_tuples_with_one_identity_are_refused() -> None:
     with pytest.raises(IdentityError, match="log/0"):
-        placed_once([(0, one()), (0, one(text="1"))], 0, "it")
+        placed_once([(0, one()), (0, one(text="1"))], 0, "it", "q")
 
 
 def test_an_epoch_has_so_many_tuples_and_so_many_bytes() -> None:
-    full = [(0, one(n)) for n in range(MAX_TUPLES)]
-    assert len(placed_once(full, 0, "it")) == MAX_TUPLES
-    with pytest.raises(ControlLimitError, match=r"it has 10001 .* 10000 are from log"):
-        placed_once([*full, (0, one(0, log="a"))], 0, "it")
+    full = [(0, one(n, log="q.log")) for n in range(MAX_TUPLES)]
+    assert len(placed_once(full, 0, "it", "q")) == MAX_TUPLES
+    with pytest.raises(ControlLimitError, match=r"it has 10001 new .* 10000 are from q\.log"):
+        placed_once([*full, (0, one(0, log="q.a"))], 0, "it", "q")
+    passed_on = [(0, one(n)) for n in range(MAX_TUPLES)]
+    assert len(placed_once([*full, *passed_on], 0, "it", "q")) == 2 * MAX_TUPLES
     large = '"' + "x" * (MAX_PAYLOAD - 2) + '"'
     fits = placing.MAX_EPOCH_BYTES // MAX_PAYLOAD
-    assert placed_once([(0, one(n, large)) for n in range(fits)], 0, "it")
+    assert placed_once([(0, one(n, large, "q.log")) for n in range(fits)], 0, "it", "q")
     with pytest.raises(ControlLimitError, match="the limit is 10000 tuples"):
-        placed_once([(0, one(n, large)) for n in range(fits + 1)], 0, "it")
+        placed_once([(0, one(n, large, "q.log")) for n in range(fits + 1)], 0, "it", "q")
+    assert placed_once([(0, one(n, large)) for n in range(fits + 1)], 0, "it", "q")
     with pytest.raises(ControlLimitError, match="log/0 of it has a payload of 1048577 bytes"):
-        placed_once([(0, one(0, large + " "))], 0, "it")
+        placed_once([(0, one(0, large + " "))], 0, "it", "q")
 
 
 @settings(max_examples=50)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pytest
@@ -298,8 +298,11 @@ def rows(*values: int) -> list[Packed]:
     return [one for _, one in by_bucket(pack(batch, layout, 0))]
 
 
-def controls(count: int, text: str = "x") -> list[Packed]:
+def controls(count: int, text: str = "x", *, query: str | None = None) -> list[Packed]:
+    """Return tuples for the input of an operator, emitted by one before it in a query."""
     placed = [(0, note(text, Delivery.END_WINDOW, 0, 1, seq)) for seq in range(count)]
+    if query is not None:
+        placed = [(at, replace(one, emitter=f"{query}.before.0")) for at, one in placed]
     return [one for _, one in by_bucket(pack_control(placed, "in", 1))]
 
 
@@ -460,17 +463,27 @@ def test_a30_ten_thousand_in_a_window_work_and_one_more_is_refused_by_name() -> 
             return False
 
     runner = AlignedRunner(Counting, Stage(query="q", operator="op", buckets=1))
-    outcome = runner.run(WINDOW, controls(10_000), {})
+    outcome = runner.run(WINDOW, controls(10_000, query="q"), {})
     assert seen == [f"S.0/1/{seq}" for seq in range(10_000)]
     assert sum(isinstance(one, EmittedControl) for one in outcome.emitted) == 10_000
-    with pytest.raises(ControlLimitError, match=r"input in of operator op has 10001 .* from S\.0"):
-        runner.run(WINDOW, controls(10_001), {})
+    with pytest.raises(ControlLimitError, match=r"input in of operator op has 10001 .* from q\.be"):
+        runner.run(WINDOW, controls(10_001, query="q"), {})
+
+
+def test_a30_what_a_query_catches_up_with_is_not_refused_however_much_its_sources_bring() -> None:
+    class Forwarding(Operator):
+        def process_control(self, port: str, control: ControlTuple) -> bool:
+            return False
+
+    runner = AlignedRunner(Forwarding, Stage(query="q", operator="op", buckets=1))
+    outcome = runner.run(WINDOW, controls(20_001), {})
+    assert sum(isinstance(one, EmittedControl) for one in outcome.emitted) == 20_001
 
 
 def test_a30_bytes_are_limited_too_on_arrival_and_at_emission() -> None:
     stage = Stage(query="q", operator="op", buckets=1, limits=Limits(bytes=100, payload=40))
     with pytest.raises(ControlLimitError, match="the limit is 10000 tuples, 100 bytes"):
-        AlignedRunner(Operator, stage).run(WINDOW, controls(10), {})
+        AlignedRunner(Operator, stage).run(WINDOW, controls(10, query="q"), {})
 
     class Emitting(Operator):
         names: tuple[str, ...] = ("short",) * 7

@@ -290,7 +290,7 @@ class PublishingSide(WaitingSide, SpreadSide):
         """
         ddl = None if ddl is None else sys.intern(ddl)  # once in memory for all epochs
         rows = sum(s["rows"] for s in stages)
-        placed = placed_once(control, rows, f"batch {batch} of {self.key}")
+        placed = placed_once(control, rows, f"batch {batch} of {self.key}", query)
         one = _Batch(query, run, batch, stages, ddl, rows, placed, schema)
         with self._publishing:
             sealed = self._seal(
