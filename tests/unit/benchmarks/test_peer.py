@@ -124,8 +124,7 @@ def test_the_engine_that_is_measured_finds_what_matchers_without_masks_find(
     runs, cep = importlib.import_module("pattern_runs"), importlib.import_module("cep")
     work = runs.Workload(shape=shape, share=0.15, keys=10)
     batch = work.events(2_000)
-    monkeypatch.setattr(runs, "BATCH", 400)
-    ran = runs.Engine([work.pattern()]).run(batch)
+    ran = runs.Engine([work.pattern()], rows=400).run(batch)
     _, matches = cep.one_by_one(work.pattern(), batch)
     assert ran.matches == matches > 0
     assert ran.runs >= ran.held > 0

@@ -18,8 +18,29 @@ _FLOAT = struct.Struct("<d")
 _NULL, _FALSE, _TRUE, _INT, _REAL, _TEXT, _BYTES, _LIST, _MAP, _DECIMAL, _DATE, _TIME, _UTC = range(
     13
 )
+_BYTE = [bytes([number]) for number in range(128)]
+KIND_OF_INTEGER = _BYTE[_INT]
+"""Stands before an integer that is a value."""
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - timestamps without a zone stay so
 _MICROSECOND = timedelta(microseconds=1)
+
+
+def integer(value: int, begin: bytes = b"") -> bytes:
+    """Return an integer as bytes: seven bits a byte, the sign in the lowest.
+
+    Args:
+        value: the integer.
+        begin: what stands before it.
+    """
+    value = value << 1 if value >= 0 else (-value << 1) - 1
+    if value < 128:
+        return begin + _BYTE[value]
+    out = bytearray(begin)
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 class Writer:
@@ -37,12 +58,8 @@ class Writer:
         return bytes(self._out)
 
     def number(self, value: int) -> None:
-        """Write an integer: seven bits a byte, the sign in the lowest."""
-        value = value << 1 if value >= 0 else (-value << 1) - 1
-        while value > 127:
-            self._out.append(value & 127 | 128)
-            value >>= 7
-        self._out.append(value)
+        """Write an integer, as `integer` does."""
+        self._out += integer(value)
 
     def text(self, value: str) -> None:
         """Write a text."""

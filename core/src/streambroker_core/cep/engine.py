@@ -82,6 +82,7 @@ class Active:
         name: its id and version.
         since: the window from which on it is in the set.
         until: time from which on the next version holds; `NEVER` for none.
+        timed: its timed-out partial matches are told; they are counted anyway.
         plain: whether an event can begin a run depends on the event alone.
         begins: by the bits of an event, whether it can begin a run; as far as it was asked.
     """
@@ -89,6 +90,7 @@ class Active:
     made: Compiled
     since: int
     until: int = NEVER
+    timed: bool = True
     name: RuleKey = field(init=False)
     plain: bool = field(init=False)
     begins: dict[int, bool] = field(default_factory=dict)
@@ -142,6 +144,7 @@ class Engine:
         key: the stream's key columns; none for one key for all.
         maker: makes masks of conditions.
         clock: nanoseconds, for figures alone; it does not have to go on.
+        timed: says whether the timed-out partial matches of a rule are told; None for all.
 
     Attributes:
         active: the rules in force, by id and version.
@@ -155,8 +158,9 @@ class Engine:
         key: Selector = (),
         maker: MaskMaker = row_by_row,
         clock: Callable[[], int] = int,
+        timed: Callable[[PatternProcessor], bool] | None = None,
     ) -> None:
-        self._key, self._maker, self._clock = key, maker, clock
+        self._key, self._maker, self._clock, self._timed = key, maker, clock, timed
         self.active: dict[RuleKey, Active] = {}
         self.failed: list[RuleKey] = []
         self.keys = KeyStore(state, self._new)
@@ -182,7 +186,8 @@ class Engine:
             known = before.get((rule.id, rule.version))
             if known is None:
                 first = since.get((rule.id, rule.version), window)
-                known = Active(made=compiled(rule), since=first)
+                timed = self._timed is None or self._timed(rule)
+                known = Active(made=compiled(rule), since=first, timed=timed)
             until = rules.until(rule)
             known.until = NEVER if until is None else until
             self.active[known.name] = known
@@ -287,6 +292,7 @@ class Engine:
         rows, mine, chosen = view.rows, dict[int, Matcher | None](), view.at(hits.rows)
         rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
         name, keys = active.name, dict[int, bytes]()
+        view.read_places(chosen.codes)
         for place, seq, time, code, bits in zip(*chosen[1:], hits.bits, strict=True):
             if code not in mine:
                 keys[code] = view.place(code)
@@ -443,7 +449,7 @@ class Engine:
             timeouts = list(told.values())
         metrics.timeouts += len(timeouts)
         metrics.matches += len(matches)
-        outcomes: list[Match | Timeout] = [*timeouts, *matches]
+        outcomes: list[Match | Timeout] = [*timeouts, *matches] if active.timed else [*matches]
         results += [_new_result(Result, (name, version, key, one, trigger)) for one in outcomes]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from streambroker_core.cep.codec import Reader, Writer
+from streambroker_core.cep.codec import KIND_OF_INTEGER, Reader, Writer, integer
 from streambroker_core.cep.history import Event, fill
 from streambroker_core.cep.matcher import NEVER, Matcher
 from streambroker_core.cep.snapshot import RuleKey, nodes_of, read, write
@@ -27,8 +27,10 @@ _LAST = 2**63 - 1
 
 def place_of(selector: tuple[str, ...], values: Iterable[Any]) -> bytes:
     """Return a key as bytes; equal keys have equal bytes, and so have 0.0 and -0.0."""
-    out = Writer(_head_of(selector))
     given = list(values)
+    if len(given) == 1 and type(given[0]) is int:
+        return integer(given[0], _head_of_integer(selector))
+    out = Writer(_head_of(selector))
     out.number(len(given))
     for value in given:
         out.value(_plain(value))
@@ -40,6 +42,12 @@ def _head_of(selector: tuple[str, ...]) -> bytes:
     out = Writer()
     out.value(list(selector))
     return out.done()
+
+
+@lru_cache(maxsize=1_024)
+def _head_of_integer(selector: tuple[str, ...]) -> bytes:
+    """Return all that stands before the value of a key that is one integer."""
+    return integer(1, _head_of(selector)) + KIND_OF_INTEGER
 
 
 def _plain(value: Any) -> Any:
@@ -163,7 +171,11 @@ class KeyStore:
 
     def save(self) -> None:
         """Write back into the state what has changed of what was loaded."""
-        changed = sorted(place for place in self._loaded if self._has_changed(place))
+        changed = sorted(
+            place
+            for place, matchers in self._loaded.items()
+            if (matchers or place in self._written) and self._has_changed(place)
+        )
         nodes = {place: nodes_of(self._loaded[place].values()) for place in changed}
         fill(_events(nodes.values()))
         for place in changed:
@@ -207,5 +219,8 @@ def _first(matchers: Mapping[RuleKey, Matcher]) -> int:
 
 def _first_held(matchers: Mapping[RuleKey, Matcher]) -> int:
     """Return the earliest time of a match that waits for runs that began before it."""
-    times = [run.node.event.time for each in matchers.values() for run in each.held]
-    return min(times, default=_LAST)
+    first = _LAST
+    for each in matchers.values():
+        for run in each.held:
+            first = min(first, run.node.event.time)
+    return first

@@ -118,6 +118,8 @@ class PatternOperator(Operator):
         rules: the set of a bucket that has no state yet.
         fixed: ``rules`` is the set of every bucket; one whose state has others takes these up.
         copied: rows come as `copies` makes them, so that rules may have keys of their own.
+        timeouts: timed-out partial matches are told. Without, there is no such output, and only a
+            function that asks for them gets them.
         watch: is told at the end of a window what the rules did in it.
         clock: nanoseconds, for what is told to ``watch`` alone.
 
@@ -141,6 +143,7 @@ class PatternOperator(Operator):
         rules: RuleSet | None = None,
         fixed: bool = False,
         copied: bool = False,
+        timeouts: bool = True,
         watch: Callable[[WindowFigures], None] | None = None,
         clock: Callable[[], int] = int,
     ) -> None:
@@ -152,7 +155,7 @@ class PatternOperator(Operator):
         self._key, self._copied = key, copied
         self._column, self._tie = event_time if time == "event" else None, tie_break
         self._functions, self._maker = functions or {}, maker
-        self._teller = Teller(match_functions or {})
+        self._teller = Teller(match_functions or {}, timeouts=timeouts)
         self.outputs = self._teller.outputs
         self._rules, self._rules_changed = rules or RuleSet(), True
         self._fixed = self._rules if fixed else None
@@ -170,7 +173,13 @@ class PatternOperator(Operator):
     def engine(self) -> Engine:
         """The rules at work in this window."""
         if self._engine is None:
-            self._engine = Engine(self._state, key=self._key, maker=self._maker, clock=self._clock)
+            self._engine = Engine(
+                self._state,
+                key=self._key,
+                maker=self._maker,
+                clock=self._clock,
+                timed=self._teller.timed,
+            )
             self._engine.set_rules(self._rules, self._since, self.window.number)
             for name, active in self._engine.active.items():
                 active.metrics.alive = self._alive.get(name, 0)

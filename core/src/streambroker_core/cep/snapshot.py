@@ -116,7 +116,7 @@ def read(
         StateError: the blob is damaged, or of a newer release.
     """
     try:
-        version, *parts = _decode(data.decode())
+        version, *parts = _decode(data)
         if type(version) is int and version > VERSION:
             raise StateError(
                 f"state of patterns has form {version}, of a newer release; this one reads up to"
@@ -132,12 +132,14 @@ def read(
             firsts.append(event if before < 0 else firsts[before])
         matchers: dict[RuleKey, Matcher] = {}
         for name, number, runs, held in rules:
-            rule = (heirs or {}).get((name, number), (name, number))
+            rule = name, number
+            if heirs:
+                rule = heirs.get(rule, rule)
             matcher = new(rule)
             if matcher is not None:
-                matcher.runs = _read_runs(runs, nodes, firsts, matcher)
                 matcher.held = _read_runs(held, nodes, firsts, matcher)
-                matcher.due = min((run.due for run in matcher.runs), default=NEVER)
+                matcher.due = NEVER  # the end of those that are held does not count
+                matcher.runs = _read_runs(runs, nodes, firsts, matcher)
                 matchers[rule] = matcher
         return matchers
     except (ValueError, TypeError, LookupError, RecursionError) as error:
@@ -148,7 +150,17 @@ def _read_rare(given: dict[str, str]) -> Any:
     return Reader(b64decode(given[""], validate=True)).value()
 
 
-_decode = json.JSONDecoder(object_hook=_read_rare).decode
+_raw = json.JSONDecoder(object_hook=_read_rare).raw_decode
+
+
+def _decode(data: bytes) -> list[Any]:
+    """Return the one JSON value that data is, with no blanks around it."""
+    text = data.decode()
+    value, end = _raw(text)
+    if end != len(text):
+        raise ValueError(f"more than one value: it goes on at {end}")
+    found: list[Any] = value
+    return found
 
 
 def _read_events(names: list[str], given: list[list[Any]]) -> list[Event]:

@@ -114,20 +114,27 @@ class Teller:
 
     Args:
         functions: by the names that rules use.
+        timeouts: there is an output for time-outs that no function asks for.
 
     Raises:
         PatternArgumentError: a function has the name of another output.
     """
 
-    def __init__(self, functions: Mapping[str, MatchFunction]) -> None:
+    def __init__(self, functions: Mapping[str, MatchFunction], *, timeouts: bool = True) -> None:
         for name in functions:
             if name in OUTPUTS or not name.strip():
                 raise PatternArgumentError(
                     f"a function for matches is called {name!r}",
                     remedy=f"its rows need an output of their own, other than {', '.join(OUTPUTS)}",
                 )
-        self._functions = dict(functions)
-        self.outputs = (*OUTPUTS, *sorted(functions))
+        self._functions, self._timeouts = dict(functions), timeouts
+        own = (output for output in OUTPUTS if timeouts or output != TIMEOUTS)
+        self.outputs = (*own, *sorted(functions))
+
+    def timed(self, rule: PatternProcessor) -> bool:
+        """Tell whether the timed-out partial matches of a rule are wanted."""
+        function = self._functions.get(rule.function or "")
+        return self._timeouts or (function is not None and function.timed_out is not None)
 
     def tell(self, results: list[Result], rule_of: Callable[[str, int], PatternProcessor]) -> Told:
         """Return rows of matches and time-outs, in their order.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +15,11 @@ from streambroker_core.cep.masks import Hits
 from streambroker_core.cep.selectors import Selector
 
 _NOT_READ = object()
+_LETTERS: Mapping[pa.DataType, Literal["i", "q", "Q"]] = {
+    pa.int32(): "i",
+    pa.int64(): "q",
+    pa.uint64(): "Q",
+}
 
 
 class Rows:
@@ -99,6 +104,16 @@ class Rows:
                 self._values.setdefault(name, {}).update(zip(chosen.places, values, strict=True))
 
 
+def integers(column: pa.Array) -> list[int]:
+    """Return integers, of which none is null, without the object that Arrow makes of each."""
+    letter = _LETTERS.get(column.type)
+    if letter is None or column.null_count or not len(column):
+        read: list[int] = column.to_pylist()
+        return read
+    low = column.offset
+    return memoryview(column.buffers()[1]).cast(letter)[low : low + len(column)].tolist()
+
+
 class Chosen(NamedTuple):
     """Some rows: where they are in the batch, their numbers, times and keys.
 
@@ -137,13 +152,24 @@ class View:
     def at(self, rows: pa.Array) -> Chosen:
         """Return some of the rows."""
         columns = (self.rows.seqs, self.rows.times, self.codes)
-        places = rows.to_pylist()
+        places = integers(rows)
         if not self._many:
-            return Chosen(rows, places, *(column.take(rows).to_pylist() for column in columns))
+            return Chosen(rows, places, *(integers(column.take(rows)) for column in columns))
         if self._lists is None:
-            seqs, times, codes = (column.to_pylist() for column in columns)
+            seqs, times, codes = (integers(column) for column in columns)
             self._lists = seqs, times, codes
         return Chosen(rows, places, *([each[place] for place in places] for each in self._lists))
+
+    def read_places(self, codes: list[int]) -> None:
+        """Make the keys with these numbers in one go, where they are of one column."""
+        values = self._coded()[1]
+        if not isinstance(values, pa.Array):
+            return
+        new = [code for code in dict.fromkeys(codes) if code not in self._places]
+        found = values.take(pa.array(new, pa.int64())).to_pylist()
+        if self.rows.places is None:
+            found = [place_of(self._selector, (value,)) for value in found]
+        self._places.update(zip(new, found, strict=True))
 
     def place(self, code: int) -> bytes:
         """Return the key with a number."""

@@ -53,6 +53,16 @@ class _Block:
         del self.keys[bisect_left(self.keys, key)]
         self.size -= len(key) + _ENTRY.size + len(self.values.pop(key))
 
+    def upper_half(self) -> _Block:
+        """Take out the upper half of the keys."""
+        half = len(self.keys) // 2
+        keys = self.keys[half:]
+        del self.keys[half:]
+        values = {key: self.values.pop(key) for key in keys}
+        size = sum(map(len, keys)) + sum(map(len, values.values())) + len(keys) * _ENTRY.size
+        self.size -= size
+        return _Block(keys, values, size)
+
     def too_big(self) -> bool:
         return len(self.keys) > 1 and (len(self.keys) > BLOCK_KEYS or self.size > BLOCK_BYTES)
 
@@ -88,8 +98,11 @@ class KeyedState:
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key; None if there is none."""
-        at = self._at(key)
-        return None if at is None else self._block(at).values.get(key)
+        first = self._first
+        if not first:
+            return None
+        at = bisect_right(first, key) - 1
+        return self._block(at if at > 0 else 0).values.get(key)
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set the value of a key."""
@@ -169,13 +182,14 @@ class KeyedState:
 
     def _block(self, at: int) -> _Block:
         number = self._numbers[at]
-        if number not in self._loaded:
+        block = self._loaded.get(number)
+        if block is None:
             name = f"{self._name}/{number}"
             data = self._blobs.get(name)
             if data is None:
                 raise StateError(f"state {name} is missing: the store has lost a blob.")
-            self._loaded[number] = _read(data, name)
-        return self._loaded[number]
+            block = self._loaded[number] = _read(data, name)
+        return block
 
     def _add(self, at: int, block: _Block, first: bytes) -> int:
         self._first.insert(at, first)
@@ -187,12 +201,7 @@ class KeyedState:
         return at
 
     def _split(self, at: int) -> None:
-        block = self._block(at)
-        upper = _Block()
-        for key in block.keys[len(block.keys) // 2 :]:
-            upper.put(key, block.values[key])
-        for key in upper.keys:
-            block.remove(key)
+        upper = self._block(at).upper_half()
         self._add(at + 1, upper, upper.keys[0])
 
     def _join(self, at: int) -> None:

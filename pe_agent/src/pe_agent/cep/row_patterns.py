@@ -80,7 +80,8 @@ def sql(
         return _dynamic(found, stream, factories or {}, fitted, control, functions)
     function = _function(found, arrow_of(stream.schema()))
     rule = PatternProcessor(id=found.table, version=1, pattern=found.pattern, function=ROWS)
-    made = pattern(stream, rule, functions={**(functions or {}), ROWS: function}, **fitted)
+    named = {**(functions or {}), ROWS: function}
+    made = pattern(stream, rule, functions=named, timeouts=False, **fitted)
     return made[ROWS].select(*(found.columns or function.schema.names))
 
 

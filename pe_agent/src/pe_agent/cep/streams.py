@@ -100,6 +100,7 @@ def pattern_processors(
     buckets: int | None = None,
     tell: Tell | None = None,
     push_down: bool = False,
+    timeouts: bool = True,
 ) -> PatternStream:
     """Run rules that change while the query runs.
 
@@ -125,12 +126,14 @@ def pattern_processors(
         push_down: exporters send only rows that some rule has to see, where the rules allow it;
             ``processors.relevance`` tells whether they do. The stream is an import then. Fixed for
             a checkpoint. Matches are the same; late rows that no rule would have seen are not told.
+        timeouts: there is an output with timed-out partial matches. Where nobody reads it, rules
+            that often time out cost less without; functions get what they ask for either way.
 
     Raises:
         AlignedError: something does not fit; nothing was started.
         DiscoveryError: the first rules cannot be read, and none were sent before.
     """
-    made = _Made.of(stream, key, event_time, watermark, tie_break, functions)
+    made = _Made.of(stream, key, event_time, watermark, tie_break, functions, timeouts=timeouts)
     path = _file(made.stream, name) if control is None else control
     sending: RulesLog = ImportedRules(path) if push_down else RulesFile(path)
     discoverer = rules.create() if hasattr(rules, "create") else rules
@@ -182,6 +185,7 @@ def pattern(
     functions: Functions | None = None,
     name: str = "pattern",
     buckets: int | None = None,
+    timeouts: bool = True,
 ) -> PatternStream:
     """Run one rule that stays as it is.
 
@@ -199,6 +203,7 @@ def pattern(
         functions: what the rule may name.
         name: of the operator; the rule's id, if a pattern is given.
         buckets: how many; fixed for a checkpoint.
+        timeouts: as for `pattern_processors`.
 
     Raises:
         AlignedError: something does not fit; nothing was started.
@@ -207,7 +212,9 @@ def pattern(
     if isinstance(rule, Pattern):
         rule = PatternProcessor(id=name, version=1, pattern=rule)
     given = {**_functions_of(rule.pattern), **(functions or {})}
-    made = _Made.of(stream, rule.key or key, event_time, watermark, tie_break, given)
+    made = _Made.of(
+        stream, rule.key or key, event_time, watermark, tie_break, given, timeouts=timeouts
+    )
     rule = replace(rule, key=())
     context = made.context(None)
     rules, (outcome,) = RuleSet().updated([rule], context)
@@ -258,6 +265,8 @@ class _Made:
         watermark: str | None,
         tie_break: str | None,
         functions: Functions | None,
+        *,
+        timeouts: bool,
     ) -> _Made:
         given = stream if isinstance(stream, Stream) else aligned.stream(stream)
         if watermark is not None:
@@ -286,6 +295,7 @@ class _Made:
             "tie_break": tie_break,
             "functions": conditions,
             "match_functions": matched,
+            "timeouts": timeouts,
         }
         return cls(
             stream=replace(given, key=()),
@@ -351,7 +361,7 @@ class _Made:
             buckets=buckets,
             schemas={
                 MATCHES: RESULTS,
-                TIMEOUTS: RESULTS,
+                **({TIMEOUTS: RESULTS} if self.settings["timeouts"] else {}),
                 LATE: rows,
                 ERRORS: FAILURES,
                 **{one: with_rule(what.schema) for one, what in self.matched.items()},

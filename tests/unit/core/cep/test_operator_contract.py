@@ -375,6 +375,35 @@ def test_a_function_may_take_what_timed_out() -> None:
     assert emitted.of("timeouts") == []
 
 
+def test_without_time_outs_only_a_function_that_asks_for_them_gets_them() -> None:
+    def over(found: Found) -> Any:
+        return {"who": found.key[0], "sum": found.time}
+
+    asking = {"match_functions": {
+        "alert": MatchFunction(schema=FOUND, matched=summed, timed_out=over),
+        "plain": MatchFunction(schema=FOUND, matched=summed),
+    }}  # fmt: skip
+    pattern = sequence("AB").within("50us")
+    names = ("alert", "plain", None)
+    rules, _ = RuleSet().updated(
+        [PatternProcessor(id=f"{n}", version=1, pattern=pattern, function=n) for n in names],
+        Context(outputs=frozenset({"alert", "plain"})),
+    )
+    seen: list[WindowFigures] = []
+    bucket = Bucket(lambda: operator(rules, timeouts=False, watch=seen.append, **asking))
+    bucket.window([rows((1, "A"), (2, "B"), (5, "A"))])
+
+    emitted = bucket.window(watermark=60)
+
+    assert bucket.last is not None
+    assert bucket.last.outputs == ("matches", "late", "errors", "alert", "plain")
+    assert [row["sum"] for row in emitted.of("alert")] == [0, 55]
+    assert [row["sum"] for row in emitted.of("plain")] == [0]
+    assert [row["rule"] for row in emitted.of("matches")] == ["None"]
+    assert [one.timeouts for one in seen[-1].rules] == [1, 1, 1], "they are counted anyway"
+    assert [one.alive for one in seen[-1].rules] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("matched", "problem"),
     [

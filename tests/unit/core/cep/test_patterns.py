@@ -211,6 +211,20 @@ def test_terms_of_a_stage_that_took_nothing_are_unknown_but_sums_and_counts() ->
         assert bool(feed(pattern.where(text), "b")) == answer, text
 
 
+def test_a_term_compared_with_a_number_follows_the_types_of_the_language() -> None:
+    for value, text, answer in (
+        ("x", "last(a.other) == 1", False), ("x", "last(a.other) != 1", False),
+        (True, "last(a.other) == 1", False), (True, "last(a.other) != 1", False),
+        (None, "last(a.other) != 1", False), (1.0, "last(a.other) == 1", True),
+        (2, "last(a.other) >= 1.5", True), (float("nan"), "last(a.other) != 1", True),
+    ):  # fmt: skip
+        pattern = a().followed_by("b").where(text)
+        found = feed(pattern, "ab", other=[value, 0])
+        assert bool(found) == answer, (value, text)
+        swapped = a().followed_by("b").where(f"!(!({text}))")
+        assert bool(feed(swapped, "ab", other=[value, 0])) == answer, (value, text)
+
+
 def test_a_sum_beyond_int64_is_unknown() -> None:
     pattern = a().times(2).followed_by("b").where("sum(a.big) > 0")
 

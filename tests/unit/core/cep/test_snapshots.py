@@ -114,6 +114,8 @@ def test_bytes_of_a_newer_release_or_damaged_ones_are_refused() -> None:
     for size in range(1, len(blob)):
         with pytest.raises(StateError, match="damaged"):
             read(blob[:size], lambda rule: loaded(""))
+    with pytest.raises(StateError, match="damaged: more than one value"):
+        read(blob + b" ", lambda rule: loaded(""))
 
 
 def test_explain_says_where_each_run_stands() -> None:
