@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import pairwise
 
 import pyarrow as pa
 from measure import Figures, Settings, turns
-from pattern_runs import BATCH, END, Engine, Workload, events
+from pattern_runs import BATCH, END, Engine, Workload
 
 from streambroker_core.cep import Pattern, compile_pattern
 from streambroker_core.cep.history import Event
 from streambroker_core.cep.matcher import Matcher
 from streambroker_core.cep.truths import Truths
 
-PURPOSE = "pattern rules over Arrow batches: events/s by selectivity, shape and number of rules"
+PURPOSE = "a pattern rule over Arrow batches: events/s by selectivity, shape and number of keys"
 PEER_EVENTS = 50_000
 SHARES = (0.001, 0.01, 0.1)
-RULES = (1, 10, 100, 1_000)
 
 
 def one_by_one(pattern: Pattern, batch: pa.RecordBatch) -> tuple[float, int]:
@@ -42,10 +40,10 @@ def one_by_one(pattern: Pattern, batch: pa.RecordBatch) -> tuple[float, int]:
 
 
 def run(settings: Settings) -> Figures:
-    """Measure shapes by selectivity, keys, and numbers of rules, in turns."""
+    """Measure shapes by selectivity, and keys, in turns."""
     figures = Figures()
     count = BATCH if settings.quick else 10 * BATCH
-    variants = _variants(count, settings)
+    variants = _variants(count)
     for round_ in settings.turns:
         if round_:
             figures.yardstick()
@@ -57,7 +55,6 @@ def run(settings: Settings) -> Figures:
     for name in list(figures.samples):
         if f"{name}, one by one" in figures.samples:
             figures.ratio(f"{name}: against one by one", name, f"{name}, one by one")
-    _each_added(figures)
     figures.note(f"{count:,} events in windows of {BATCH:,}, state written and read each window")
     figures.note(
         "seconds are those that the process was given, so others on the machine count little"
@@ -70,7 +67,7 @@ def run(settings: Settings) -> Figures:
 Found = dict[str, tuple[float, str]]
 
 
-def _variants(count: int, settings: Settings) -> dict[str, Callable[[], Found]]:
+def _variants(count: int) -> dict[str, Callable[[], Found]]:
     variants: dict[str, Callable[[], Found]] = {}
     for share in SHARES:
         for shape in ("relaxed", "strict", "loop"):
@@ -78,9 +75,6 @@ def _variants(count: int, settings: Settings) -> dict[str, Callable[[], Found]]:
             variants[str(each)] = _shape(each, count)
     many = Workload(shape="relaxed", keys=100_000)
     variants[str(many)] = _shape(many, count)
-    few = events(min(count, 3 * BATCH), 0.01, 1_000)
-    for number in RULES[: 3 if settings.quick else None]:
-        variants[f"{number:,} rules"] = _rules(number, few)
     return variants
 
 
@@ -99,33 +93,3 @@ def _shape(workload: Workload, count: int) -> Callable[[], Found]:
         }
 
     return once
-
-
-def _rules(number: int, batch: pa.RecordBatch) -> Callable[[], Found]:
-    patterns = [
-        Pattern.begin("a")
-        .where('kind == "a"')
-        .followed_by("b")
-        .where(f'kind == "b" && price > {n % 100}')
-        .within("20ms")
-        for n in range(number)
-    ]
-
-    def once() -> Found:
-        seconds = Engine(patterns).run(batch).seconds
-        return {
-            "": (batch.num_rows / seconds / 1e6, "M/s"),
-            ", time": (seconds / batch.num_rows * 1e9, "ns/event"),
-        }
-
-    return once
-
-
-def _each_added(figures: Figures) -> None:
-    """Add what a rule costs that comes to fewer: of each number, against the one before."""
-    for few, many in pairwise(RULES):
-        times = [figures.samples.get(f"{number:,} rules, time", []) for number in (few, many)]
-        for less, more in zip(*times, strict=False):
-            figures.add(
-                f"each rule from {few:,} to {many:,}", (more - less) / (many - few), "ns/event"
-            )

@@ -59,7 +59,8 @@ def run(settings: Settings) -> Figures:
     figures.note(
         f"{settings.rows:,} events; ours from Parquet files in {BATCHES} micro-batches, of which"
         " the first warms up and is left out, into noop, with Spark's checkpoint and state store;"
-        " Flink 1.20 from memory, without checkpoints, as many tasks as cores."
+        " Flink 1.20 from memory, without checkpoints, as many tasks as cores. Neither tells"
+        " time-outs."
     )
     figures.note("The number of matches was the same, of all workloads and in each round.")
     return figures

@@ -58,7 +58,8 @@ class PatternApp(App):
 def matches(frame: DataFrame, workload: Workload) -> DataFrame:
     """Return the matches of a pattern in a stream of events."""
     made = workload.pattern()
-    return pattern(frame, made, key="key", event_time="t", watermark="0 seconds").to_df()
+    found = pattern(frame, made, key="key", event_time="t", watermark="0 seconds", timeouts=False)
+    return found.to_df()
 
 
 def run(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:

@@ -120,9 +120,18 @@ class Ran:
 
 
 class Engine:
-    """Runs rules over batches in windows; the state is bytes between them."""
+    """Runs rules over batches in windows; the state is bytes between them.
 
-    def __init__(self, patterns: list[Pattern]) -> None:
+    Args:
+        patterns: of the rules.
+        timeouts: timed-out partial matches are told.
+        rows: of a window.
+    """
+
+    def __init__(
+        self, patterns: list[Pattern], *, timeouts: bool = True, rows: int = BATCH
+    ) -> None:
+        self._timeouts, self._rows = timeouts, rows
         self._rules, _ = RuleSet().updated(
             PatternProcessor(id=f"r{n}", version=1, pattern=each) for n, each in enumerate(patterns)
         )
@@ -133,8 +142,8 @@ class Engine:
     def run(self, batch: pa.RecordBatch) -> Ran:
         """Let the rules see rows, then let time end."""
         began = time.process_time()
-        for start in range(0, batch.num_rows, BATCH):
-            self._window(start - 1, batch.slice(start, BATCH))
+        for start in range(0, batch.num_rows, self._rows):
+            self._window(start - 1, batch.slice(start, self._rows))
         self._window(batch.num_rows - 1, None)
         seconds = time.process_time() - began
         state = sum(len(blob) for name, blob in self._blobs.items() if name.startswith("runs"))
@@ -146,7 +155,13 @@ class Engine:
 
     def _begun(self, mark: int) -> PatternOperator:
         """Return the operator with the state so far, in a new window."""
-        operator = PatternOperator(key=("key",), event_time="t", maker=masks, rules=self._rules)
+        operator = PatternOperator(
+            key=("key",),
+            event_time="t",
+            maker=masks,
+            rules=self._rules,
+            timeouts=self._timeouts,
+        )
         window = Window(number=self._number, time=0, watermark=mark, bucket=0, buckets=1)
         operator.bind(window, self.out)
         if self._blobs:

@@ -1,0 +1,125 @@
+"""A rule on an import whose exporter sends only rows that the rule has to see."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from flink_peer import Flink, write
+from measure import Figures, Settings, turns
+from pattern_app import TIME
+from pattern_runs import END, Workload
+from processes import Agent, Broker, Family
+from pushed_app import DDL, PushedApp
+
+from streambroker_core.cep.document import write_rule
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.schema import parse_ddl, to_items
+
+PURPOSE = "a rule on an import, with relevance push-down, with all rows sent, and in Flink CEP"
+WORKLOADS = (Workload(shape="relaxed", share=0.001), Workload(shape="relaxed"))
+EPOCHS = 4
+SIDES = {"pushed down": True, "all rows": False}
+BATCH = 100_000
+SCHEMA = pa.schema(
+    [("t", TIME), ("key", pa.int64()), ("kind", pa.string()), ("price", pa.float64())]
+)
+
+
+def run(settings: Settings) -> Figures:
+    """Measure each workload in turns, with push-down and without."""
+    figures, family = Figures(), Family()
+    try:
+        broker = family.with_(Broker(settings.place))
+        feed = family.with_(Agent(settings.place, "feed", broker.url))
+        app = family.with_(
+            PushedApp(
+                settings.place,
+                "taker",
+                broker=broker.url,
+                cores=1,
+                conf={"spark.sql.shuffle.partitions": "1"},
+            )
+        )
+        app.ready()
+        flink = family.with_(Flink(settings.place, cores=1))
+        for number, each in enumerate(WORKLOADS):
+            events = each.events(EPOCHS * settings.rows)
+            publish(feed, f"kind-{number}", events)
+            write(events.slice(0, settings.rows), settings.place / f"events-{number}")
+        for round_ in settings.turns:
+            if round_:
+                figures.yardstick()
+            for number, each in enumerate(WORKLOADS):
+                settings.say(f"round {round_}: {each}")
+                found, matches = dict[str, float](), set()
+                for side in turns(list(SIDES), round_):
+                    ran = app.run(**_order(settings, number, side, round_))
+                    found[f"{each}: {side}"] = rate(ran["batches"], settings.rows)
+                    matches.add(ran["matches"])
+                if len(matches) != 1:
+                    raise RuntimeError(f"{each}: with and without push-down {matches} matches")
+                answer = flink.run(each, settings.place / f"events-{number}")
+                found[f"{each}: Flink"] = settings.rows / answer.seconds / 1e6
+                for what, value in found.items() if round_ else ():
+                    figures.add(what, value, "M/s")
+    finally:
+        family.end()
+    for each in WORKLOADS:
+        pushed = f"{each}: pushed down"
+        for peer in ("all rows", "Flink"):
+            figures.ratio(f"{pushed} / {peer}", pushed, f"{each}: {peer}")
+    figures.note(
+        f"{EPOCHS} epochs of {settings.rows:,} events, one in each micro-batch, the first of which"
+        " warms up and is left out; events that the exporter has, a second, those that it does not"
+        " send among them. Spark, its workers and its agent on one core; the exporter's agent is"
+        " free to use the other. Into noop, with Spark's checkpoint and state store, without"
+        " time-outs. Flink 1.20 on one core, from memory, without checkpoints, one epoch."
+    )
+    figures.note("The number of matches was the same with push-down and without, in each round.")
+    return figures
+
+
+def publish(feed: Agent, port: str, events: pa.RecordBatch) -> None:
+    """Put events into the log as epochs, and behind them one whose time ends all windows."""
+    feed.export(port, schema=to_items(parse_ddl(DDL)))
+    times = events.column("t").cast(pa.timestamp("us")).cast(TIME)
+    table = pa.Table.from_batches([events.set_column(0, "t", times)]).cast(SCHEMA)
+    last = table.slice(0, 1).set_column(0, "t", pa.array([END], TIME)).cast(SCHEMA)
+    cuts = [events.num_rows * n // EPOCHS for n in range(EPOCHS + 1)]
+    epochs = [table.slice(low, high - low) for low, high in pairwise(cuts)]
+    ddl = ", ".join(f"`{column.name}` {column.type}" for column in parse_ddl(DDL))
+    for number, epoch in enumerate([*epochs, last]):
+        who: dict[str, Any] = {"export": port, "query": f"q-{port}", "run": "r", "ddl": ddl}
+        feed.client.call("publisher.admit", batch=number, renewed=None, **who)
+        stage = feed.client.put(
+            {**who, "batch": number}, SCHEMA, epoch.to_batches(max_chunksize=BATCH)
+        )
+        feed.client.call("publisher.publish", batch=number, stages=[stage], timeout=60.0, **who)
+
+
+def rate(batches: list[dict[str, Any]], rows: int) -> float:
+    """Return M events/s of the exporter's: from the end of the first epoch to that of the fourth.
+
+    The fifth has one event, at the end of time.
+    """
+    ends = {
+        each["next"]: each["began"] + each["ms"]["triggerExecution"] / 1e3
+        for each in reversed(batches)
+    }
+    first = min(ends)
+    return float((EPOCHS - first) * rows / (ends[EPOCHS] - ends[first]) / 1e6)
+
+
+def _order(settings: Settings, number: int, side: str, round_: int) -> dict[str, Any]:
+    name = f"{number}-{round_}-{SIDES[side]}".lower()
+    rule = PatternProcessor(id="r", version=1, pattern=WORKLOADS[number].pattern())
+    return {
+        "port": f"in-{name}",
+        "subscription": f'kind == "kind-{number}"',
+        "rule": write_rule(rule),
+        "push_down": SIDES[side],
+        "checkpoint": str(settings.place / f"checkpoint-{name}"),
+        "control": str(settings.place / f"rules-{name}"),
+    }
