@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, PatternError, compile_pattern
 from streambroker_core.cep.automaton import Automaton
-from streambroker_core.cep.history import Event
-from streambroker_core.cep.matcher import Limits, Match, Matcher
-from streambroker_core.cep.pattern import NEGATED
+from streambroker_core.cep.conditions import condition
+from streambroker_core.cep.engine import Engine
+from streambroker_core.cep.history import Event, Term
+from streambroker_core.cep.matcher import Limits, Match, Matcher, Timeout
+from streambroker_core.cep.pattern import NEGATED, Stage
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.rules import RuleSet
 from streambroker_core.cep.truths import Truths
-from support.pattern_oracle import Oracle
+from streambroker_core.cep.view import Rows
+from streambroker_core.control.keyed import KeyedState
+from support.pattern_oracle import Oracle, Past
 
 LETTERS = "abcd"
 END = 2**62
@@ -100,6 +108,26 @@ def patterns(draw: Any) -> Pattern:
 
 
 @st.composite
+def remembering(draw: Any) -> Pattern:
+    """Return a pattern some of whose stages ask what was taken before."""
+    pattern: Pattern = draw(patterns())
+    elements = list(pattern.elements)
+    names = [one.name for one in elements if isinstance(one, Stage)]
+    for place, element in enumerate(elements):
+        if isinstance(element, Stage) and names and draw(st.booleans()):
+            stage = draw(st.sampled_from(names))
+            function = draw(st.sampled_from(("sum", "count", "min", "max", "first", "last", "avg")))
+            term = f"{function}({stage})" if function == "count" else f"{function}({stage}.v)"
+            term = draw(st.sampled_from((term, "previous(v)")))
+            word = draw(st.sampled_from(("<", ">=", "==", "!=")))
+            text = f"{term} {word} {draw(st.integers(0, 4))}"
+            text = draw(st.sampled_from((text, f"!({text})", f"{text} + v")))
+            known = str(element.condition)
+            elements[place] = replace(element, condition=condition(f"({known}) && {text}"))
+    return Pattern(tuple(elements), pattern.skip)
+
+
+@st.composite
 def ended(draw: Any, pattern: Pattern) -> Pattern:
     window = draw(st.sampled_from((0, 0, 3, 5, 8)))
     last = draw(st.sampled_from((None, None, None, "not_next", "not_followed_by")))
@@ -133,19 +161,59 @@ def run(automaton: Automaton, events: list[tuple[str, int]]) -> list[tuple[Pairs
     matcher = Matcher(automaton, Truths(automaton), Limits(runs=None))
     found: list[tuple[Pairs, int]] = []
     for seq, (name, time) in enumerate(events):
-        matches, _ = matcher.process(Event(seq, time, {"n": name}))
+        matches, _ = matcher.process(Event(seq, time, {"n": name, "v": seq}))
         found += [(pairs(match), seq) for match in matches]
     matches, _ = matcher.advance(END)
     return found + [(pairs(match), len(events)) for match in matches]
 
 
-def pairs(match: Match) -> Pairs:
+def answer(term: Term, past: Past) -> Any:
+    """Return what a term asks of the past, by going through all of it; ``v`` is an event's number.
+
+    Raises:
+        KeyError: the oracle does not know such terms.
+    """
+    values = [number for stage, number in past if stage == term.stage]
+    if term.function == "previous":
+        return past[-1][1] if past else None
+    some: dict[str, Any] = {
+        "min": min(values, default=None),
+        "max": max(values, default=None),
+        "first": values[0] if values else None,
+        "last": values[-1] if values else None,
+        "avg": sum(values) / len(values) if values else None,
+        "sum": sum(values),
+        "count": len(values),
+    }
+    return some[term.function]
+
+
+def over(automaton: Automaton, events: list[tuple[str, int]]) -> list[tuple[Pairs, int]]:
+    """Return the timed-out partial matches that a rule's matcher tells, and their times."""
+    rule = PatternProcessor(id="r", version=1, pattern=automaton.pattern)
+    rules, _ = RuleSet().updated([rule])
+    engine = Engine(KeyedState("runs"))
+    engine.set_rules(rules, {}, 0)
+    schema = pa.schema([("n", pa.string()), ("v", pa.int64()), ("t", pa.int64())])
+    given = [{"n": name, "v": seq, "t": time} for seq, (name, time) in enumerate(events)]
+    batch = pa.RecordBatch.from_pylist(given, schema)
+    numbers = batch.column("v")
+    rows = Rows(batch, batch.column("t"), pa.repeat(pa.scalar(0), len(given)), numbers, 0)
+    results = [*engine.process(rows), *engine.advance(END)]
+    told = [each.outcome for each in results if isinstance(each.outcome, Timeout)]
+    return [(pairs(one), one.time) for one in told]
+
+
+def pairs(match: Match | Timeout) -> Pairs:
     taken = [(stage, event.seq) for stage, events in match.events.items() for event in events]
     return tuple(sorted(taken, key=lambda pair: pair[1]))
 
 
 def oracle_of(pattern: Pattern, automaton: Automaton, events: list[tuple[str, int]]) -> Oracle:
-    def holds(condition: Any, number: int) -> bool:
-        return number < len(events) and condition.expression.matches({"n": events[number][0]})
+    def holds(condition: Any, number: int, past: Past) -> bool:
+        if number >= len(events):
+            return False
+        terms = {name: answer(term, past) for name, term in condition.terms}
+        return bool(condition.expression.matches({"n": events[number][0], "v": number, **terms}))
 
     return Oracle(pattern, holds, [time for _, time in events], automaton.window)

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from streambroker_core.cep.pattern import NEGATED, Element, Group, Pattern, Stage
 
-Test: TypeAlias = "Callable[[int], bool]"
-"""Whether the event of this number fulfils a condition."""
+Past: TypeAlias = "tuple[tuple[str, int], ...]"
+"""What a partial match has taken: stages and the numbers of events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +173,16 @@ class Oracle:
     """The matches of a pattern in a list of events.
 
     Attributes:
-        holds: tells whether a condition holds of an event, by its number.
+        holds: tells whether a condition holds of an event, by its number and what was taken before.
         times: the events' times, not going down.
         window: of the whole match, exclusive; 0 for none.
     """
 
     pattern: Pattern
-    holds: Callable[[Any, int], bool]
+    holds: Callable[[Any, int, Past], bool]
     times: list[int]
     window: int
+    _past: Past = ()
 
     def matches(self) -> list[tuple[tuple[tuple[str, int], ...], int]]:
         """Return each match as (stage, event) pairs and the event at which it is known.
@@ -200,7 +201,28 @@ class Oracle:
 
     def living(self, now: int) -> set[int]:
         """Return the first events of all partial matches that may go on behind an event."""
-        starts: set[int] = set()
+        return {past[0][1] for past, _ in self._partials(now)}
+
+    def timeouts(self) -> set[tuple[Past, int]]:
+        """Return each partial match that the window of the whole match ends, and when.
+
+        It waits for an event then, perhaps for one more of a loop, or for any after which a
+        not_next is over; what waits for the end of a not_followed_by alone is a match.
+        """
+        found = set()
+        for first, time in enumerate(self.times if self.window else ()):
+            due = time + self.window
+            now = max(i for i, each in enumerate(self.times) if each < due)
+            found |= {
+                (past, due)
+                for past, follows in self._partials(now)
+                if past[0][1] == first and follows
+            }
+        return found
+
+    def _partials(self, now: int) -> set[tuple[Past, bool]]:
+        """Return what those have taken that may go on behind an event, and whether by an event."""
+        found: set[tuple[Past, bool]] = set()
         for slots, end in words(self.pattern, len(self.times) + 1):
             if not slots:
                 continue
@@ -210,8 +232,9 @@ class Oracle:
                     continue
                 for taken in self._taken(slots[:size], None, (), now):
                     if taken[-1] <= now and self._open(slots, size, follow, end, taken, now):
-                        starts.add(taken[0])
-        return starts
+                        follows = follow is not None or bool(end.gates)
+                        found.add((_past(slots, taken), follows))
+        return found
 
     def _pends(self) -> bool:
         return self.pattern.elements[-1].contiguity in NEGATED
@@ -227,6 +250,7 @@ class Oracle:
     ) -> bool:
         """Tell whether what was taken can wait for what follows until behind ``now``."""
         last, time = taken[-1], self.times[now]
+        self._past = _past(slots, taken)
         if self.window and time - self.times[taken[0]] >= self.window:
             return False
         if follow is None:
@@ -262,6 +286,7 @@ class Oracle:
         begin = so_far[-1] + 1 if so_far else 0
         for q in range(begin, len(self.times) if most is None else most + 1):
             before = so_far[-1] if so_far else q - 1
+            self._past = _past(slots, so_far)
             if self._fits(slot, so_far, before, q, final=final):
                 yield from self._taken(slots, end, (*so_far, q), most)
 
@@ -309,7 +334,7 @@ class Oracle:
         if between.kept is None:
             return False
         condition, until = between.kept
-        if until is not None and self.holds(until, before + 1):
+        if until is not None and self.holds(until, before + 1, self._past):
             return False
         if between.gates and g != before + 1:
             return False
@@ -318,6 +343,7 @@ class Oracle:
     def _known(self, slots: tuple[Slot, ...], end: Before, taken: tuple[int, ...]) -> int | None:
         """Return the event at which a match is known; None if it is none in the end."""
         last = taken[-1]
+        self._past = _past(slots, taken)
         if not self._pends():
             return last
         if end.gates:
@@ -343,7 +369,11 @@ class Oracle:
         return any(self._true(condition, i) for condition in conditions)
 
     def _true(self, condition: Any, i: int) -> bool:
-        return condition is None or self.holds(condition, i)
+        return condition is None or self.holds(condition, i, self._past)
+
+
+def _past(slots: tuple[Slot, ...], taken: tuple[int, ...]) -> Past:
+    return tuple((slot.stage.name, i) for slot, i in zip(slots, taken, strict=False))
 
 
 def skipped(
