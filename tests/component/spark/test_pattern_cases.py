@@ -70,6 +70,11 @@ def chosen() -> list[dict[str, Any]]:
 
 
 CASES = chosen()
+CLOCKED = [
+    case
+    for case in cases.load(FILE)
+    if (case["kind"], case.get("time")) == ("pipeline", "processing")
+]
 STEPPED = [case for case in CASES if case.get("steps")]
 OTHERS = [case for case in CASES if not case.get("steps")]
 
@@ -195,6 +200,36 @@ def test_cases_of_an_operator_step_by_step(
     assert problems(played, STEPPED) == []
     late = [(one["case"], one["i"]) for one in played.told("late")]
     assert late == [(case["id"], i) for case in STEPPED for i in case.get("late", ())]
+
+
+@pytest.mark.parametrize(
+    "single",
+    [False, pytest.param(True, marks=pytest.mark.long)],
+    ids=["two windows", "one event each"],
+)
+def test_cases_in_processing_time(spark: SparkSession, tmp_path: Path, single: bool) -> None:
+    """Their windows are so wide that the clock of the machine will do, or there are none."""
+
+    def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
+        return pattern_processors(
+            stream, Given(first), control=tmp_path / "rules", key=["case", "part"], buckets=4
+        )
+
+    played = Play(spark, tmp_path, make, ddl=DDL, schema=SCHEMA)
+    played.start(rules(CLOCKED))
+    longest = max(len(case["events"]) for case in CLOCKED)
+    for low in range(longest) if single else (0, 1):
+        high = low + 1 if single or not low else longest
+        played.rows(
+            [
+                row(case, number, event)
+                for number, case in enumerate(CLOCKED)
+                for event in case["events"][low:high]
+            ]
+        )
+    played.stop()
+    assert len(CLOCKED) > 1
+    assert problems(played, CLOCKED) == []
 
 
 def test_there_are_cases_of_an_operator_with_all_kinds_of_steps() -> None:
