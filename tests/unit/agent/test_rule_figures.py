@@ -8,11 +8,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pe_agent.agent import metrics
-from pe_agent.agent.job_figures import LIVE_SECONDS, MOST_RULES, JobFigures
+from pe_agent.agent.job_figures import LIVE_SECONDS, JobFigures
 from pe_agent.cep.figuring import AGAIN_SECONDS, SPACING_SECONDS, Figuring
 from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.cep.figures import RuleFigures
 from streambroker_core.errors import ManifestError
+from streambroker_core.wire.rule_figures import MOST_RULES, ToldWaiting
 
 NO_CONTROL: dict[str, Any] = {"accepted": {}, "applied": {}, "waiting": 0}
 EMPTY: dict[str, Any] = {"exports": {}, "controlLog": NO_CONTROL}
@@ -29,11 +30,16 @@ class Query:
         self.now, self.running, self.away, self.calls = 0.0, True, False, 0
         self.figures: list[RuleFigures] = []
         self.errors: dict[tuple[str, int], int] = {}
+        self.waits: tuple[int, int | None, int | None] = 0, None, None
         self.agent = JobFigures(lambda: self.now)
         self.figuring = Figuring(
-            lambda: cast(Any, self), "patterns", log, lambda: self.figures, lambda: self.errors,
-            lambda: self.running, lambda: self.now,
+            lambda: cast(Any, self), "patterns", log, lambda: self.figures, self.waiting,
+            lambda: self.errors, lambda: self.running, lambda: self.now,
         )  # fmt: skip
+
+    def waiting(self, operator: str, log: str) -> ToldWaiting:
+        rows, first, watermark = self.waits
+        return ToldWaiting(operator=operator, log=log, rows=rows, first=first, watermark=watermark)
 
     def call(self, action: str, *, timeout: float, **body: Any) -> dict[str, Any]:
         assert (action, timeout > 0) == ("rules.figures", True)
@@ -102,6 +108,30 @@ def test_of_very_many_rules_those_are_told_that_take_most_time() -> None:
 
     assert len(told) == MOST_RULES
     assert not told & {"r0", "r1"}
+
+
+def test_rows_that_wait_for_the_watermark_are_told_with_what_they_wait_for() -> None:
+    query = Query()
+    query.beat(figures(tested=5))
+    query.now, query.waits = SPACING_SECONDS, (12, 7_000_000, None)
+
+    query.beat(*query.figures)
+
+    assert query.agent.waiting() == [
+        {"operator": "patterns", "log": "file-1", "age": 0, "rows": 12, "first": 7_000_000,
+         "watermark": None},
+    ]  # fmt: skip
+    text = metrics.text({**EMPTY, "ruleWaiting": query.agent.waiting()}, {})
+    assert 'streambroker_rule_waiting_rows{operator="patterns",log="file-1"} 12' in text
+    assert "rule_watermark_seconds{" not in text
+    query.now, query.waits = 2 * SPACING_SECONDS, (0, None, 7_500_000)
+    query.beat(*query.figures)
+    text = metrics.text({**EMPTY, "ruleWaiting": query.agent.waiting()}, {})
+    assert 'streambroker_rule_waiting_rows{operator="patterns",log="file-1"} 0' in text
+    assert 'streambroker_rule_watermark_seconds{operator="patterns",log="file-1"} 7.5' in text
+    query.running = False
+    query.beat()
+    assert query.agent.waiting() == []
 
 
 def test_prometheus_reads_the_figures_of_each_version() -> None:

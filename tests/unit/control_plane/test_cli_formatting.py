@@ -325,7 +325,7 @@ def test_a_route_of_a_broker_that_does_not_say_it_has_no_end() -> None:
 def test_who_waits_is_shown_on_a_narrow_terminal_with_long_names() -> None:
     route = {**QUIET, "export": "e" * 60, "import": "i" * 60, "waiting": True}
 
-    assert "waits" in top.screen([route], "http://b", "", 80, 24, NOON)
+    assert "waits" in top.screen(top.Picture([route], {}), "http://b", "", 80, 24, NOON)
 
 
 def test_routes_that_somebody_waits_for_come_first() -> None:
@@ -346,14 +346,16 @@ def test_routes_that_somebody_waits_for_come_first() -> None:
 
 def test_a_picture_is_no_larger_than_the_terminal() -> None:
     routes = [{**QUIET, "import": f"default/alerts/0/p{n}"} for n in range(50)]
-    picture = top.screen(routes, "http://b", "note " * 30, 60, 12, NOON).split("\n")
-    small = top.screen(routes, "http://b", "", 10, 2, NOON).split("\n")
+    picture = top.screen(top.Picture(routes, {}), "http://b", "note " * 30, 60, 12, NOON).split(
+        "\n"
+    )
+    small = top.screen(top.Picture(routes, {}), "http://b", "", 10, 2, NOON).split("\n")
 
     assert len(picture) == 11
     assert max(map(len, picture)) == 60
     assert picture[-1] == "… 43 more"
     assert len(small) == 1
-    assert top.screen([], "http://b", "", 80, 24, NOON).endswith("\nno routes")
+    assert top.screen(top.Picture([], {}), "http://b", "", 80, 24, NOON).endswith("\nno routes")
 
 
 def test_the_live_picture_has_fellows_on_a_quarter_of_it_at_most_those_away_first() -> None:
@@ -362,7 +364,7 @@ def test_the_live_picture_has_fellows_on_a_quarter_of_it_at_most_those_away_firs
 
     fellows = {f"default/j{n}/0": of(f"j{n}", None) for n in range(9)}
     fellows["default/k/0"] = of("k", None, "no answer")
-    picture = top.screen([QUIET], "http://b", "", 80, 12, NOON, fellows).split("\n")
+    picture = top.screen(top.Picture([QUIET], fellows), "http://b", "", 80, 12, NOON).split("\n")
 
     assert picture[1:4] == [
         "default/k/2 is away: no answer",
@@ -370,7 +372,8 @@ def test_the_live_picture_has_fellows_on_a_quarter_of_it_at_most_those_away_firs
         "fellows of default/j1/0: 1",
     ]
     assert picture[4].startswith("CONGESTION")
-    assert len(top.screen([QUIET] * 9, "http://b", "", 80, 5, NOON, fellows).split("\n")) == 4
+    many = top.Picture([QUIET] * 9, fellows)
+    assert len(top.screen(many, "http://b", "", 80, 5, NOON).split("\n")) == 4
 
 
 # ---- events ----------------------------------------------------------------------------------

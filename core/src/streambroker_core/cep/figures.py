@@ -59,6 +59,9 @@ class WindowFigures:
         rules: rules in force, in the order of ids and versions; those that did something, or all.
         complete: it is all, because they have changed.
         stopped: rules that failed in it.
+        waiting: rows that wait for the watermark behind it.
+        first: the earliest time among them, in microseconds.
+        watermark: of the window.
     """
 
     bucket: int
@@ -66,3 +69,6 @@ class WindowFigures:
     rules: tuple[RuleFigures, ...]
     complete: bool = True
     stopped: tuple[Stopped, ...] = ()
+    waiting: int = 0
+    first: int | None = None
+    watermark: int | None = None

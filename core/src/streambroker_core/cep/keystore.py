@@ -196,9 +196,11 @@ class KeyStore:
         matchers = self._loaded[place] if blob is not None else {}
         due, held = min(_first(matchers), _LAST), _first_held(matchers)
         for index, before, now in ((_DUE, old.due, due), (_HELD, old.held, held)):
-            if before not in (_LAST, now):
+            if before == now:
+                continue
+            if before != _LAST:
                 state.delete(index + time_key(before) + place)
-            if now not in (_LAST, before):
+            if now != _LAST:
                 state.put(index + time_key(now) + place, b"")
         if blob is None:
             state.delete(_RUNS + place)

@@ -403,6 +403,9 @@ class PatternOperator(Operator):
             rules=rules,
             complete=self._rules_changed,
             stopped=tuple(self._stops),
+            waiting=self._waiting.count(),
+            first=self._waiting.first(),
+            watermark=None if self._column is None else self.window.watermark,
         )
 
     def wake_at(self) -> int | None:

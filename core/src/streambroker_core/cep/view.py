@@ -79,8 +79,9 @@ class Rows:
 
     def fields(self, places: list[int]) -> list[dict[str, Any]]:
         """Return all fields of rows."""
-        read: list[dict[str, Any]] = self.batch.take(pa.array(places, pa.int64())).to_pylist()
-        return read
+        taken, names = self.batch.take(pa.array(places, pa.int64())), self.batch.schema.names
+        columns = [column.to_pylist() for column in taken.columns]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def value(self, name: str, place: int) -> Any:
         """Return a field of a row; None if there is no such column."""

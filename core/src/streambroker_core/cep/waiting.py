@@ -17,13 +17,14 @@ class Segment:
 
     Attributes:
         first: the earliest time among them.
+        count: how many they are.
         rows: the rows; None if they are in the state alone.
     """
 
-    __slots__ = ("first", "rows")
+    __slots__ = ("count", "first", "rows")
 
-    def __init__(self, first: int, rows: pa.RecordBatch | None) -> None:
-        self.first, self.rows = first, rows
+    def __init__(self, first: int, count: int, rows: pa.RecordBatch | None) -> None:
+        self.first, self.count, self.rows = first, count, rows
 
 
 class Waiting:
@@ -37,7 +38,7 @@ class Waiting:
 
     def __init__(self, column: str, blobs: Blobs, told: list[list[int]]) -> None:
         self._column, self._blobs = column, blobs
-        self._segments = {number: Segment(first, None) for number, first in told}
+        self._segments = {number: Segment(first, count, None) for number, first, count in told}
         self._read = frozenset(self._segments)
         self._changed: set[int] = set()
 
@@ -47,7 +48,7 @@ class Waiting:
         known = self._segments.get(window)
         if known is not None:
             rows, first = _joined([self._rows(window), rows]), min(first, known.first)
-        self._segments[window] = Segment(first, rows)
+        self._segments[window] = Segment(first, rows.num_rows, rows)
         self._changed.add(window)
 
     def take(self, time: int) -> tuple[pa.RecordBatch, pa.Array] | None:
@@ -72,8 +73,13 @@ class Waiting:
                 del self._segments[window]
             else:
                 first = pc.min(times.filter(left)).as_py()
-                self._segments[window] = Segment(first, rows.filter(left))
+                rows = rows.filter(left)
+                self._segments[window] = Segment(first, rows.num_rows, rows)
         return (_joined(parts), pa.concat_arrays(windows)) if parts else None
+
+    def count(self) -> int:
+        """Return how many rows wait."""
+        return sum(segment.count for segment in self._segments.values())
 
     def first(self) -> int | None:
         """Return the earliest time among the rows; None if there are none."""
@@ -81,7 +87,7 @@ class Waiting:
 
     def tell(self) -> list[list[int]]:
         """Return what is not in blobs, as JSON value."""
-        return [[number, segment.first] for number, segment in self._segments.items()]
+        return [[number, one.first, one.count] for number, one in self._segments.items()]
 
     def changes(self) -> Changes:
         """Return the blobs to write and, as None, those to remove."""

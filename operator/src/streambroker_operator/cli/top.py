@@ -30,6 +30,7 @@ from streambroker_operator.cli.terminal import (
     plain,
     say,
 )
+from streambroker_operator.cli.top_rules import rule_lines
 from streambroker_operator.cli.top_sides import side_lines, size_text
 from streambroker_operator.errors import RequestError
 
@@ -67,11 +68,16 @@ _FIRST = ("waits", "away", "flows", "idle", "ended", "stale", "unknown")
 
 
 class Picture(NamedTuple):
-    """Routes with their figures, the fellows of the agents that export by PE, and side inputs."""
+    """Routes with their figures, the fellows of the agents that export by PE, and what jobs tell.
+
+    These are side inputs, rules of patterns, and operators whose rows wait for time.
+    """
 
     routes: Sequence[Item]
     fellows: Mapping[str, Sequence[Item]]
     sides: Sequence[Item] = ()
+    rules: Sequence[Item] = ()
+    waiting: Sequence[Item] = ()
 
 
 def add(commands: Any) -> None:
@@ -107,8 +113,11 @@ def _top(options: argparse.Namespace) -> int:
         homes = {route["export"].rpartition("/")[0] for route in routes}
         fellows = told.get("fellows", {})
         pes = homes | {route["import"].rpartition("/")[0] for route in routes}
-        sides = [one for one in told.get("sides", ()) if not options.words or one["pe"] in pes]
-        return Picture(routes, {pe: of for pe, of in fellows.items() if pe in homes}, sides)
+        jobs = [
+            [one for one in told.get(what, ()) if not options.words or one["pe"] in pes]
+            for what in ("sides", "rules", "ruleWaiting")
+        ]
+        return Picture(routes, {pe: of for pe, of in fellows.items() if pe in homes}, *jobs)
 
     if options.once or options.output != "table" or not is_terminal():
         return _once(ask(), options.output)
@@ -155,14 +164,15 @@ def _of(routes: Sequence[Item], targets: Sequence[Target]) -> list[Item]:
 
 
 def _once(picture: Picture, output: str) -> int:
-    routes, fellows, sides = picture
+    routes, fellows, sides, rules, waiting = picture
     if output == "json":
-        say(as_json({"routes": list(routes), "fellows": fellows, "sides": list(sides)}))
+        jobs = {"sides": list(sides), "rules": list(rules), "ruleWaiting": list(waiting)}
+        say(as_json({"routes": list(routes), "fellows": fellows, **jobs}))
     elif output == "yaml":
         say(as_yaml(routes))
     else:
-        below = [*side_lines(sides, time.time()), *fellow_lines(fellows)]
-        say("\n".join([*lines_of(routes), *below]) + "\n")
+        below = [*side_lines(sides, time.time()), *rule_lines(rules, waiting)]
+        say("\n".join([*lines_of(routes), *below, *fellow_lines(fellows)]) + "\n")
     return OK
 
 
@@ -175,14 +185,12 @@ def _live(ask: Callable[[], Picture], interval_s: float, url: str) -> None:
         say(
             _CLEAR
             + screen(
-                picture.routes,
+                picture,
                 url,
                 note,
                 size.columns,
                 size.lines,
                 datetime.now().astimezone(),
-                picture.fellows,
-                picture.sides,
             )
         )
         time.sleep(interval_s)
@@ -194,25 +202,18 @@ def _live(ask: Callable[[], Picture], interval_s: float, url: str) -> None:
             note = f"{error.code}: figures stand still; trying again"
 
 
-def screen(
-    routes: Sequence[Item],
-    url: str,
-    note: str,
-    columns: int,
-    rows: int,
-    now: datetime,
-    fellows: Mapping[str, Sequence[Item]] | None = None,
-    sides: Sequence[Item] = (),
-) -> str:
+def screen(picture: Picture, url: str, note: str, columns: int, rows: int, now: datetime) -> str:
     """Return one picture of the live view, no larger than the terminal."""
+    routes = picture.routes
     waiting = sum(1 for route in routes if state_of(route) == "waits")
     count = "1 route" if len(routes) == 1 else f"{len(routes)} routes"
     head = f"streambroker top  {url}  {count}, {waiting} waiting  {now:%H:%M:%S}"
     lines = [paint(head[:columns], "bold")]
     if note:
         lines.append(paint(note[:columns], "yellow"))
-    lines += [line[:columns] for line in fellow_lines(fellows or {})[: rows // 4]]
-    lines += side_lines(sides, now.timestamp(), columns)[: rows // 3]
+    lines += [line[:columns] for line in fellow_lines(picture.fellows)[: rows // 4]]
+    lines += side_lines(picture.sides, now.timestamp(), columns)[: rows // 3]
+    lines += rule_lines(picture.rules, picture.waiting, columns)[: rows // 4]
     room = max(1, rows - 1 - len(lines))
     body = lines_of(routes, columns)
     if len(body) > room:

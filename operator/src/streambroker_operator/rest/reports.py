@@ -17,6 +17,13 @@ from aiohttp import web
 
 from streambroker_core.model import PeKey, PortKey, Route
 from streambroker_core.wire.fields import Fields
+from streambroker_core.wire.rule_figures import (
+    ToldFigures,
+    ToldWaiting,
+    read_all_figures,
+    read_all_waiting,
+    write_figures,
+)
 from streambroker_core.wire.told import ToldRules, read_told
 from streambroker_core.wire.told_sides import ToldSide, read_sides, write_side
 from streambroker_operator.bodies import fellow_bodies
@@ -77,7 +84,8 @@ class Report:
     ``waiting_since`` has the exports that wait at this moment, by port; ``ended`` whether an export
     has ended, by port, of those of which that was said; ``states`` how many routes are in each of
     `STATES`, each in the first that it is in; ``rules`` what is told of rules of patterns, and of
-    ``more_rules`` other reports tell; ``sides`` the side inputs of the job's queries.
+    ``more_rules`` other reports tell; ``sides`` the side inputs of the job's queries;
+    ``rule_figures`` what their rules have done, ``rule_waiting`` which operators wait for time.
     """
 
     at: float
@@ -90,6 +98,8 @@ class Report:
     rules: ToldRules = field(default_factory=dict)
     more_rules: bool = False
     sides: tuple[ToldSide, ...] = ()
+    rule_figures: tuple[ToldFigures, ...] = ()
+    rule_waiting: tuple[ToldWaiting, ...] = ()
 
 
 Known: TypeAlias = tuple[Report, Report | None]
@@ -224,20 +234,38 @@ def fellows_of(
     }
 
 
-def sides_of(known: Mapping[PeKey, Known], namespace: str, now: float) -> list[dict[str, Any]]:
-    """Return the side inputs that agents of a namespace told of; of stale reports nothing is known.
+def told_of(
+    known: Mapping[PeKey, Known],
+    namespace: str,
+    now: float,
+    of: Callable[[Report], list[dict[str, Any]]],
+) -> list[dict[str, Any]]:
+    """Return what agents of a namespace told of; of stale reports nothing is known.
 
     Args:
         known: the last reports of the agents.
         namespace: whose agents are shown, ``*`` for all.
         now: on the clock of the reports, in seconds.
+        of: returns what a report has of it.
     """
     return [
-        {"pe": str(pe), **write_side(side), "age": round(max(0.0, now - report.at), 1)}
+        {"pe": str(pe), **item, "age": round(max(0.0, now - report.at), 1)}
         for pe, (report, _) in sorted(known.items(), key=lambda item: str(item[0]))
         if namespace in ("*", pe.namespace) and now - report.at <= STALE_S
-        for side in report.sides
+        for item in of(report)
     ]
+
+
+def _sides(report: Report) -> list[dict[str, Any]]:
+    return [write_side(side) for side in report.sides]
+
+
+def _figures(report: Report) -> list[dict[str, Any]]:
+    return [write_figures(one) for one in report.rule_figures]
+
+
+def _waiting(report: Report) -> list[dict[str, Any]]:
+    return [write_figures(one) for one in report.rule_waiting]
 
 
 def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
@@ -281,6 +309,8 @@ def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
         rules=read_told(Fields(body).child("patterns").child("rules")),
         more_rules=Fields(body).child("patterns").boolean("more", False),
         sides=read_sides(Fields(body), "sides"),
+        rule_figures=read_all_figures(Fields(body), "ruleFigures"),
+        rule_waiting=read_all_waiting(Fields(body), "ruleWaiting"),
     )
 
 
@@ -347,8 +377,8 @@ async def put_report(request: web.Request) -> web.Response:
 async def get_top(request: web.Request) -> web.Response:
     """Answer the routes that touch a namespace, or all with ``?namespace=*``, with figures.
 
-    With them come the fellows of the agents of that namespace that export, and the side inputs of
-    their jobs.
+    With them come the fellows of the agents of that namespace that export, and the side inputs and
+    rules of patterns of their jobs.
 
     Many routes take a while to write down; that is done in a thread, one request at a time.
     """
@@ -362,8 +392,12 @@ async def get_top(request: web.Request) -> web.Response:
         def answer() -> web.Response:
             shown = picture.touching(namespace)
             fellows = fellows_of(shown, known, namespace, now)
-            sides = sides_of(known, namespace, now)
+            below = {
+                "sides": told_of(known, namespace, now, _sides),
+                "rules": told_of(known, namespace, now, _figures),
+                "ruleWaiting": told_of(known, namespace, now, _waiting),
+            }
             found = top(shown, known, now)
-            return long_answer({"routes": found, "fellows": fellows, "sides": sides})
+            return long_answer({"routes": found, "fellows": fellows, **below})
 
         return await asyncio.to_thread(answer)

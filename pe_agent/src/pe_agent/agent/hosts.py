@@ -495,6 +495,7 @@ class Hosts:
             "fellows": self.fellows.status(),
             "sides": self.sides.status(),
             "ruleFigures": self.figures.status(),
+            "ruleWaiting": self.figures.waiting(),
             "kept": self.stages.status(),
             "declarations": {
                 n: {"told": d["told"], "differs": d.get("differs")}

@@ -5,17 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from streambroker_core.wire.fields import Fields
+from streambroker_core.wire.rule_figures import (
+    MOST_RULES,
+    ToldFigures,
+    ToldWaiting,
+    read_figures,
+    read_waiting,
+    write_figures,
+)
 
 LIVE_SECONDS = 60.0
 """A query that is silent for longer is taken to have gone."""
-MOST_RULES = 1_000
-"""Of one operator."""
-COUNTS = ("tested", "matches", "timeouts", "dropped", "errors", "alive", "nanoseconds")
-_LARGEST = (1 << 63) - 1
 
 
 @dataclass(slots=True)
@@ -23,7 +27,8 @@ class _Operator:
     """What one operator told, and when (monotonic)."""
 
     at: float
-    rules: list[dict[str, Any]] = field(default_factory=list)
+    rules: list[ToldFigures]
+    waiting: ToldWaiting | None
 
 
 class JobFigures:
@@ -42,8 +47,8 @@ class JobFigures:
         """Take the figures of all rules of an operator; none for one that has ended.
 
         Args:
-            body: ``operator``, ``log`` (of its sets of rules) and ``rules``: of each ``rule``,
-                ``version`` and the numbers in `COUNTS`, since the query was started.
+            body: ``operator``, ``log`` (of its sets of rules), ``rules`` as ``read_figures`` reads
+                each of them, and ``waiting`` as ``read_waiting`` does.
 
         Raises:
             ManifestError: a field is wrong.
@@ -51,31 +56,34 @@ class JobFigures:
         given = Fields(body)
         name = given.text("operator"), given.text("log")
         rules = [
-            _read(given.entry("rules", number, one))
+            read_figures(given.entry("rules", number, one), *name)
             for number, one in enumerate(given.items("rules", most=MOST_RULES))
         ]
+        waiting = read_waiting(given.child("waiting"), *name) if given.has("waiting") else None
         with self._lock:
             if rules:
-                self._told[name] = _Operator(self._clock(), rules)
+                self._told[name] = _Operator(self._clock(), rules, waiting)
             else:
                 self._told.pop(name, None)
         return {}
 
     def status(self) -> list[dict[str, Any]]:
         """Return the figures of each rule; ``age`` is the seconds since they came."""
+        return [
+            {"age": age, **write_figures(each)} for age, one in self._live() for each in one.rules
+        ]
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """Return what each operator waits for; ``age`` as of `status`."""
+        return [
+            {"age": age, **write_figures(one.waiting)}
+            for age, one in self._live()
+            if one.waiting is not None
+        ]
+
+    def _live(self) -> list[tuple[float, _Operator]]:
+        """Return operators whose figures are not too old, and how old they are."""
         with self._lock:
             now = self._clock()
             self._told = {n: one for n, one in self._told.items() if now - one.at <= LIVE_SECONDS}
-            return [
-                {"operator": operator, "log": log, "age": round(now - one.at, 1), **rule}
-                for (operator, log), one in sorted(self._told.items())
-                for rule in one.rules
-            ]
-
-
-def _read(given: Fields) -> dict[str, Any]:
-    return {
-        "rule": given.text("rule", longest=1_024),
-        "version": given.integer("version", high=_LARGEST),
-        **{name: given.integer(name, 0, high=_LARGEST) for name in COUNTS},
-    }
+            return [(round(now - one.at, 1), one) for _, one in sorted(self._told.items())]

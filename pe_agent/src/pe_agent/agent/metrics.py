@@ -116,6 +116,14 @@ _RULES: Mapping[str, _Figure] = {
     "rule_seconds_total": ("counter", "Time spent on it.", lambda r: r["nanoseconds"] / 1e9),
     "rule_reported_seconds": ("gauge", "Age of these figures.", lambda r: r["age"]),
 }
+_RULES_WAITING: Mapping[str, _Figure] = {
+    "rule_waiting_rows": ("gauge", "Rows that wait for the watermark.", lambda r: r["rows"]),
+    "rule_watermark_seconds": (
+        "gauge",
+        "The watermark, in seconds since 1970.",
+        lambda r: None if r["watermark"] is None else r["watermark"] / 1e6,
+    ),
+}
 
 
 def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
@@ -150,6 +158,7 @@ def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
     lines += _control(status, routes)
     lines += _of_sides(status.get("sides", ()))
     lines += _of_each(status.get("ruleFigures", ()), _RULE, _RULES)
+    lines += _of_each(status.get("ruleWaiting", ()), _RULE[:2], _RULES_WAITING)
     return "\n".join(lines) + "\n"
 
 

@@ -13,6 +13,7 @@ from streambroker_core.cep.figures import RuleFigures, Stopped
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.relevance import Relevance
 from streambroker_core.cep.rules import Context, Outcome, RuleSet
+from streambroker_core.wire.rule_figures import ToldWaiting
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,17 @@ class Processors:
         Of buckets without a window since then the runs are not known.
         """
         return self.tally.figures()
+
+    def waiting(self, operator: str = "", log: str = "") -> ToldWaiting:
+        """Return how many rows wait for the watermark, for which time, and where it is.
+
+        Of buckets without a window since the stream was made nothing is known.
+
+        Args:
+            operator: stands in the answer, like ``log``.
+            log: of the sets of rules.
+        """
+        return self.tally.held_up(operator, log)
 
     def errors(self) -> dict[tuple[str, int], int]:
         """Return how often a version of a rule failed, by its id and number."""

@@ -160,8 +160,9 @@ def pattern_processors(
             send(before)
         processors.begin(discoverer, first, tell)
         if pe is not None:
-            of = processors.figures, processors.errors, lambda: processors.running
-            pe.on_beat(Figuring(lambda: pe.agent, name, sending.name, *of).beat)
+            of = processors.figures, processors.waiting, processors.errors
+            told = Figuring(lambda: pe.agent, name, sending.name, *of, lambda: processors.running)
+            pe.on_beat(told.beat)
     except BaseException:
         discoverer.close()
         raise

@@ -17,6 +17,7 @@ from pyspark.accumulators import AccumulatorParam
 
 from pe_agent.cep.progress import Progress
 from streambroker_core.cep.figures import RuleFigures, Stopped, WindowFigures
+from streambroker_core.wire.rule_figures import ToldWaiting
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +35,17 @@ class Tally:
         held: by bucket, rule and since when it is there; of those of which anything was told.
         alive: by bucket, the runs of each rule after its last window.
         stopped: rules that failed.
+        waiting: by bucket, the rows that wait for the watermark after its last window, and the
+            earliest time among them.
+        watermark: of the last window that had one.
     """
 
     sums: dict[Name, dict[str, int]] = field(default_factory=dict)
     held: dict[int, dict[Name, int]] = field(default_factory=dict)
     alive: dict[int, dict[Name, int]] = field(default_factory=dict)
     stopped: list[Stopped] = field(default_factory=list)
+    waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
+    watermark: int | None = None
 
     def take(self, window: WindowFigures) -> None:
         """Add a window."""
@@ -55,6 +61,26 @@ class Tally:
                 mine[what] += getattr(one, what)
             held[name], alive[name] = one.since, one.alive
         self.stopped += window.stopped
+        self.waiting.pop(window.bucket, None)
+        if window.first is not None:
+            self.waiting[window.bucket] = window.waiting, window.first
+        if window.watermark is not None:
+            self.watermark = max(window.watermark, self.watermark or window.watermark)
+
+    def held_up(self, operator: str, log: str) -> ToldWaiting:
+        """Return what waits for the watermark, in all buckets.
+
+        Args:
+            operator: whose tally it is.
+            log: of its sets of rules.
+        """
+        return ToldWaiting(
+            operator=operator,
+            log=log,
+            rows=sum(rows for rows, _ in self.waiting.values()),
+            first=min((first for _, first in self.waiting.values()), default=None),
+            watermark=self.watermark,
+        )
 
     def figures(self) -> list[RuleFigures]:
         """Return the figures of each rule, over all buckets."""
@@ -112,6 +138,11 @@ class Listening(Tally):
                     self._call(one)
                 except Exception:
                     log.exception("rule %s cannot be turned off in all buckets", one.rule)
+
+    def held_up(self, operator: str, log: str) -> ToldWaiting:
+        """Return what waits for the watermark, in all buckets."""
+        with self._lock:
+            return super().held_up(operator, log)
 
     def figures(self) -> list[RuleFigures]:
         """Return the figures of each rule, over all buckets."""

@@ -79,6 +79,20 @@ def test_each_window_tells_what_it_did_and_how_many_runs_there_are() -> None:
     assert [one.window for one in told] == [0, 1, 2]
 
 
+def test_a_window_tells_how_many_rows_wait_for_the_watermark_and_for_which_time() -> None:
+    told: list[WindowFigures] = []
+    b = watched(told)
+    b.window([rows((5, "u", "A"), (3, "v", "A"))], rules=rule_set(rule("r", 1, "AC")))
+    b.window([rows((9, "u", "x"))])
+    b.window(watermark=3)
+    b.window([rows((8, "u", "x"))], watermark=7)
+    b.window(watermark=9)
+
+    assert [(one.waiting, one.first, one.watermark) for one in told] == [
+        (2, 3, None), (3, 3, None), (2, 5, 3), (2, 8, 7), (0, None, 9),
+    ]  # fmt: skip
+
+
 def test_runs_of_rules_that_go_are_counted_no_more_and_those_handed_over_are() -> None:
     told: list[WindowFigures] = []
     b, first = watched(told), rule_set(rule("r", 1, "AC"), rule("s", 1, "AC"))

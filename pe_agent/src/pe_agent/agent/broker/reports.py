@@ -44,7 +44,8 @@ def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
     Args:
         status: as the agent's action ``status`` returns it.
         limit: bytes of the report as JSON; readers are left out until it fits, those that
-            are away first, and side inputs for which least rows wait.
+            are away first, side inputs for which least rows wait, and rules on which least time
+            was spent.
     """
     found: dict[str, Any] = {}
     for most in _READERS:
@@ -55,6 +56,7 @@ def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
             "imports": _imports(status["imports"]["readers"], most),
             "fellows": _fellows(status.get("fellows", {})),
             **({"sides": _sides(status["sides"], most)} if status.get("sides") else {}),
+            **_rules(status, most),
             **({"patterns": status["patterns"]} if "patterns" in status else {}),
         }
         if len(json.dumps(found)) <= limit:
@@ -65,6 +67,15 @@ def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
 def _sides(sides: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
     """Return side inputs, those that most rows wait for first."""
     return sorted(sides, key=lambda side: -side["waitingRows"])[:most]
+
+
+def _rules(status: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """Return figures of rules, those that took most time first, and operators that wait."""
+    figures = sorted(status.get("ruleFigures", ()), key=lambda one: -one["nanoseconds"])[:most]
+    waiting = [one for one in status.get("ruleWaiting", ()) if one["rows"]]
+    waiting = sorted(waiting, key=lambda one: -one["rows"])[:most]
+    told = {"ruleFigures": figures, "ruleWaiting": waiting}
+    return {name: each for name, each in told.items() if each}
 
 
 def _fellows(fellows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
