@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from flink_peer import Flink, write
 from measure import Figures, Settings, turns
-from pattern_app import TIME
+from pattern_app import FEW, TIME, WARM
 from pattern_runs import END, Workload
 from processes import Agent, Broker, Family
 from pushed_app import DDL, PushedApp
@@ -44,22 +44,18 @@ def run(settings: Settings) -> Figures:
         )
         app.ready()
         flink = family.with_(Flink(settings.place, cores=1))
+        if not settings.quick:
+            _warm(settings, feed, app)
         for number, each in enumerate(WORKLOADS):
             events = each.events(EPOCHS * settings.rows)
-            publish(feed, f"kind-{number}", events)
+            publish(feed, f"kind-{number}", events, EPOCHS)
             write(events.slice(0, settings.rows), settings.place / f"events-{number}")
         for round_ in settings.turns:
             if round_:
                 figures.yardstick()
             for number, each in enumerate(WORKLOADS):
                 settings.say(f"round {round_}: {each}")
-                found, matches = dict[str, float](), set()
-                for side in turns(list(SIDES), round_):
-                    ran = app.run(**_order(settings, number, side, round_))
-                    found[f"{each}: {side}"] = rate(ran["batches"], settings.rows)
-                    matches.add(ran["matches"])
-                if len(matches) != 1:
-                    raise RuntimeError(f"{each}: with and without push-down {matches} matches")
+                found = _round(settings, app, number, each, round_)
                 answer = flink.run(each, settings.place / f"events-{number}")
                 found[f"{each}: Flink"] = settings.rows / answer.seconds / 1e6
                 for what, value in found.items() if round_ else ():
@@ -72,8 +68,9 @@ def run(settings: Settings) -> Figures:
             figures.ratio(f"{pushed} / {peer}", pushed, f"{each}: {peer}")
     figures.note(
         f"{EPOCHS} epochs of {settings.rows:,} events, one in each micro-batch, the first of which"
-        " warms up and is left out; events that the exporter has, a second, those that it does not"
-        " send among them. Spark, its workers and its agent on one core; the exporter's agent is"
+        f" is left out, after {WARM} small ones each way that warm up; events that the exporter"
+        " has, a second, those that it does not send among them. Spark, its workers and its agent"
+        " on one core; the exporter's agent is"
         " free to use the other. Into noop, with Spark's checkpoint and state store, without"
         " time-outs. Flink 1.20 on one core, from memory, without checkpoints, one epoch."
     )
@@ -81,13 +78,39 @@ def run(settings: Settings) -> Figures:
     return figures
 
 
-def publish(feed: Agent, port: str, events: pa.RecordBatch) -> None:
+def _warm(settings: Settings, feed: Agent, app: PushedApp) -> None:
+    """Let the JVM compile what is called as often in a small micro-batch as in a large one."""
+    publish(feed, "kind-warm", WORKLOADS[0].events(WARM * FEW), WARM)
+    for side in SIDES:
+        app.run(**_order(settings, WORKLOADS[0], "warm", side, 0))
+        settings.say(f"{side}: warm")
+
+
+def _round(
+    settings: Settings, app: PushedApp, number: int, each: Workload, round_: int
+) -> dict[str, float]:
+    """Run a workload with push-down and without; return M events/s of each.
+
+    Raises:
+        RuntimeError: the numbers of matches differ.
+    """
+    found, matches = dict[str, float](), set()
+    for side in turns(list(SIDES), round_):
+        ran = app.run(**_order(settings, each, str(number), side, round_))
+        found[f"{each}: {side}"] = rate(ran["batches"], settings.rows)
+        matches.add(ran["matches"])
+    if len(matches) != 1:
+        raise RuntimeError(f"{each}: with and without push-down {matches} matches")
+    return found
+
+
+def publish(feed: Agent, port: str, events: pa.RecordBatch, count: int) -> None:
     """Put events into the log as epochs, and behind them one whose time ends all windows."""
     feed.export(port, schema=to_items(parse_ddl(DDL)))
     times = events.column("t").cast(pa.timestamp("us")).cast(TIME)
     table = pa.Table.from_batches([events.set_column(0, "t", times)]).cast(SCHEMA)
     last = table.slice(0, 1).set_column(0, "t", pa.array([END], TIME)).cast(SCHEMA)
-    cuts = [events.num_rows * n // EPOCHS for n in range(EPOCHS + 1)]
+    cuts = [events.num_rows * n // count for n in range(count + 1)]
     epochs = [table.slice(low, high - low) for low, high in pairwise(cuts)]
     ddl = ", ".join(f"`{column.name}` {column.type}" for column in parse_ddl(DDL))
     for number, epoch in enumerate([*epochs, last]):
@@ -112,12 +135,12 @@ def rate(batches: list[dict[str, Any]], rows: int) -> float:
     return float((EPOCHS - first) * rows / (ends[EPOCHS] - ends[first]) / 1e6)
 
 
-def _order(settings: Settings, number: int, side: str, round_: int) -> dict[str, Any]:
-    name = f"{number}-{round_}-{SIDES[side]}".lower()
-    rule = PatternProcessor(id="r", version=1, pattern=WORKLOADS[number].pattern())
+def _order(settings: Settings, each: Workload, port: str, side: str, round_: int) -> dict[str, Any]:
+    name = f"{port}-{round_}-{SIDES[side]}".lower()
+    rule = PatternProcessor(id="r", version=1, pattern=each.pattern())
     return {
         "port": f"in-{name}",
-        "subscription": f'kind == "kind-{number}"',
+        "subscription": f'kind == "kind-{port}"',
         "rule": write_rule(rule),
         "push_down": SIDES[side],
         "checkpoint": str(settings.place / f"checkpoint-{name}"),

@@ -11,7 +11,7 @@ import pattern_app
 from cep_peer import Prepared, checked
 from flink_peer import Flink
 from measure import Figures, Settings, turns
-from pattern_app import BATCHES, PatternApp
+from pattern_app import BATCHES, FEW, WARM, PatternApp
 from pattern_runs import Workload
 from processes import Family
 
@@ -34,10 +34,9 @@ def run(settings: Settings) -> Figures:
     try:
         ours = {how: family.with_(_app(settings, n)) for how, n in CORES.items()}
         theirs = {how: family.with_(Flink(settings.place, n)) for how, n in CORES.items()}
-        for each in given.values():
-            for cores in CORES.values():
-                if not _files(settings, each, cores).exists():
-                    pattern_app.write(each.batch, _files(settings, each, cores), cores)
+        _write(settings, given)
+        if not settings.quick:
+            _warm(settings, ours)
         for round_ in settings.turns:
             if round_:
                 figures.yardstick()
@@ -45,7 +44,8 @@ def run(settings: Settings) -> Figures:
                 for how in turns(list(CORES), round_):
                     settings.say(f"round {round_}: {name}, {how}")
                     each = given[name]
-                    ran = ours[how].run(**_order(settings, each, CORES[how]))
+                    place = _files(settings, each, CORES[how])
+                    ran = ours[how].run(**_order(settings, each.workload, place, CORES[how]))
                     answer = theirs[how].run(each.workload, each.file)
                     checked(each.workload, ran["matches"], answer.matches)
                     if round_:
@@ -58,7 +58,8 @@ def run(settings: Settings) -> Figures:
         figures.ratio(f"{name}: against Flink", name, f"{name}, Flink")
     figures.note(
         f"{settings.rows:,} events; ours from Parquet files in {BATCHES} micro-batches, of which"
-        " the first warms up and is left out, into noop, with Spark's checkpoint and state store;"
+        f" the first is left out, after {WARM} small ones that warm up, into noop, with Spark's"
+        " checkpoint and state store;"
         " Flink 1.20 from memory, without checkpoints, as many tasks as cores. Neither tells"
         " time-outs."
     )
@@ -80,14 +81,30 @@ def _app(settings: Settings, cores: int) -> PatternApp:
     return app
 
 
+def _write(settings: Settings, given: dict[str, Prepared]) -> None:
+    for each in given.values():
+        for cores in CORES.values():
+            if not _files(settings, each, cores).exists():
+                pattern_app.write(each.batch, _files(settings, each, cores), cores)
+
+
+def _warm(settings: Settings, ours: dict[str, PatternApp]) -> None:
+    """Let JVMs compile what is called as often in a small micro-batch as in a large one."""
+    for how, cores in CORES.items():
+        place = settings.place / f"warm-{cores}"
+        pattern_app.write(WORKLOADS[0].events(WARM * FEW), place, cores, WARM)
+        ours[how].run(**_order(settings, WORKLOADS[0], place, cores))
+        settings.say(f"{how}: warm")
+
+
 def _files(settings: Settings, each: Prepared, cores: int) -> Path:
     return settings.place / f"{each.file.name}-{cores}"
 
 
-def _order(settings: Settings, each: Prepared, cores: int) -> dict[str, Any]:
+def _order(settings: Settings, each: Workload, place: Path, cores: int) -> dict[str, Any]:
     return {
-        "place": str(_files(settings, each, cores)),
+        "place": str(place),
         "files": cores,
-        "workload": asdict(each.workload),
+        "workload": asdict(each),
         "checkpoint": mkdtemp(dir=settings.place, prefix="checkpoint-"),
     }

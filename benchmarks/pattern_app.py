@@ -26,25 +26,29 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BATCHES = 4
+WARM, FEW = 60, 2_000
+"""Small micro-batches that a query runs through before anything counts, and their events."""
 TIME = pa.timestamp("us", "UTC")
 
 
-def write(batch: pa.RecordBatch, place: Path, files: int) -> None:
+def write(batch: pa.RecordBatch, place: Path, files: int, batches: int = BATCHES) -> None:
     """Write events as files, and behind them one whose time ends all windows.
 
     Args:
-        batch: the events, of `BATCHES` micro-batches.
+        batch: the events.
         place: a directory that is made.
         files: of a micro-batch; each is read by a task of its own.
+        batches: micro-batches.
     """
     place.mkdir()
     times = batch.column("t").cast(pa.timestamp("us")).cast(TIME)
     table = pa.Table.from_batches([batch.set_column(0, "t", times)])
-    cuts = [batch.num_rows * n // (BATCHES * files) for n in range(BATCHES * files + 1)]
+    count = batches * files
+    cuts = [batch.num_rows * n // count for n in range(count + 1)]
     parts = [table.slice(low, high - low) for low, high in pairwise(cuts)]
     last = table.slice(0, 1).set_column(0, "t", pa.array([END], TIME))
     for number, part in enumerate([*parts, last]):
-        path = place / f"{number:02}.parquet"
+        path = place / f"{number:03}.parquet"
         pq.write_table(part, path)
         os.utime(path, (number, number))  # the source takes the eldest first
 

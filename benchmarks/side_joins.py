@@ -20,9 +20,9 @@ from processes import App
 PURPOSE = "rows/s with a table of 1,000 and 1,000,000 entries on Spark, against a broadcast join"
 HELD = {"1k": 1_000, "1M": 1_000_000}
 WAYS = ("table", "broadcast")
-COUNT = 3
+COUNT, WARM = 3, 60
 SMALL = 10_000
-"""Rows of the batches with which memory is measured: they need little of it themselves."""
+"""Rows of the batches that warm up and with which memory is measured: they need little of it."""
 LARGE = 10_000_000
 """Entries whose memory is more than workers differ by."""
 MEMORY = {"spark.driver.memory": "12g", "spark.driver.maxResultSize": "6g"}
@@ -40,9 +40,12 @@ def compared(settings: Settings, held: dict[str, int]) -> Figures:
     app = App(settings.place, "joins", cores=2, conf=MEMORY).ready()
     try:
         for word, entries in held.items():
+            first = word == next(iter(held)) and not settings.quick
             folder = settings.place / f"entries-{word}"
             side_ways.write(folder, "000", side_ways.entries(entries))
             _compare(app, word, entries, settings)
+            for way in WAYS if first else ():
+                _batches(app, way, word, entries, "warm", SMALL, settings, WARM)
             _memory(figures, app, word, entries, settings)
         variants = [f"{way}, {word}" for word in held for way in WAYS]
         for round_ in range(1, settings.rounds + 1):
@@ -60,22 +63,30 @@ def compared(settings: Settings, held: dict[str, int]) -> Figures:
         )
     figures.note(
         f"batches of {settings.rows:,} rows of nine columns from the JVM, two columns added, into"
-        f" noop; local[2]; {COUNT} batches per round and variant after {queries.WARM}. The"
-        " frame that is joined is cached. Both gave equal rows before. Memory is that of all"
+        f" noop; local[2]; {COUNT} batches per round and variant after {queries.WARM}, and"
+        f" before the rounds {WARM} of {SMALL:,} rows each way. The frame that is joined is"
+        " cached. Both gave equal rows before. Memory is that of all"
         " Python workers once they have the table, what they have in common counted once."
     )
     return figures
 
 
 def _batches(
-    app: App, way: str, word: str, entries: int, turn: str, rows: int, settings: Settings
+    app: App,
+    way: str,
+    word: str,
+    entries: int,
+    turn: str,
+    rows: int,
+    settings: Settings,
+    count: int = COUNT,
 ) -> list[dict[str, Any]]:
     ran = queries.batches(
         app,
         {"kind": "rate", "rows": rows},
         {"kind": "noop"},
         str(settings.place / f"checkpoint-{way}-{word}-{turn}"),
-        count=COUNT,
+        count=count,
         way=_way(way, word, entries, rows, settings.place),
     )
     took = ", ".join(str(batch["ms"]["triggerExecution"]) for batch in ran)
