@@ -198,12 +198,12 @@ def test_imports_that_catch_up_bring_more_tuples_between_them_than_one_query_may
         query = talking.publish(
             f"out-{kind}", properties={"kind": kind}, checkpoint=checkpoint, trigger=AT_ONCE
         )
-        assert query.awaitTermination(SECONDS)
+        assert query.awaitTermination(int(SECONDS))
     both = subscribed(relay, "a").union(subscribed(relay, "b"))
     made = multiplied(both, name="relay", buckets=1, report=None)
     checkpoint = jobs.folder / "ck-relay"
     query = made.publish("all", properties={"kind": "all"}, checkpoint=checkpoint, trigger=AT_ONCE)
-    assert query.awaitTermination(SECONDS)
+    assert query.awaitTermination(int(SECONDS))
     received: dict[int, int] = {}
 
     def count(window: int, frames: dict[str, DataFrame]) -> None:
@@ -215,7 +215,7 @@ def test_imports_that_catch_up_bring_more_tuples_between_them_than_one_query_may
     made = stream.control_aware(Multiply, buckets=1, counts="counts")
     assert made.for_each_window(
         count, checkpoint=jobs.folder / "ck-in", trigger=AT_ONCE
-    ).awaitTermination(SECONDS)
+    ).awaitTermination(int(SECONDS))
     assert max(received.values()) == sum(received.values()) == 12_000
 
 

@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pe_agent.agent import metrics
 from pe_agent.agent.job_figures import LIVE_SECONDS, JobFigures
 from pe_agent.cep.figuring import AGAIN_SECONDS, SPACING_SECONDS, Figuring
+from pe_agent.cep.watching import Tally
 from pe_agent.flight_errors import AgentUnreachableError
-from streambroker_core.cep.figures import RuleFigures
+from streambroker_core.cep.figures import RuleFigures, WindowFigures
 from streambroker_core.errors import ManifestError
 from streambroker_core.wire.rule_figures import MOST_RULES, ToldWaiting
 
@@ -132,6 +133,24 @@ def test_rows_that_wait_for_the_watermark_are_told_with_what_they_wait_for() -> 
     query.running = False
     query.beat()
     assert query.agent.waiting() == []
+
+
+def test_what_waits_is_that_of_the_last_window_of_each_bucket() -> None:
+    def window(bucket: int, rows: int, first: int | None, watermark: int | None) -> WindowFigures:
+        return WindowFigures(
+            bucket=bucket, window=1, rules=(), waiting=rows, first=first, watermark=watermark
+        )
+
+    tally = Tally()
+    seen = []
+    for told in (
+        window(0, 2, 5, None), window(1, 3, 4, None), window(1, 1, 9, 8), window(0, 0, None, 7),
+    ):  # fmt: skip
+        tally.take(told)
+        waits = tally.held_up("patterns", "file-1")
+        seen.append((waits.rows, waits.first, waits.watermark))
+
+    assert seen == [(2, 5, None), (5, 4, None), (3, 5, 8), (1, 9, 8)]
 
 
 def test_prometheus_reads_the_figures_of_each_version() -> None:

@@ -183,8 +183,8 @@ def _control(
         of_log = sorted(status["controlLog"][what].items())
         samples = [({"delivery": delivery}, float(count)) for delivery, count in of_log]
         yield from _family(f"control_log_{what}_total", "counter", told, samples)
-    waiting = [({}, float(status["controlLog"]["waiting"]))]
-    yield from _family("control_log_waiting_tuples", "gauge", _WAITING, waiting)
+    waiting = float(status["controlLog"]["waiting"])
+    yield from _family("control_log_waiting_tuples", "gauge", _WAITING, [({}, waiting)])
 
 
 def _of_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
