@@ -253,9 +253,9 @@ async def _wind_up() -> None:
 
 
 def _uids(board: Board) -> set[str]:
-    found = {export.uid for export in board.each_export()}
-    found |= {import_.uid for import_ in board.each_import()}
-    return found | {rule.uid for rule in board.rules}
+    return {export.uid for export in board.each_export()} | {
+        import_.uid for import_ in board.each_import()
+    }
 
 
 def _entries(board: Board, feeder: ApiFeeder) -> dict[str, Entry]:

@@ -201,28 +201,7 @@ class Oracle:
 
     def living(self, now: int) -> set[int]:
         """Return the first events of all partial matches that may go on behind an event."""
-        return {past[0][1] for past, _ in self._partials(now)}
-
-    def timeouts(self) -> set[tuple[Past, int]]:
-        """Return each partial match that the window of the whole match ends, and when.
-
-        It waits for an event then, perhaps for one more of a loop, or for any after which a
-        not_next is over; what waits for the end of a not_followed_by alone is a match.
-        """
-        found = set()
-        for first, time in enumerate(self.times if self.window else ()):
-            due = time + self.window
-            now = max(i for i, each in enumerate(self.times) if each < due)
-            found |= {
-                (past, due)
-                for past, follows in self._partials(now)
-                if past[0][1] == first and follows
-            }
-        return found
-
-    def _partials(self, now: int) -> set[tuple[Past, bool]]:
-        """Return what those have taken that may go on behind an event, and whether by an event."""
-        found: set[tuple[Past, bool]] = set()
+        starts: set[int] = set()
         for slots, end in words(self.pattern, len(self.times) + 1):
             if not slots:
                 continue
@@ -232,9 +211,8 @@ class Oracle:
                     continue
                 for taken in self._taken(slots[:size], None, (), now):
                     if taken[-1] <= now and self._open(slots, size, follow, end, taken, now):
-                        follows = follow is not None or bool(end.gates)
-                        found.add((_past(slots, taken), follows))
-        return found
+                        starts.add(taken[0])
+        return starts
 
     def _pends(self) -> bool:
         return self.pattern.elements[-1].contiguity in NEGATED

@@ -202,12 +202,7 @@ def test_cases_of_an_operator_step_by_step(
     assert late == [(case["id"], i) for case in STEPPED for i in case.get("late", ())]
 
 
-@pytest.mark.parametrize(
-    "single",
-    [False, pytest.param(True, marks=pytest.mark.long)],
-    ids=["two windows", "one event each"],
-)
-def test_cases_in_processing_time(spark: SparkSession, tmp_path: Path, single: bool) -> None:
+def test_cases_in_processing_time(spark: SparkSession, tmp_path: Path) -> None:
     """Their windows are so wide that the clock of the machine will do, or there are none."""
 
     def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
@@ -218,8 +213,7 @@ def test_cases_in_processing_time(spark: SparkSession, tmp_path: Path, single: b
     played = Play(spark, tmp_path, make, ddl=DDL, schema=SCHEMA)
     played.start(rules(CLOCKED))
     longest = max(len(case["events"]) for case in CLOCKED)
-    for low in range(longest) if single else (0, 1):
-        high = low + 1 if single or not low else longest
+    for low, high in ((0, 1), (1, longest)):
         played.rows(
             [
                 row(case, number, event)

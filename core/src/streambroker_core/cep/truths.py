@@ -61,7 +61,7 @@ class _Fields:
 Test: TypeAlias = "Callable[[Event, Node | None], bool]"
 
 
-def _term_and_number(node: tree.Node, terms: Mapping[str, Ask]) -> Test | None:
+def _term_and_number(node: tree.Node | None, terms: Mapping[str, Ask]) -> Test | None:
     """Return the commonest test, `sum(a.price) < 500` for one, without the calls of others."""
     if not (
         isinstance(node, tree.Comparison)

@@ -286,6 +286,12 @@ class Twice(TwoOutputs):
         return False
 
 
+class Again(TwoOutputs):
+    def process_control(self, port: str, control: ControlTuple) -> bool:
+        self.emit_control(control, output="b")
+        return True
+
+
 @dataclass(frozen=True)
 class Made:
     number: int
@@ -327,6 +333,7 @@ def test_what_a_query_was_sent_and_passes_on_is_not_limited() -> None:
     given = sent(*(control(seq) for seq in range(50)))
     assert len(run(Seeing, given, of=small).applied) == 50
     assert len(emitted(run(TwoOutputs, given, of=small))) == 100
+    assert len(emitted(run(Again, given, of=small))) == 50
     own = replace(control(50), emitter=f"{small.query}.before.0")
     assert len(run(Making, [*given, *sent(own)], of=small).applied) == 51
     with pytest.raises(ControlError, match="a payload may have 1 to 1048576 bytes, not 1048577"):
