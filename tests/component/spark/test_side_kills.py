@@ -55,7 +55,8 @@ def check(folder: Path, name: str, pieces: int | None, kills: list[int]) -> None
     assert seen.differences({**case, "expect": expect}, BUCKETS) == []
 
 
-@pytest.mark.parametrize("when", [pytest.param("changed", marks=pytest.mark.long), "announced"])
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["changed", "announced"])
 def test_a_kill_while_a_table_changes_shows_a_window_the_version_of_then(
     spark: SparkSession, tmp_path: Path, when: str
 ) -> None:
