@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
+from pe_agent.aligned import processor
 from pe_agent.aligned.forms import LAST, control_text
 from pe_agent.aligned.processor import COUNTS
 from pe_agent.aligned.store import Own, read_own
@@ -411,3 +412,19 @@ def test_what_the_runtime_keeps_is_read_back_and_damage_is_refused() -> None:
     newer = own.write().replace(b'"v":1', b'"v":2')
     with pytest.raises(StateError, match="of a newer release"):
         read_own(newer, "op")
+
+
+@pytest.mark.parametrize(
+    ("known", "passed", "before_and_behind"),
+    [
+        (None, None, (None, None)),
+        (None, 5, (None, 5)),
+        (3, 5, (3, 5)),
+        (5, 5, (5, None)),
+        (5, 3, (3, None)),  # what comes with the window holds time back
+    ],
+)
+def test_time_passes_behind_the_rows_only_if_it_goes_on(
+    known: int | None, passed: int | None, before_and_behind: tuple[int | None, int | None]
+) -> None:
+    assert processor._in_turn(known, passed) == before_and_behind

@@ -346,3 +346,23 @@ def test_what_stands_in_a_control_log_has_its_identity_from_there() -> None:
     assert one.delivery is Delivery.BEGIN
     later = logged("log-7", 13, type_="T", text="{}", delivery=Delivery.AT_TIME, at=5)
     assert sorted([later, one], key=order_of) == [one, later]
+
+
+def test_time_that_passes_behind_the_rows_holds_to_the_end_of_the_window() -> None:
+    told: list[tuple[str, int | None]] = []
+
+    class Telling(Operator):
+        def process(self, port: str, batch: pa.RecordBatch) -> None:
+            told.append(("process", self.window.watermark))
+
+        def end_window(self) -> None:
+            told.append(("end", self.window.watermark))
+
+        def wake_at(self) -> int | None:
+            told.append(("wake", self.window.watermark))
+            return None
+
+    given = replace(window(), watermark=3, later=7)
+    outcome = AlignedRunner(Telling, stage(given.buckets)).run(given, rows(1), {})
+    assert told == [("process", 3), ("end", 7), ("wake", 7)]
+    assert outcome.watermark == 7

@@ -1,0 +1,36 @@
+"""The commonest conditions are decided by a way of their own: to the same answers."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from streambroker_core.cep.conditions import Text, condition
+from streambroker_core.cep.history import Event
+from streambroker_core.cep.truths import _Fields, _term_and_number
+
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, 500, 2**70, 1.5, 0.0, float("nan"), float("inf")),
+    *(Decimal(499), "x", b"x", [1], datetime(2026, 1, 1, tzinfo=timezone.utc)),
+]
+
+
+@pytest.mark.parametrize("operation", ["<", "<=", ">", ">=", "==", "!="])
+@pytest.mark.parametrize("number", ["500", "0", "1.5"])
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_term_and_a_number_are_compared_as_any_expression_is(
+    operation: str, number: str, value: Any
+) -> None:
+    given = condition(f"sum(a.price) {operation} {number}", "b")
+    assert isinstance(given, Text)
+    ((name, _),) = given.terms
+    terms = {name: lambda last, event: value}
+    event = cast(Event, SimpleNamespace(row={}))
+    decide: Any = given.expression.test
+    quick = _term_and_number(given.expression.tree, terms)
+    assert quick is not None
+    assert quick(event, None) is (decide(_Fields(terms, event, None)) is True)
