@@ -10,12 +10,49 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark import SparkContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("pe_agent")
+
+
+class QueryListener:
+    """A listener of Spark's queries that reads of an event what it asks the JVM for.
+
+    PySpark's own base class reads each event whole before it calls anybody. The progress of one
+    micro-batch takes it some hundred calls into the JVM, 0.1 s of a core: a query that is quicker
+    leaves more and more events behind, and its end is heard of after all of them.
+
+    What is not overridden passes over its events. They are objects of the JVM.
+    """
+
+    _java: Any = None
+
+    @property
+    def _jlistener(self) -> Any:  # what ``addListener`` and ``removeListener`` ask for
+        if self._java is None:
+            jvm: Any = SparkContext._jvm
+            self._java = jvm.PythonStreamingQueryListenerWrapper(self)
+        return self._java
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Called in the query's thread, before ``start`` returns."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Called in a thread of Spark's listeners, like those below."""
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """No micro-batch was due."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """The query has ended."""
+
+    class Java:
+        """What Py4J asks for."""
+
+        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
 
 def follow(
@@ -33,16 +70,22 @@ def follow(
         progressed: is called after windows; has to return soon.
         ended: is called once, when queries ran and none does any more; has to return soon.
     """
-    spark.streams.addListener(_Followed(spark, mark, progressed, ended))
+    listen(spark, _Followed(spark, mark, progressed, ended))
+
+
+def listen(spark: SparkSession, listener: QueryListener) -> None:
+    """Let a listener hear of the queries of a session."""
+    streams: Any = spark.streams
+    streams.addListener(listener)
 
 
 def plan_of(spark: SparkSession, event: Any) -> str:
     """Return the plan of a query that is being started, in which operators have their marks."""
-    query = spark.streams.get(str(event.id))
+    query = spark.streams.get(event.id().toString())
     return "" if query is None else str(query._jsq.streamingQuery().analyzedPlan().toString())
 
 
-class _Followed(StreamingQueryListener):
+class _Followed(QueryListener):
     def __init__(
         self,
         spark: SparkSession,
@@ -55,28 +98,27 @@ class _Followed(StreamingQueryListener):
         self._runs: set[str] = set()
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Note a query with the mark; called before ``start`` returns."""
+        """Note a query with the mark."""
         try:
             plan = plan_of(self._spark, event)
         except Exception:  # the listener of one query must not disturb another
-            log.exception("the plan of query %s cannot be read", event.id)
+            log.exception("the plan of query %s cannot be read", event.id().toString())
             return
         if self._mark in plan:
-            self._runs.add(str(event.runId))
+            self._runs.add(event.runId().toString())
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Call, if it is one of them."""
-        if str(event.progress.runId) in self._runs:
+        if self._runs and event.progress().runId().toString() in self._runs:
             self._progressed()
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Pass over it."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Call, if it was the last."""
-        if str(event.runId) not in self._runs:
+        run = event.runId().toString()
+        if run not in self._runs:
             return
-        self._runs.discard(str(event.runId))
+        self._runs.discard(run)
         if not self._runs:
             self._ended()
-            self._spark.streams.removeListener(self)
+            streams: Any = self._spark.streams
+            streams.removeListener(self)

@@ -11,9 +11,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.streaming.listener import StreamingQueryListener
-
-from pe_agent.aligned.lives import plan_of
+from pe_agent.aligned.lives import QueryListener, listen, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +57,7 @@ def allow(spark: SparkSession, mark: str) -> None:
     listener = _LISTENERS.get(spark)
     if listener is None:
         listener = _LISTENERS[spark] = _Listener(spark)
-        spark.streams.addListener(listener)
+        listen(spark, listener)
     listener.starts.setdefault(mark, Starts()).allowed += 1
 
 
@@ -69,25 +67,17 @@ def refused(starts: Mapping[str, Starts], plan: str, query: str) -> str | None:
     return found[0] if found else None
 
 
-class _Listener(StreamingQueryListener):
+class _Listener(QueryListener):
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self.starts: dict[str, Starts] = {}
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Refuse a query too many; called in its thread, before ``start`` returns."""
+        """Refuse a query too many."""
         try:
-            mark = refused(self.starts, plan_of(self._spark, event), str(event.id))
+            query = event.id().toString()
+            mark = refused(self.starts, plan_of(self._spark, event), query)
             if mark is not None:
                 self._spark.sparkContext.setLocalProperty(REFUSED, mark)
         except Exception:  # the listener of one query must not disturb another
-            log.exception("the plan of query %s cannot be read", event.id)
-
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Pass over it."""
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Pass over it."""
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Pass over it."""
+            log.exception("the plan of a query cannot be read")
