@@ -7,15 +7,21 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, PatternError, compile_pattern
 from streambroker_core.cep.automaton import Automaton
 from streambroker_core.cep.conditions import condition
+from streambroker_core.cep.engine import Engine
 from streambroker_core.cep.history import Event, Term
-from streambroker_core.cep.matcher import Limits, Match, Matcher
+from streambroker_core.cep.matcher import Limits, Match, Matcher, Timeout
 from streambroker_core.cep.pattern import NEGATED, Stage
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.rules import RuleSet
 from streambroker_core.cep.truths import Truths
+from streambroker_core.cep.view import Rows
+from streambroker_core.control.keyed import KeyedState
 from support.pattern_oracle import Oracle, Past
 
 LETTERS = "abcd"
@@ -182,7 +188,23 @@ def answer(term: Term, past: Past) -> Any:
     return some[term.function]
 
 
-def pairs(match: Match) -> Pairs:
+def over(automaton: Automaton, events: list[tuple[str, int]]) -> list[tuple[Pairs, int]]:
+    """Return the timed-out partial matches that a rule's matcher tells, and their times."""
+    rule = PatternProcessor(id="r", version=1, pattern=automaton.pattern)
+    rules, _ = RuleSet().updated([rule])
+    engine = Engine(KeyedState("runs"))
+    engine.set_rules(rules, {}, 0)
+    schema = pa.schema([("n", pa.string()), ("v", pa.int64()), ("t", pa.int64())])
+    given = [{"n": name, "v": seq, "t": time} for seq, (name, time) in enumerate(events)]
+    batch = pa.RecordBatch.from_pylist(given, schema)
+    numbers = batch.column("v")
+    rows = Rows(batch, batch.column("t"), pa.repeat(pa.scalar(0), len(given)), numbers, 0)
+    results = [*engine.process(rows), *engine.advance(END)]
+    told = [each.outcome for each in results if isinstance(each.outcome, Timeout)]
+    return [(pairs(one), one.time) for one in told]
+
+
+def pairs(match: Match | Timeout) -> Pairs:
     taken = [(stage, event.seq) for stage, events in match.events.items() for event in events]
     return tuple(sorted(taken, key=lambda pair: pair[1]))
 

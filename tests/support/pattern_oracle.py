@@ -105,6 +105,17 @@ def _element(element: Element, rest: tuple[Element, ...], at: Place) -> Iterator
         yield from _group(element, rest, at)
 
 
+def _whole(elements: tuple[Element, ...]) -> int:
+    """Return how many slots a run takes at least that leaves out nothing."""
+    found = 0
+    for element in elements:
+        if isinstance(element, Group):
+            found += element.quantifier.low * _whole(element.elements)
+        elif element.contiguity not in NEGATED:
+            found += element.quantifier.low
+    return found
+
+
 def _negated(rest: tuple[Element, ...], kind: str) -> tuple[Any, ...]:
     found = []
     for element in rest:
@@ -201,8 +212,29 @@ class Oracle:
 
     def living(self, now: int) -> set[int]:
         """Return the first events of all partial matches that may go on behind an event."""
-        starts: set[int] = set()
-        for slots, end in words(self.pattern, len(self.times) + 1):
+        return {past[0][1] for past, _ in self._partials(now)}
+
+    def timeouts(self) -> set[tuple[Past, int]]:
+        """Return each partial match that the window of the whole match ends, and when.
+
+        It waits for an event then, perhaps for one more of a loop, or for any after which a
+        not_next is over; what waits for the end of a not_followed_by alone is a match.
+        """
+        found = set()
+        for first, time in enumerate(self.times if self.window else ()):
+            due = time + self.window
+            now = max(i for i, each in enumerate(self.times) if each < due)
+            found |= {
+                (past, due)
+                for past, follows in self._partials(now)
+                if past[0][1] == first and follows
+            }
+        return found
+
+    def _partials(self, now: int) -> set[tuple[Past, bool]]:
+        """Return what those have taken that may go on behind an event, and whether by an event."""
+        found: set[tuple[Past, bool]] = set()
+        for slots, end in words(self.pattern, len(self.times) + _whole(self.pattern.elements)):
             if not slots:
                 continue
             for size in range(1, len(slots) + 1):
@@ -211,8 +243,9 @@ class Oracle:
                     continue
                 for taken in self._taken(slots[:size], None, (), now):
                     if taken[-1] <= now and self._open(slots, size, follow, end, taken, now):
-                        starts.add(taken[0])
-        return starts
+                        follows = follow is not None or bool(end.gates)
+                        found.add((_past(slots, taken), follows))
+        return found
 
     def _pends(self) -> bool:
         return self.pattern.elements[-1].contiguity in NEGATED

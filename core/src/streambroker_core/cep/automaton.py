@@ -230,7 +230,7 @@ class Automaton:
     def _idle(self, state: int) -> bool:
         """Tell whether an event that matches nothing leaves a run able to do what it could do."""
         decision = self._decide(state, 0)
-        if decision.stopped or any(step.match for step in decision.steps):
+        if decision.stopped or not decision.steps or any(one.match for one in decision.steps):
             return False
         able = [ability for step in decision.steps for ability in self._abilities(step.target)]
         return set(self._abilities(state)) == set(able)

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, Skip
@@ -12,6 +12,7 @@ from support.pattern_examples import (
     automaton_of,
     inputs,
     oracle_of,
+    over,
     patterns,
     remembering,
     run,
@@ -104,3 +105,45 @@ def test_conditions_on_the_past_see_what_was_taken_and_nothing_else_at_length(
     pattern: Pattern, events: list[tuple[str, int]]
 ) -> None:
     check_all(pattern, events)
+
+
+def check_timeouts(pattern: Pattern, events: list[tuple[str, int]]) -> None:
+    automaton = automaton_of(pattern)
+    if automaton is None or any(automaton.longest):
+        return
+    note(f"{pattern}")
+
+    told = over(automaton, events)
+
+    assert len(told) == len(set(told))
+    assert set(told) == oracle_of(pattern, automaton, events).timeouts()
+
+
+NEVER_TAKEN = 'n == "c"'
+
+
+@example(  # what no event can follow ends with the next one, though that one matches nothing
+    pattern=Pattern.begin("s0")
+    .where(NEVER_TAKEN)
+    .next("s1")
+    .where(NEVER_TAKEN)
+    .one_or_more()
+    .until(NEVER_TAKEN)
+    .within(3),
+    events=[("c", 0), ("a", 0)],
+)
+@given(pattern=st.one_of(patterns(), remembering()), events=inputs())
+@settings(max_examples=100)
+def test_what_times_out_is_what_could_still_have_become_a_match(
+    pattern: Pattern, events: list[tuple[str, int]]
+) -> None:
+    check_timeouts(pattern, events)
+
+
+@pytest.mark.long
+@given(pattern=st.one_of(patterns(), remembering()), events=inputs())
+@settings(max_examples=10_000)
+def test_what_times_out_is_what_could_still_have_become_a_match_at_length(
+    pattern: Pattern, events: list[tuple[str, int]]
+) -> None:
+    check_timeouts(pattern, events)
