@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pe_agent.cep import (
     sql,
 )
 from pe_agent.cep.discovery import Wanted
+from streambroker_core.wire.rule_figures import ToldWaiting
 from support.aligned_spark import SHUFFLE
 from support.pattern_spark import DDL, Given, Play, letters
 from support.waiting import until
@@ -133,6 +135,23 @@ class _OfShop(DirectoryDiscoverer):
         if self._shop.away:
             raise DiscoveryError("the shop is closed")
         return self._shop.rules
+
+
+def test_how_many_rows_wait_for_the_watermark_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    played = Play(spark, tmp_path, dynamic(tmp_path / "rules", watermark="30 seconds"))
+    played.start([rule("r", "AC")])
+    assert played.made is not None
+    processors = played.made.processors
+    told = partial(ToldWaiting, operator="patterns", log="log")
+    assert processors.waiting("patterns", "log") == told()
+    played.rows(rows(0, "u A", "u C"))
+    last = int((BEGIN + timedelta(seconds=99)).timestamp() * 1_000_000)
+    waiting = told(rows=1, first=last, watermark=last - 30_000_000)
+    assert processors.waiting("patterns", "log") == waiting
+    played.rows(rows(1, "u A"))
+    waiting = told(rows=1, first=last + 100_000_000, watermark=last + 70_000_000)
+    assert processors.waiting("patterns", "log") == waiting
+    played.stop()
 
 
 def test_rules_stay_while_their_source_is_away_also_over_a_restart(
