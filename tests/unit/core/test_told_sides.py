@@ -90,6 +90,15 @@ def test_sentences_say_how_many_wait_for_what_and_how_long() -> None:
     assert sentence(replace(stall, rows=1, since=None), 0) == "1 row waits for side input `rates`."
 
 
+@pytest.mark.parametrize(
+    ("micros", "text"),
+    [(89_877_300, "90 s"), (2_040_000, "2.0 s"), (1_234_567_890_000, "1,234,568 s")],
+)
+def test_an_age_has_no_more_digits_than_are_read(micros: int, text: str) -> None:
+    stall = ToldStall(cause="for side input `rates`", rows=2, since=0)
+    assert sentence(stall, micros) == f"2 rows wait for side input `rates`; the first for {text}."
+
+
 def test_what_is_written_is_read_again() -> None:
     usual = ToldSide(operator="join", input="main")
     told = [write_side(one) for one in (FIRST, usual, replace(SECOND, keyed=True))]

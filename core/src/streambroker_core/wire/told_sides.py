@@ -21,6 +21,8 @@ MAX_CAUSE = 400
 """Characters of what rows wait for."""
 _LARGEST = (1 << 63) - 1
 _MICROS = 1_000_000
+_WHOLE_FROM = 10
+"""From how many seconds on an age is told in whole seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +132,11 @@ def sentence(stall: ToldStall, now: int) -> str:
         now: in microseconds, by the clock that ``since`` was read from.
     """
     rows = "1 row waits" if stall.rows == 1 else f"{stall.rows:,} rows wait"
-    age = "" if stall.since is None else f"; the first for {(now - stall.since) / _MICROS:g} s"
-    return f"{rows} {stall.cause}{age}."
+    if stall.since is None:
+        return f"{rows} {stall.cause}."
+    seconds = (now - stall.since) / _MICROS
+    age = f"{seconds:.1f}" if seconds < _WHOLE_FROM else f"{seconds:,.0f}"
+    return f"{rows} {stall.cause}; the first for {age} s."
 
 
 def write_side(side: ToldSide) -> dict[str, Any]:

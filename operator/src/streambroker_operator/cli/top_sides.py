@@ -55,7 +55,7 @@ def side_lines(sides: Sequence[Item], now: float, columns: int | None = None) ->
         colour: Colour | None = "yellow" if side is not None and side.waiting_rows else None
         lines.append(paint("  ".join(cells).rstrip()[:columns], colour))
     stalls = [
-        f"{item['pe']} {side.operator}: {sentence(stall, round(now) * _MICROS)}"
+        f"{item['pe']} {side.operator}: {sentence(stall, int(now * _MICROS))}"
         for item, side in told
         for stall in side.stalls
     ]
