@@ -1,4 +1,4 @@
-"""Exports and Imports on an API server, by name: created, changed, given a status, deleted."""
+"""Ports and rules on an API server, by name: created, changed, given a status, deleted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import PLURALS
+from streambroker_core.model import RULE, AnyKind
+from streambroker_core.wire.manifest import OBJECTS
 from support.cluster import GROUP, MERGE, Answer, ApiServer
 from support.object_store import object_of
 from support.waiting import until
@@ -37,12 +37,12 @@ class ClusterObjects:
 
         return until(answer, 30.0, f"{method} {path} is answered")
 
-    def path(self, kind: Kind, name: str = "") -> str:
+    def path(self, kind: AnyKind, name: str = "") -> str:
         """Return where an object is, or all of a kind."""
-        place = f"{GROUP}/namespaces/{self.namespace}/{PLURALS[kind]}"
+        place = f"{GROUP}/namespaces/{self.namespace}/{OBJECTS[kind]}"
         return f"{place}/{name}" if name else place
 
-    def write(self, kind: Kind, name: str, variant: int = 0) -> str:
+    def write(self, kind: AnyKind, name: str, variant: int = 0) -> str:
         """Create an object or replace its spec; return its uid."""
         body = object_of(kind, name, variant, namespace=self.namespace)
         made = self.ask("POST", self.path(kind), body)
@@ -52,19 +52,21 @@ class ClusterObjects:
         assert made.status in (200, 201), made
         return str(made.body["metadata"]["uid"])
 
-    def touch(self, kind: Kind, name: str, number: int) -> None:
+    def touch(self, kind: AnyKind, name: str, number: int) -> None:
         """Write a status, if the object is there."""
         status = {"status": {"matches": number}}
         self.ask("PATCH", self.path(kind, f"{name}/status"), status, content_type=MERGE)
 
-    def delete(self, kind: Kind, name: str) -> None:
+    def delete(self, kind: AnyKind, name: str) -> None:
         """Delete an object, if it is there."""
         answer = self.ask("DELETE", self.path(kind, name))
         assert answer.status in (200, 404), answer
 
 
-def _change(kind: Kind, spec: dict[str, Any]) -> dict[str, Any]:
+def _change(kind: AnyKind, spec: dict[str, Any]) -> dict[str, Any]:
     """Return a merge patch that leaves nothing of another variant."""
+    if kind == RULE:
+        return spec
     if kind == "Export":
         return {**spec, "properties": {"kind": None, "a b": None, **spec["properties"]}}
     return {"filter": None, "schema": None, **spec}

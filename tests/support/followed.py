@@ -144,7 +144,7 @@ class Followed:
             desk.rule_statuses = RuleStatuses(self.board, lambda *_: None)
             self.runtime = Runtime(self.store, sender, self.board, desk)
             desk.deliver, desk.why_cut = self.runtime.deliver, self.runtime.why_cut
-            self.feeder = kind(client, self._namespaces, desk.look)
+            self.feeder = kind(client, self._namespaces, desk.look, self.board.newest)
             announcing = asyncio.ensure_future(self._announce())
             self._ready.set()
             try:
@@ -253,9 +253,9 @@ async def _wind_up() -> None:
 
 
 def _uids(board: Board) -> set[str]:
-    return {export.uid for export in board.each_export()} | {
-        import_.uid for import_ in board.each_import()
-    }
+    found = {export.uid for export in board.each_export()}
+    found |= {import_.uid for import_ in board.each_import()}
+    return found | {rule.uid for rule in board.rules}
 
 
 def _entries(board: Board, feeder: ApiFeeder) -> dict[str, Entry]:

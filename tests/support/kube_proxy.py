@@ -230,8 +230,8 @@ class KubeProxy:
             await answer.write(data)
 
     def _remember(self, request: web.Request, body: bytes) -> None:
-        query = request.query
-        if "continue" not in query and b'"continue"' not in body[:400]:
+        # Pages behind it are asked for with its own mark, and so are as old as it is.
+        if "continue" not in request.query:
             self._first.setdefault(_place(request), body)
 
 

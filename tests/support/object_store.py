@@ -1,14 +1,15 @@
-"""Exports and Imports as an API server holds them, without one: versions, events, copies."""
+"""Exports, Imports and rules as an API server holds them, without one: versions, events, copies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from streambroker_core.model import Kind
+from streambroker_core.model import RULE, AnyKind, Kind
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")
-SPECS: dict[Kind, tuple[dict[str, Any], ...]] = {
+EVERY_KIND: tuple[AnyKind, ...] = (*KINDS, RULE)
+SPECS: dict[AnyKind, tuple[dict[str, Any], ...]] = {
     "Export": (
         {"properties": {"kind": "trade"}},
         {"properties": {"kind": "quote"}},
@@ -19,22 +20,29 @@ SPECS: dict[Kind, tuple[dict[str, Any], ...]] = {
         {"subscription": 'kind == "quote"', "filter": "price > 1.0"},
         {"subscription": 'kind == "trade"', "schema": [{"name": "a", "type": "nosuch"}]},
     ),
+    RULE: (
+        {"version": 1, "pattern": {"stages": [{"name": "a", "where": "price > 10"}]}},
+        {"version": 2, "pattern": {"stages": [{"name": "a", "where": "price > 20"}]}},
+        {"version": 3, "pattern": {"stages": [{"name": "a", "where": "price >"}]}},
+    ),
 }
-"""Of each kind two that match crosswise, and one that an API server takes and we cannot read."""
+"""Of each kind two, of ports such as match crosswise, and one that an API server takes and we
+cannot read, or not run."""
 
 Object = dict[str, Any]
 World = dict[str, Object]
 
 
 def object_of(
-    kind: Kind, name: str, variant: int, *, namespace: str = "default", **more: Any
+    kind: AnyKind, name: str, variant: int, *, namespace: str = "default", **more: Any
 ) -> Object:
-    """Return a manifest of a port of a job of the same name; without what a server adds."""
+    """Return a manifest of a port or rule of a job of the same name; without what a server adds."""
+    port = {} if kind == RULE else {"pe": 0, "port": "p"}
     return {
         "apiVersion": "streambroker.io/v1alpha1",
         "kind": kind,
         "metadata": {"name": name, "namespace": namespace},
-        "spec": {"job": name, "pe": 0, "port": "p", **SPECS[kind][variant], **more},
+        "spec": {"job": name, **port, **SPECS[kind][variant], **more},
     }
 
 

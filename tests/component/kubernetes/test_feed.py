@@ -15,14 +15,15 @@ from uuid import uuid4
 import pytest
 
 from streambroker_core.board import ExportRemoved, FeedLost, PointMoved, Synced
-from streambroker_core.model import RULE
-from streambroker_core.wire.manifest import OBJECTS
+from streambroker_core.model import RULE, PortKey
+from streambroker_core.wire.manifest import OBJECTS, read_manifest
 from streambroker_operator.kubernetes.access import from_kubeconfig
 from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder, Order
 from support.cluster import GROUP, ApiServer
 from support.cluster_objects import ClusterObjects
 from support.followed import CALM, HASTY, FeederName, Followed
 from support.kube_proxy import Fault, What
+from support.object_store import object_of
 from support.waiting import until
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -96,6 +97,41 @@ def test_what_is_created_changed_and_deleted_is_on_the_board(
         assert followed.health().relists == 2
         assert feeder == "kopf" or followed.health().swept == 0
         assert getattr(followed.feeder, "starts", 1) == 1
+
+
+def test_an_old_list_does_not_take_what_a_write_of_ones_own_has_shown_already(
+    objects: ClusterObjects,
+) -> None:
+    with follow(objects, "reflector", timing=CALM).running() as followed:
+        followed.await_synced()
+        proxy, feed = followed.proxy, followed.feeder.feeds["Export"]
+        version = feed.following.high
+        silent = Fault(on=("watch",), how="silent", plural="exports")
+        proxy.faults.append(silent)
+        followed.call(proxy.cut_watches)
+        until(lambda: silent not in proxy.faults, 20.0, "a watch that tells nothing")
+        key = PortKey(namespace=objects.namespace, job="first", pe=0, port="p")
+        made = followed.wait_for(
+            followed.runtime.put(
+                read_manifest(object_of("Export", "first", 0, namespace=objects.namespace))
+            )
+        )
+        followed.steady = {made.stored.resource.uid}
+        assert (feed.following.high, feed.relists) == (version, 1)
+
+        proxy.faults += [
+            Fault(on=("watch",), how="refuse", status=404, plural="exports"),
+            Fault(on=("list",), how="stale", plural="exports"),
+        ]
+        followed.call(proxy.release)
+        until(lambda: feed.relists == 2, 20.0, "another list")
+        followed.await_scan(objects.api, [objects.namespace])
+
+        assert proxy.faults == []
+        assert followed.call(lambda: followed.runtime.stored("Export", key)) is not None
+        assert not [
+            event for event in followed.events if getattr(event, "reason", "") == "Restored"
+        ]
 
 
 @both

@@ -1,8 +1,8 @@
 """Feeders on a real API server behind a proxy that misbehaves, in sequences nobody thought of.
 
-They feed a broker's runtime, by which changes are made as by REST, too. After each step nothing
-may be gone that is still there; after each pause the board is what the server holds, and so are
-the views.
+They feed a broker's runtime with ports and rules of patterns; changes of ports are made as by REST,
+too. After each step nothing may be gone that is still there; after each pause the board is what the
+server holds, and so are the views.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.model import Kind, PortKey
+from streambroker_core.model import AnyKind, Kind, PortKey
 from streambroker_core.wire.manifest import read_manifest
 from streambroker_operator import long_work, runtime
 from streambroker_operator.errors import RequestError
@@ -25,16 +25,16 @@ from support.cluster import ApiServer
 from support.cluster_objects import ClusterObjects
 from support.followed import FeederName, Followed
 from support.kube_proxy import Fault, What
-from support.object_store import KINDS, object_of
+from support.object_store import EVERY_KIND, KINDS, object_of
 from support.resources import registration
 
 NAMES = ("a", "b", "c")
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 
-Write = tuple[Literal["write", "touch", "delete"], Kind, str, int]
+Write = tuple[Literal["write", "touch", "delete"], AnyKind, str, int]
 writes = st.tuples(
     st.sampled_from(("write", "write", "touch", "delete")),
-    st.sampled_from(KINDS),
+    st.sampled_from(EVERY_KIND),
     st.sampled_from(NAMES),
     st.integers(0, 2),
 )

@@ -124,6 +124,10 @@ class Shelf(Generic[R]):
         held = self._held.get(uid)
         return 0 if held is None else held.version
 
+    def newest(self) -> int:
+        """Return the highest version at which any of them was seen; 0 without one."""
+        return max((held.seen for held in self._held.values()), default=0)
+
     def apply(self, entry: R | Unreadable, version: int, *, early: bool = False) -> list[Change[R]]:
         """Take in a resource as it was at a version; return what that changed.
 

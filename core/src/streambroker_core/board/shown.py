@@ -193,6 +193,10 @@ class Shown:
         side = self._side(kind)
         return side.shelf.version_of(uid)
 
+    def newest(self, kind: AnyKind) -> int:
+        """Return the highest version at which any of a kind was seen, be it ahead of the feed."""
+        return self._shelf(kind).newest()
+
     def resources_of(self, pe: PeKey) -> list[Resource]:
         """Return a PE's resources, rivals included, Exports first, in order of their uids."""
         return [*self._exports.roster.of_pe(pe), *self._imports.roster.of_pe(pe)]

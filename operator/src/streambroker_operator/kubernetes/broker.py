@@ -297,7 +297,8 @@ class ClusterBroker:
         settings = self._settings
         client = ApiClient(settings.access, settings.timing)
         kind = KopfFeeder if settings.feeder == "kopf" else ReflectorFeeder
-        return kind(client, settings.namespaces, self.desk.look)
+        board = self.runtime.board
+        return kind(client, settings.namespaces, self.desk.look, board.newest)
 
     def _guard(self) -> ClusterGuard:
         known = self.store.registrations

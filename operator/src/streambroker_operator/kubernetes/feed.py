@@ -62,6 +62,8 @@ Load = Callable[[Synced], Awaitable[None]]
 """Takes a whole list, which may take some turns of the loop."""
 Look = Callable[[AnyKind, Body, bool], None]
 """Takes each whole object that was seen, and whether by a list."""
+Newest = Callable[[AnyKind], int]
+"""Returns the highest version at which the board saw any object of a kind."""
 Change = tuple["str | None", Body]
 """The type of an event, None for one of kopf's lists, and the object."""
 
@@ -126,6 +128,7 @@ class KindFeed:
         deliver: takes the events for the board.
         look: takes the objects themselves, before the events that come of them.
         load: takes whole lists; as ``deliver`` by default.
+        newest: how far the board is, which sees what it writes ahead of the feed.
 
     Attributes:
         following: what is known.
@@ -149,6 +152,7 @@ class KindFeed:
         deliver: Deliver,
         look: Look = lambda *_: None,
         load: Load | None = None,
+        newest: Newest = lambda _: 0,
     ) -> None:
         self.kind = kind
         self.following = Following(kind)
@@ -161,6 +165,7 @@ class KindFeed:
         self._deliver = deliver
         self._look = look
         self._load = load
+        self._newest = newest
         self._lock = asyncio.Lock()
         self._crd = f"{_CRDS}/{OBJECTS[kind]}.{GROUP}"
         self._crd_uid = ""
@@ -217,7 +222,7 @@ class KindFeed:
     async def _relist(self) -> int:
         doubted: int | None = None
         while True:
-            asked_at = self.following.high
+            asked_at = self._high()
             crd = await self._definition()
             found, version = await self._whole()
             if await self._definition() != crd:
@@ -238,6 +243,10 @@ class KindFeed:
         self.relists += 1
         self.alive()
         return version
+
+    def _high(self) -> int:
+        """Return the version that a list asked for now has reached, whoever answers rightly."""
+        return max(self.following.high, self._newest(self.kind))
 
     async def _definition(self) -> str:
         """Return the uid of the custom resource definition.
@@ -339,7 +348,7 @@ class KindFeed:
         async with self._lock:
             if not self.following.synced:
                 return
-            session, asked_at = self.following.session, self.following.high
+            session, asked_at = self.following.session, self._high()
             marks, version = await self._marks()
             if await self._definition() != self._crd_uid:
                 raise CrdMissingError
@@ -408,6 +417,7 @@ class ApiFeeder(ABC):
         client: asks the API server.
         namespaces: those to watch; empty for all.
         look: takes the objects themselves, before the events that come of them.
+        newest: how far the board is that is fed.
 
     Attributes:
         name: which feeder it is.
@@ -420,9 +430,11 @@ class ApiFeeder(ABC):
         client: ApiClient,
         namespaces: Sequence[str] = (),
         look: Look = lambda *_: None,
+        newest: Newest = lambda _: 0,
     ) -> None:
         self.client = client
         self.look = look
+        self.newest = newest
         self.namespaces = tuple(namespaces)
         self.feeds: dict[AnyKind, KindFeed] = {}
         self._rules_tried = asyncio.Event()
@@ -430,7 +442,9 @@ class ApiFeeder(ABC):
     async def run(self, deliver: Deliver, load: Load | None = None) -> None:
         """Follow until cancelled; events are delivered in the loop's thread."""
         self.feeds = {
-            kind: KindFeed(self.client, kind, self.namespaces, deliver, self.look, load)
+            kind: KindFeed(
+                self.client, kind, self.namespaces, deliver, self.look, load, self.newest
+            )
             for kind in KINDS
         }
         try:

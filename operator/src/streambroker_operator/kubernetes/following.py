@@ -235,7 +235,7 @@ class Following:
         Args:
             marks: what is listed.
             version: the version of the list.
-            asked_at: `high` at the time of the question.
+            asked_at: what a list had to reach at the time of the question; at least `high`.
         """
         if version < asked_at:
             return True

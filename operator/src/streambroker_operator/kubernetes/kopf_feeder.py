@@ -29,6 +29,7 @@ from streambroker_operator.kubernetes.feed import (
     CrdMissingError,
     KindFeed,
     Look,
+    Newest,
 )
 from streambroker_operator.kubernetes.sweep import sweep_again_and_again
 
@@ -80,6 +81,8 @@ class KopfFeeder(ApiFeeder):
     Args:
         client: asks the API server.
         namespaces: those to watch; empty for all.
+        look: takes the objects themselves, before the events that come of them.
+        newest: how far the board is that is fed.
 
     Attributes:
         starts: how often kopf was started.
@@ -92,8 +95,9 @@ class KopfFeeder(ApiFeeder):
         client: ApiClient,
         namespaces: Sequence[str] = (),
         look: Look = lambda *_: None,
+        newest: Newest = lambda _: 0,
     ) -> None:
-        super().__init__(client, namespaces, look)
+        super().__init__(client, namespaces, look, newest)
         self.starts = 0
         self.process: Process | None = None
         # Set when what is to be followed is no longer what kopf was told of.
