@@ -292,10 +292,10 @@ class Engine:
         rows, mine, chosen = view.rows, dict[int, Matcher | None](), view.at(hits.rows)
         rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
         name, keys = active.name, dict[int, bytes]()
-        view.read_places(chosen.codes)
-        for place, seq, time, code, bits in zip(*chosen[1:], hits.bits, strict=True):
+        chosen.keys.read(chosen.codes)
+        for place, seq, time, code, bits in zip(*chosen[1:5], hits.bits, strict=True):
             if code not in mine:
-                keys[code] = view.place(code)
+                keys[code] = chosen.keys.place(code)
                 mine[code] = self.keys.of(keys[code]).get(name)
             matcher = mine[code]
             if matcher is None and not active.can_begin(bits):
@@ -309,7 +309,7 @@ class Engine:
         chosen = gaps.chosen
         rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
         for code, low, high in gaps.by_key():
-            place = view.place(code)
+            place = chosen.keys.place(code)
             matcher = self.keys.of(place).get(active.name)
             for at in range(low, high):
                 bits = gaps.bits[at]

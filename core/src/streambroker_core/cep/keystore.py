@@ -105,15 +105,11 @@ class KeyStore:
         if data is not None:
             if len(data) < _HEAD.size:
                 raise StateError("state of patterns is damaged: it ends within a time.")
-            rules: list[RuleKey] = []
-
-            def new(rule: RuleKey) -> Matcher | None:
-                rules.append(rule)
-                return self._new(rule)
-
-            matchers = read(data[_HEAD.size :], new, heirs)
+            gone: list[RuleKey] = []
+            matchers = read(data[_HEAD.size :], self._new, heirs, gone)
             due, held = _HEAD.unpack_from(data)
-            self._written[place] = _Written(due, held, None if heirs else tuple(rules))
+            others = bool(gone or heirs)
+            self._written[place] = _Written(due, held, None if others else tuple(matchers))
         self._loaded[place] = matchers
         return matchers
 

@@ -117,38 +117,51 @@ class Limits:
         runs: partial matches and matches that wait; None for any number.
         policy: what goes beyond: ``drop_oldest`` gives up those that began first, ``refuse`` begins
             no new ones, ``fail`` stops the rule.
+        most: how many runs need no look at them.
     """
 
     runs: int | None = 10_000
     policy: str = "drop_oldest"
+    most: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        unlimited = self.runs is None or self.policy == "refuse"
+        object.__setattr__(self, "most", NEVER if unlimited else self.runs)
 
 
-@dataclass(slots=True)
+_USUAL = Limits()
+
+
 class Matcher:
     """The runs of one key.
+
+    Args:
+        automaton: of the pattern.
+        truths: says what holds of events.
+        limits: how many runs it may have.
 
     Attributes:
         runs: partial matches, in the order in which they are asked; the run that has not begun is
             not among them.
         held: matches that wait for earlier runs, which is only so with a skip strategy.
+        due: when time next ends a run.
         dropped: runs given up because of the limits.
         changed: whether runs are others than at first.
+        most: how many runs need no look at the limits.
     """
 
-    automaton: Automaton
-    truths: Truths
-    limits: Limits = field(default_factory=Limits)
-    runs: list[Run] = field(default_factory=list)
-    held: list[Run] = field(default_factory=list)
-    due: int = NEVER
-    dropped: int = 0
-    changed: bool = False
-    most: int = field(init=False)
-    """How many runs need no look at the limits."""
+    __slots__ = (
+        "automaton", "changed", "dropped", "due", "held", "limits", "most", "runs", "truths",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        limit = self.limits
-        self.most = NEVER if limit.runs is None or limit.policy == "refuse" else limit.runs
+    def __init__(self, automaton: Automaton, truths: Truths, limits: Limits = _USUAL) -> None:
+        self.automaton, self.truths, self.limits = automaton, truths, limits
+        self.runs: list[Run] = []
+        self.held: list[Run] = []
+        self.due = NEVER
+        self.dropped = 0
+        self.changed = False
+        self.most = limits.most
 
     def process(self, event: Event, bits: int | None = None) -> tuple[list[Match], list[Timeout]]:
         """Take the next event of the key.

@@ -103,7 +103,10 @@ def _runs(runs: list[Run], numbers: Mapping[int, int]) -> list[int]:
 
 
 def read(
-    data: bytes, new: New, heirs: Mapping[RuleKey, RuleKey] | None = None
+    data: bytes,
+    new: New,
+    heirs: Mapping[RuleKey, RuleKey] | None = None,
+    gone: list[RuleKey] | None = None,
 ) -> dict[RuleKey, Matcher]:
     """Return the matchers of a key.
 
@@ -111,6 +114,7 @@ def read(
         data: what `write` returned.
         new: makes matchers.
         heirs: rules that take over the runs of others, whose automata have the same states.
+        gone: takes the rules whose runs are left out.
 
     Raises:
         StateError: the blob is damaged, or of a newer release.
@@ -136,11 +140,15 @@ def read(
             if heirs:
                 rule = heirs.get(rule, rule)
             matcher = new(rule)
-            if matcher is not None:
+            if matcher is None:
+                if gone is not None:
+                    gone.append(rule)
+                continue
+            if held:
                 matcher.held = _read_runs(held, nodes, firsts, matcher)
                 matcher.due = NEVER  # the end of those that are held does not count
-                matcher.runs = _read_runs(runs, nodes, firsts, matcher)
-                matchers[rule] = matcher
+            matcher.runs = _read_runs(runs, nodes, firsts, matcher)
+            matchers[rule] = matcher
         return matchers
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise StateError(f"state of patterns is damaged: {error}.") from error

@@ -115,11 +115,70 @@ def integers(column: pa.Array) -> list[int]:
     return memoryview(column.buffers()[1]).cast(letter)[low : low + len(column)].tolist()
 
 
+class Keys:
+    """The keys of some rows, of which a rule takes notice of few: made when they are asked for.
+
+    Attributes:
+        codes: a number for each row, the same for rows of one key.
+    """
+
+    __slots__ = ("_made", "_selector", "_values", "codes")
+
+    def __init__(self, rows: Rows, selector: Selector, at: pa.Array | None = None) -> None:
+        """Number the keys.
+
+        Args:
+            rows: the rows.
+            selector: what the key is made of: columns or expressions; none for one key for all.
+            at: of these rows only, whose keys are made of columns; None for all.
+        """
+        self._selector: Selector | None = selector
+        self._made: dict[int, bytes] = {}
+        if rows.places is not None:
+            self._selector = None
+            columns = [rows.places if at is None else rows.places.take(at)]
+        elif at is None:
+            columns = key_columns(rows.batch, selector)
+        else:
+            columns = key_columns(
+                rows.batch.select(list(dict.fromkeys(selector))).take(at), selector
+            )
+        if len(columns) == 1:
+            encoded = columns[0].dictionary_encode("encode")
+            self.codes, self._values = encoded.indices, encoded.dictionary
+        elif not columns:
+            self.codes = pa.repeat(pa.scalar(0, pa.int32()), rows.batch.num_rows)
+            self._values = [()]
+        else:
+            self.codes, self._values = coded(columns)
+
+    def read(self, codes: list[int]) -> None:
+        """Make the keys with these numbers in one go, where they are of one column."""
+        if not isinstance(self._values, pa.Array):
+            return
+        new = [code for code in dict.fromkeys(codes) if code not in self._made]
+        found = self._values.take(pa.array(new, pa.int64())).to_pylist()
+        if self._selector is not None:
+            found = [place_of(self._selector, (value,)) for value in found]
+        self._made.update(zip(new, found, strict=True))
+
+    def place(self, code: int) -> bytes:
+        """Return the key with a number, as `KeyStore` has it."""
+        place = self._made.get(code)
+        if place is None and isinstance(self._values, pa.Array):
+            self.read([code])
+            place = self._made[code]
+        elif place is None:
+            place = self._made[code] = place_of(self._selector or (), self._values[code])
+        return place
+
+
 class Chosen(NamedTuple):
     """Some rows: where they are in the batch, their numbers, times and keys.
 
     Attributes:
         rows: as in `places`.
+        keys: what the codes stand for.
     """
 
     rows: pa.Array
@@ -127,6 +186,7 @@ class Chosen(NamedTuple):
     seqs: list[int]
     times: list[int]
     codes: list[int]
+    keys: Keys
 
 
 class View:
@@ -140,76 +200,46 @@ class View:
 
     def __init__(self, rows: Rows, selector: Selector, *, many: bool = False) -> None:
         self.rows, self._selector, self._many = rows, selector, many
-        self._lists: tuple[list[int], list[int], list[int]] | None = None
-        self._made: tuple[pa.Array, Any] | None = None
-        self._places: dict[int, bytes] = {}
+        self._lists: tuple[list[int], ...] | None = None
+        self._keys: Keys | None = None
         self._order: tuple[pa.Array, pa.Array] | None = None
+        columns = set(rows.batch.schema.names)
+        # An expression is asked of all rows at once, so that its values are of one type.
+        by_part = rows.places is not None or (selector and columns.issuperset(selector))
+        self._left = rows.batch.num_rows // 2 if by_part and not many else 0
+        """So many rows may have keys of their own before those of all are cheaper."""
 
     @property
-    def codes(self) -> pa.Array:
-        """A number for each row, the same for rows of one key."""
-        return self._coded()[0]
+    def keys(self) -> Keys:
+        """The keys of all rows."""
+        if self._keys is None:
+            self._keys = Keys(self.rows, self._selector)
+        return self._keys
 
     def at(self, rows: pa.Array) -> Chosen:
         """Return some of the rows."""
-        columns = (self.rows.seqs, self.rows.times, self.codes)
         places = integers(rows)
-        if not self._many:
-            return Chosen(rows, places, *(integers(column.take(rows)) for column in columns))
-        if self._lists is None:
-            seqs, times, codes = (integers(column) for column in columns)
-            self._lists = seqs, times, codes
-        return Chosen(rows, places, *([each[place] for place in places] for each in self._lists))
-
-    def read_places(self, codes: list[int]) -> None:
-        """Make the keys with these numbers in one go, where they are of one column."""
-        values = self._coded()[1]
-        if not isinstance(values, pa.Array):
-            return
-        new = [code for code in dict.fromkeys(codes) if code not in self._places]
-        found = values.take(pa.array(new, pa.int64())).to_pylist()
-        if self.rows.places is None:
-            found = [place_of(self._selector, (value,)) for value in found]
-        self._places.update(zip(new, found, strict=True))
-
-    def place(self, code: int) -> bytes:
-        """Return the key with a number."""
-        place = self._places.get(code)
-        if place is None:
-            value = self._coded()[1][code]
-            if isinstance(value, pa.Scalar):
-                value = value.as_py() if self.rows.places is not None else (value.as_py(),)
-            if self.rows.places is None:
-                value = place_of(self._selector, value)
-            place = self._places[code] = value
-        return place
-
-    def _coded(self) -> tuple[pa.Array, Any]:
-        if self._made is None:
-            self._made = self._code()
-        return self._made
-
-    def _code(self) -> tuple[pa.Array, Any]:
-        """Return the codes of the rows, and the values or the bytes of each code.
-
-        Those of one column stay Arrow's: of many keys a rule takes notice of few.
-        """
-        if self.rows.places is not None:
-            encoded = self.rows.places.dictionary_encode()
-            return encoded.indices, encoded.dictionary
-        columns = key_columns(self.rows.batch, self._selector)
-        if len(columns) == 1:
-            encoded = columns[0].dictionary_encode("encode")
-            return encoded.indices, encoded.dictionary
-        if not columns:
-            return pa.repeat(pa.scalar(0, pa.int32()), self.rows.batch.num_rows), [()]
-        return coded(columns)
+        if self._many:
+            if self._lists is None:
+                columns = self.rows.seqs, self.rows.times, self.keys.codes
+                self._lists = tuple(integers(column) for column in columns)
+            seqs, times, codes = ([each[place] for place in places] for each in self._lists)
+            return Chosen(rows, places, seqs, times, codes, self.keys)
+        if self._keys is None and len(places) < self._left:
+            self._left -= len(places)
+            keys = Keys(self.rows, self._selector, rows)
+            codes = integers(keys.codes)
+        else:
+            keys = self.keys
+            codes = integers(keys.codes.take(rows))
+        seqs, times = (integers(each.take(rows)) for each in (self.rows.seqs, self.rows.times))
+        return Chosen(rows, places, seqs, times, codes, keys)
 
     def order(self) -> tuple[pa.Array, pa.Array]:
         """Return all rows, those of one key together, and where the rows of a key begin."""
         if self._order is None:
-            rows = pc.sort_indices(self.codes)
-            codes = self.codes.take(rows)
+            rows = pc.sort_indices(self.keys.codes)
+            codes = self.keys.codes.take(rows)
             changes = pc.not_equal(codes.slice(1), codes.slice(0, max(0, len(codes) - 1)))
             first = pa.array([True] * min(1, len(codes)), pa.bool_())
             self._order = rows, pa.concat_arrays([first, changes])

@@ -14,14 +14,18 @@ import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 from streambroker_core.control.operator import Blobs, Changes, StateError
 
 BLOCK_KEYS = 256
 BLOCK_BYTES = 64 * 1024
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("<BII")
 _ENTRY = struct.Struct("<II")
+_BLOCK = struct.Struct("<II")
+_MARK = 2**32 - 1
+"""Begins a block of form 2; in form 1 the size of a key stands there."""
 _SIGN = 1 << 63
 
 
@@ -37,6 +41,8 @@ def time_of(key: bytes) -> int:
 
 @dataclass(slots=True)
 class _Block:
+    """Some keys in order, their values, and about how many bytes they will take."""
+
     keys: list[bytes] = field(default_factory=list)
     values: dict[bytes, bytes] = field(default_factory=dict)
     size: int = 0
@@ -92,6 +98,7 @@ class KeyedState:
         self._changed: set[int] = set()
         self._removed: set[int] = set()
         self._root_changed = False
+        self._form = _VERSION
         root = self._blobs.get(name)
         if root is not None:
             self._read_root(root)
@@ -161,7 +168,7 @@ class KeyedState:
         }
         for number in sorted(self._changed - self._removed):
             out[f"{self._name}/{number}"] = _write(self._loaded[number])
-        if self._root_changed:
+        if self._root_changed or (self._changed and self._form < _VERSION):
             out[self._name] = self._write_root()
         return out
 
@@ -224,11 +231,11 @@ class KeyedState:
 
     def _read_root(self, data: bytes) -> None:
         try:
-            version, self._next, count = _HEAD.unpack_from(data)
-            if version > _VERSION:
+            self._form, self._next, count = _HEAD.unpack_from(data)
+            if self._form > _VERSION:
                 raise StateError(
-                    f"state {self._name} has form {version}, of a newer release; this one reads up"
-                    f" to {_VERSION}. Start that release."
+                    f"state {self._name} has form {self._form}, of a newer release; this one reads"
+                    f" up to {_VERSION}. Start that release."
                 )
             at = _HEAD.size
             for _ in range(count):
@@ -248,26 +255,40 @@ class KeyedState:
 
 
 def _write(block: _Block) -> bytes:
-    parts: list[bytes] = []
-    for key in block.keys:
-        value = block.values[key]
-        parts += (_ENTRY.pack(len(key), len(value)), key, value)
-    return b"".join(parts)
+    """Return the sizes of all keys, those of all values, then keys and values."""
+    values = [block.values[key] for key in block.keys]
+    sizes = [*map(len, block.keys), *map(len, values)]
+    head = _BLOCK.pack(_MARK, len(values)), struct.pack(f"<{len(sizes)}I", *sizes)
+    return b"".join((*head, *block.keys, *values))
 
 
 def _read(data: bytes, name: str) -> _Block:
+    try:
+        mark, count = _BLOCK.unpack_from(data) if data else (0, 0)
+        if mark != _MARK:
+            return _read_first_form(data)
+        sizes = struct.unpack_from(f"<{2 * count}I", data, _BLOCK.size)
+    except struct.error as error:
+        raise StateError(f"state {name} is damaged: {error}.") from error
+    ends = list(accumulate(sizes, initial=_BLOCK.size + 4 * len(sizes)))
+    if ends[-1] != len(data):
+        raise StateError(f"state {name} is damaged: it has {len(data)} bytes and not {ends[-1]}.")
+    whole = bytes(data)
+    parts = [whole[low:high] for low, high in pairwise(ends)]
+    return _Block(parts[:count], dict(zip(parts[:count], parts[count:], strict=True)), len(data))
+
+
+def _read_first_form(data: bytes) -> _Block:
+    """Read a block of form 1: each key with its value, behind the sizes of both."""
     block, at = _Block(size=len(data)), 0
     while at < len(data):
-        try:
-            key_size, value_size = _ENTRY.unpack_from(data, at)
-        except struct.error as error:
-            raise StateError(f"state {name} is damaged: {error}.") from error
+        key_size, value_size = _ENTRY.unpack_from(data, at)
         at += _ENTRY.size
+        if at + key_size + value_size > len(data):
+            raise struct.error("it ends within a value")
         key = bytes(data[at : at + key_size])
         at += key_size
         block.keys.append(key)
         block.values[key] = bytes(data[at : at + value_size])
         at += value_size
-    if at != len(data):
-        raise StateError(f"state {name} is damaged: it ends within a value.")
     return block

@@ -198,14 +198,58 @@ def test_times_compare_as_keys_do() -> None:
 def test_a_root_of_a_newer_release_is_refused() -> None:
     store = filled(1)
     store.blobs["keys"] = b"\x09" + store.blobs["keys"][1:]
-    with pytest.raises(StateError, match="form 9, of a newer release; this one reads up to 1"):
+    with pytest.raises(StateError, match="form 9, of a newer release; this one reads up to 2"):
         KeyedState("keys", store)
+
+
+def in_the_first_form(store: Store) -> Store:
+    """Return the same map as releases before form 2 wrote it."""
+    found = Store()
+    for name, blob in store.blobs.items():
+        if name == "keys":
+            found.blobs[name] = b"\x01" + blob[1:]
+            continue
+        alone = Store()
+        alone.blobs = {"keys": struct.pack("<BII", 2, 1, 1) + struct.pack("<II", 0, 0)}
+        alone.blobs["keys/0"] = blob
+        found.blobs[name] = b"".join(
+            struct.pack("<II", len(key), len(value)) + key + value
+            for key, value in KeyedState("keys", alone).scan()
+        )
+    return found
+
+
+def test_blocks_of_the_first_form_are_read_and_what_is_changed_gets_the_second() -> None:
+    store = in_the_first_form(filled(3 * BLOCK_KEYS))
+    wanted = {key(number): b"v%d" % number for number in range(3 * BLOCK_KEYS)}
+    assert dict(KeyedState("keys", store).scan()) == wanted
+    assert KeyedState("keys", store).changes() == {}
+
+    state = KeyedState("keys", store)
+    state.put(key(5), b"new")
+    changes = state.changes()
+    assert sorted(changes) == ["keys", "keys/0"]
+    assert [blob[0] for blob in (store.blobs["keys"], changes["keys"] or b"")] == [1, 2]
+    store.apply(changes)
+    assert dict(KeyedState("keys", store).scan()) == wanted | {key(5): b"new"}
+    state = KeyedState("keys", store)
+    state.put(key(6), b"new")
+    assert sorted(state.changes()) == ["keys/0"]
+
+
+def test_a_torn_block_of_the_first_form_is_refused() -> None:
+    store = in_the_first_form(filled(1))
+    root, block = store.blobs["keys"], store.blobs["keys/0"]
+    for data in (block[:-1], block[:5]):
+        store.blobs = {"keys": root, "keys/0": data}
+        with pytest.raises(StateError, match="state keys/0 is damaged"):
+            KeyedState("keys", store).get(key(0))
 
 
 def test_a_torn_root_a_torn_block_and_a_lost_one_are_refused() -> None:
     store = filled(1)
     root, block = store.blobs["keys"], store.blobs["keys/0"]
-    for name, data in (("keys", root[:4]), ("keys/0", block[:-1]), ("keys/0", block[:5])):
+    for name, data in (("keys", root[:4]), ("keys/0", block[:-1]), ("keys/0", block[:9])):
         store.blobs = {"keys": root, "keys/0": block, name: data}
         with pytest.raises(StateError, match=f"state {name} is damaged"):
             KeyedState("keys", store).get(key(0))

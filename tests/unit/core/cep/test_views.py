@@ -1,0 +1,71 @@
+"""Rows by a key: whichever rows are asked for, each has the key that it has among all."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from streambroker_core.cep.keys import key_columns
+from streambroker_core.cep.keystore import place_of
+from streambroker_core.cep.selectors import Selector
+from streambroker_core.cep.view import Rows, View
+
+COUNT = 12
+BATCH = pa.RecordBatch.from_pydict(
+    {
+        "k": [number % 5 for number in range(COUNT)],
+        "n": [None if number % 4 == 3 else "uv"[number % 2] for number in range(COUNT)],
+        "f": [(0.0, -0.0, float("nan"), 1.5)[number % 4] for number in range(COUNT)],
+    }
+)
+SELECTORS: list[Selector] = [
+    (),
+    ("k",),
+    ("n",),
+    ("f",),
+    ("k", "n"),
+    ("n", "n"),
+    ("k % 2",),
+    ("k % 2", "n"),
+]
+
+
+def places(selector: Selector) -> list[bytes]:
+    """Return the key of each row, made by itself."""
+    columns = [column.to_pylist() for column in key_columns(BATCH, selector)]
+    return [place_of(selector, [column[row] for column in columns]) for row in range(COUNT)]
+
+
+def rows(given: pa.Array | None = None) -> Rows:
+    """Return the rows; copies made for one key if their places are given."""
+    numbers = pa.array(range(COUNT), pa.int64())
+    return Rows(BATCH, numbers, numbers, numbers, 0, places=given)
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("selector", SELECTORS, ids=str)
+def test_rows_have_the_same_key_however_many_are_asked_for(
+    selector: Selector, copied: bool, many: bool
+) -> None:
+    wanted = places(selector)
+    view = View(rows(pa.array(wanted, pa.binary()) if copied else None), selector, many=many)
+    for asked in ([], [7], [1, 3, 11], list(range(COUNT)), [2, 10]):
+        chosen = view.at(pa.array(asked, pa.uint64()))
+        assert [chosen.keys.place(code) for code in chosen.codes] == [wanted[row] for row in asked]
+        assert (chosen.places, chosen.seqs, chosen.times) == (asked, asked, asked)
+
+
+@pytest.mark.parametrize("selector", [("k",), ("k", "n")], ids=str)
+def test_keys_of_all_rows_are_made_when_half_of_them_were_asked_for(selector: Selector) -> None:
+    view = View(rows(), selector)
+    whole = [view.at(pa.array(asked, pa.uint64())).keys for asked in ([1, 5], [2, 3, 4], [9])]
+    assert len(whole[0].codes) == 2
+    assert len(whole[1].codes) == 3
+    assert whole[2] is view.keys
+    assert len(view.keys.codes) == COUNT
+
+
+def test_an_expression_is_asked_of_all_rows_so_that_its_values_are_of_one_type() -> None:
+    view = View(rows(), ("k % 2",))
+    assert view.at(pa.array([1], pa.uint64())).keys is view.keys
