@@ -308,6 +308,7 @@ class Engine:
         gaps, rows = Gaps(view, hits), view.rows
         chosen = gaps.chosen
         rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
+        chosen.keys.read(chosen.codes)
         for code, low, high in gaps.by_key():
             place = chosen.keys.place(code)
             matcher = self.keys.of(place).get(active.name)
