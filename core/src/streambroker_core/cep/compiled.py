@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from streambroker_core.cep.automaton import Automaton
 from streambroker_core.cep.compiler import compile_pattern
 from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.sequences import PlainSequence, plain_sequence
 from streambroker_core.cep.truths import Truths
 
 _MOST = 20_000
@@ -22,12 +23,14 @@ class Compiled:
         automaton: of its pattern.
         truths: decides its conditions.
         texts: what each condition demands of the event alone, as text; None for nothing.
+        sequence: the pattern, if it is a plain sequence.
     """
 
     rule: PatternProcessor
     automaton: Automaton
     truths: Truths
     texts: tuple[str | None, ...]
+    sequence: PlainSequence | None = None
 
 
 def compiled(rule: PatternProcessor) -> Compiled:
@@ -43,6 +46,9 @@ def compiled(rule: PatternProcessor) -> Compiled:
         automaton = compile_pattern(rule.pattern)
         truths = Truths(automaton)
         texts = tuple(None if part is None else str(part) for part in truths.parts)
-        made = Compiled(rule=rule, automaton=automaton, truths=truths, texts=texts)
+        sequence = plain_sequence(automaton, truths)
+        made = Compiled(
+            rule=rule, automaton=automaton, truths=truths, texts=texts, sequence=sequence
+        )
         _COMPILED[id(rule)] = made
     return made

@@ -20,13 +20,14 @@ from streambroker_core.cep.explain import Standing, standings
 from streambroker_core.cep.history import Event, Node
 from streambroker_core.cep.keystore import KeyStore, place_of, values_of
 from streambroker_core.cep.masks import Conditions, Hits, MaskMaker, row_by_row
-from streambroker_core.cep.matcher import NEVER, Match, Matcher, Timeout
+from streambroker_core.cep.matcher import NEVER, Match, Matcher, Run, Timeout
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.refusals import RunError
 from streambroker_core.cep.rules import RuleSet
 from streambroker_core.cep.selectors import Selector
+from streambroker_core.cep.sequences import Follower, may_exceed
 from streambroker_core.cep.snapshot import RuleKey
-from streambroker_core.cep.view import Gaps, Rows, View
+from streambroker_core.cep.view import Chosen, Gaps, Rows, View
 from streambroker_core.control.keyed import KeyedState
 
 Key: TypeAlias = "tuple[Any, ...]"
@@ -290,9 +291,11 @@ class Engine:
     def _see_hits(self, active: Active, view: View, hits: Hits, results: list[Result]) -> None:
         """Let a rule see the rows that fulfil some condition of it."""
         rows, mine, chosen = view.rows, dict[int, Matcher | None](), view.at(hits.rows)
+        chosen.keys.read(chosen.codes)
+        if self._follow(active, rows, chosen, hits.bits, results):
+            return
         rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
         name, keys = active.name, dict[int, bytes]()
-        chosen.keys.read(chosen.codes)
         for place, seq, time, code, bits in zip(*chosen[1:5], hits.bits, strict=True):
             if code not in mine:
                 keys[code] = chosen.keys.place(code)
@@ -307,8 +310,10 @@ class Engine:
         """Let a rule see also, where a key has runs, the first row of each gap between hits."""
         gaps, rows = Gaps(view, hits), view.rows
         chosen = gaps.chosen
-        rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
         chosen.keys.read(chosen.codes)
+        if self._follow(active, rows, chosen, gaps.bits, results):
+            return
+        rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
         for code, low, high in gaps.by_key():
             place = chosen.keys.place(code)
             matcher = self.keys.of(place).get(active.name)
@@ -318,6 +323,45 @@ class Engine:
                     continue
                 event = rows.event(chosen.places[at], chosen.seqs[at], chosen.times[at])
                 matcher = self._step(active, place, matcher, event, bits, results)
+
+    def _follow(
+        self,
+        active: Active,
+        rows: Rows,
+        chosen: Chosen,
+        bits: list[int],
+        results: list[Result],
+    ) -> bool:
+        """Let a plain sequence see rows; tell whether it is one whose keys keep to their limit."""
+        sequence, keys, name = active.made.sequence, chosen.keys, active.name
+        if sequence is None:
+            return False
+        before: dict[int, list[Run]] = {}
+        for code in dict.fromkeys(chosen.codes):
+            matcher = self.keys.of(keys.place(code)).get(name)
+            if matcher is not None:
+                before[code] = matcher.runs
+        if may_exceed(active.rule.limits.runs, chosen.codes, before):
+            return False
+
+        def event(row: int) -> Event:
+            return rows.event(chosen.places[row], chosen.seqs[row], chosen.times[row])
+
+        follower, metrics = Follower(sequence, before), active.metrics
+        follower.see(chosen.codes, chosen.seqs, chosen.times, bits)
+        metrics.matches += follower.matches
+        metrics.timeouts += follower.timeouts
+        for row, code, outcome in follower.ended(event, timed=active.timed):
+            key = values_of(keys.place(code))
+            results.append(_new_result(Result, (*name, key, outcome, chosen.seqs[row])))
+        for code, runs in follower.changed(event):
+            matchers = self.keys.of(keys.place(code))
+            metrics.alive += len(runs) - len(before.get(code, ()))
+            if runs:
+                matchers.setdefault(name, active.matcher()).put(runs)
+            else:
+                matchers.pop(name, None)
+        return True
 
     def _step(
         self,

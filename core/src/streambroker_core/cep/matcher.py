@@ -292,6 +292,11 @@ class Matcher:
             self.due = due
         return _new_run(Run, (state, node, start, began, due))
 
+    def put(self, runs: list[Run]) -> None:
+        """Have other runs, in the order in which they are asked."""
+        self.runs, self.changed = runs, True
+        self.due = min((run.due for run in runs), default=NEVER)
+
     def _full(self, runs: int) -> bool:
         limit = self.limits
         return limit.policy == "refuse" and limit.runs is not None and runs >= limit.runs

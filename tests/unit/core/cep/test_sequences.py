@@ -1,0 +1,226 @@
+"""Plain sequences are followed through rows: what comes out is what matchers give, in its order."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from streambroker_core.cep import Pattern, PatternError, Skip
+from streambroker_core.cep.compiled import compiled
+from streambroker_core.cep.engine import Engine, Result
+from streambroker_core.cep.matcher import Limits, Match, Timeout
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.refusals import RunError
+from streambroker_core.cep.rules import RuleSet
+from streambroker_core.cep.view import Rows
+from streambroker_core.control.keyed import KeyedState
+from support.pattern_examples import END, LETTERS, letters, one_of, pairs
+
+SCHEMA = pa.schema([("n", pa.string()), ("k", pa.int64()), ("seq", pa.int64()), ("t", pa.int64())])
+ABC = Pattern.begin("a").where('n == "a"').followed_by("b").where('n == "b"')
+AB_STRICT = Pattern.begin("a").where('n == "a"').next("b").where('n == "b"')
+
+
+def is_plain(pattern: Pattern) -> bool:
+    return compiled(PatternProcessor(id="r", version=1, pattern=pattern)).sequence is not None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        ABC,
+        ABC.within("5us"),
+        AB_STRICT,
+        ABC.times(3),
+        ABC.times(2).consecutive(),
+        ABC.not_followed_by("x").where('n == "c"').followed_by("d").where('n == "d"'),
+        AB_STRICT.not_next("x").where('n == "c"').next("d").where('n == "d" || n == "b"'),
+    ],
+    ids=lambda pattern: " ".join(f"{e.contiguity} {e.name}" for e in pattern.elements),
+)
+def test_stages_that_follow_each_other_are_plain(pattern: Pattern) -> None:
+    assert is_plain(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        Pattern.begin("a").where('n == "a"'),
+        ABC.optional(),
+        ABC.one_or_more(),
+        ABC.times(1, 2),
+        ABC.times(2).allow_combinations(),
+        ABC.times(2, gap="3us"),
+        ABC.within("3us", "previous_and_current"),
+        Pattern.begin("a").where('n == "a"').followed_by_any("b").where('n == "b"'),
+        ABC.not_followed_by("x").where('n == "c"').within("5us"),
+        ABC.followed_by("c").where("sum(a.seq) < 4"),
+        ABC.skipping(Skip(strategy="skip_to_next")),
+        ABC.skipping(Skip(strategy="skip_past_last")),
+        ABC.followed_by("c"),
+        AB_STRICT.not_next("x").where('n == "c"').followed_by("d").where('n == "d"'),
+    ],
+    ids=lambda pattern: " ".join(f"{e.contiguity} {e.name}" for e in pattern.elements),
+)
+def test_what_branches_waits_skips_or_remembers_is_not_plain(pattern: Pattern) -> None:
+    assert not is_plain(pattern)
+
+
+@st.composite
+def plain_patterns(draw: Any) -> Pattern:
+    pattern = Pattern.begin("s0").where(one_of(draw(letters)))
+    for place in range(1, draw(st.integers(2, 4))):
+        join = draw(st.sampled_from(("next", "followed_by")))
+        negation = draw(st.sampled_from((None, None, "not_next", "not_followed_by")))
+        if negation is not None:
+            with suppress(PatternError):
+                pattern = getattr(pattern, negation)(f"x{place}").where(one_of(draw(letters)))
+        pattern = getattr(pattern, join)(f"s{place}").where(one_of(draw(letters)))
+        if draw(st.integers(0, 3)) == 0:
+            pattern = pattern.times(2)
+            if draw(st.booleans()):
+                pattern = pattern.consecutive()
+    return pattern.within(f"{draw(st.sampled_from((0, 2, 4, 9)))}us")
+
+
+limits = st.builds(
+    Limits,
+    runs=st.sampled_from((None, None, 1, 2)),
+    policy=st.sampled_from(("drop_oldest", "refuse", "fail")),
+)
+
+
+@st.composite
+def jobs(draw: Any) -> tuple[list[PatternProcessor], list[list[dict[str, Any]]]]:
+    """Draw rules, and rows in batches."""
+    rules = [
+        PatternProcessor(
+            id=f"r{number}", version=1, pattern=draw(plain_patterns().filter(is_plain)), key=("k",),
+            limits=draw(limits), on_error="disable",
+        )
+        for number in range(draw(st.integers(1, 2)))
+    ]  # fmt: skip
+    time, seq, batches = 0, 0, []
+    for _ in range(draw(st.integers(1, 3))):
+        batch = []
+        for name in draw(st.text(LETTERS, max_size=8)):
+            time += draw(st.integers(0, 2))
+            batch.append({"n": name, "k": draw(st.integers(0, 1)), "seq": seq, "t": time})
+            seq += 1
+        batches.append(batch)
+    return rules, batches
+
+
+def told(result: Result) -> tuple[Any, ...]:
+    out = result.outcome
+    if isinstance(out, RunError):
+        return (*result[:3], str(out), result.trigger)
+    known = out.noticed if isinstance(out, Match) else out.waited
+    return (*result[:3], type(out), pairs(out), out.time, known, result.trigger)
+
+
+def ran(
+    job: tuple[list[PatternProcessor], list[list[dict[str, Any]]]],
+    followed: list[bool],
+    *,
+    timed: bool,
+) -> list[Any]:
+    """Return all that can be seen of rules at work.
+
+    Args:
+        job: rules, and rows in batches.
+        followed: for each batch whether plain sequences are followed; else matchers see every row.
+        timed: time-outs are told.
+    """
+    rules, batches = job
+    rule_set, refused = RuleSet().updated(rules)
+    assert all(one.change == "added" for one in refused)
+    engine = Engine(KeyedState("runs"), timed=lambda rule: timed)
+    engine.set_rules(rule_set, {}, 0)
+    made = {name: active.made for name, active in engine.active.items()}
+    assert all(each.sequence for each in made.values())
+    seen: list[Any] = []
+    for batch, follow in zip(batches, followed, strict=True):
+        for name, active in engine.active.items():
+            active.made = made[name] if follow else replace(made[name], sequence=None)
+        columns = pa.RecordBatch.from_pylist(batch, SCHEMA)
+        zeros = pa.repeat(pa.scalar(0), len(batch))
+        rows = Rows(columns, columns["t"], zeros, columns["seq"], 0)
+        seen.append([told(each) for each in engine.process(rows)])
+        seen.append({rule.id: str(engine.standings(rule.id)) for rule in rules})
+        engine.keys.save()
+        seen.append([engine.keys.first_held(), list(engine.failed)])
+    over = [told(each) for each in engine.advance(END)]
+    seen.append(sorted(over, key=lambda each: each[:3]))  # of rules and keys no order is promised
+    seen += [replace(each.metrics, nanoseconds=0) for each in engine.active.values()]
+    return seen
+
+
+def check(
+    job: tuple[list[PatternProcessor], list[list[dict[str, Any]]]],
+    mixed: list[bool],
+    timed: bool,
+) -> None:
+    count = len(job[1])
+    note(f"{job}")
+
+    by_matchers = ran(job, [False] * count, timed=timed)
+
+    assert ran(job, [True] * count, timed=timed) == by_matchers
+    assert ran(job, mixed[:count], timed=timed) == by_matchers
+
+
+turns = st.lists(st.booleans(), min_size=3, max_size=3)
+
+
+@settings(max_examples=150)
+@given(job=jobs(), mixed=turns, timed=st.booleans())
+def test_following_gives_what_matchers_give_in_their_order(
+    job: tuple[list[PatternProcessor], list[list[dict[str, Any]]]], mixed: list[bool], timed: bool
+) -> None:
+    check(job, mixed, timed)
+
+
+@pytest.mark.long
+@settings(max_examples=5_000)
+@given(job=jobs(), mixed=turns, timed=st.booleans())
+def test_following_gives_what_matchers_give_in_their_order_at_length(
+    job: tuple[list[PatternProcessor], list[list[dict[str, Any]]]], mixed: list[bool], timed: bool
+) -> None:
+    check(job, mixed, timed)
+
+
+def test_a_run_that_began_before_goes_on_and_another_is_over() -> None:
+    rule = PatternProcessor(id="r", version=1, pattern=ABC.within("5us"), key=("k",))
+    rows = [("a", 1, 0, 1), ("a", 2, 1, 2), ("b", 2, 2, 6), ("b", 1, 3, 6)]
+    given_ = [dict(zip(SCHEMA.names, row, strict=True)) for row in rows]
+
+    found = ran(([rule], [given_[:2], given_[2:]]), [True, True], timed=True)
+
+    assert found[3] == [
+        ("r", 1, (2,), Match, (("a", 1), ("b", 2)), 6, 6, 2),
+        ("r", 1, (1,), Timeout, (("a", 0),), 6, "`b`", 3),
+    ]
+
+
+def test_each_run_is_given_up_at_the_first_row_behind_its_end() -> None:
+    pattern = ABC.followed_by("c").where('n == "c"').within("5us")
+    rule = PatternProcessor(id="r", version=1, pattern=pattern, key=("k",))
+    names, times = "aacccbc", (0, 2, 4, 5, 7, 8, 9)
+    rows = [
+        {"n": name, "k": 1, "seq": seq, "t": time}
+        for seq, (name, time) in enumerate(zip(names, times, strict=True))
+    ]
+
+    found = ran(([rule], [rows]), [True], timed=True)
+
+    assert found[0] == [
+        ("r", 1, (1,), Timeout, (("a", 0),), 5, "`b`", 3),
+        ("r", 1, (1,), Timeout, (("a", 1),), 7, "`b`", 4),
+    ]
