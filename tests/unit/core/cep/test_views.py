@@ -8,7 +8,7 @@ import pytest
 from streambroker_core.cep.keys import key_columns
 from streambroker_core.cep.keystore import place_of
 from streambroker_core.cep.selectors import Selector
-from streambroker_core.cep.view import Rows, View
+from streambroker_core.cep.view import Rows, View, values
 
 COUNT = 12
 BATCH = pa.RecordBatch.from_pydict(
@@ -69,3 +69,24 @@ def test_keys_of_all_rows_are_made_when_half_of_them_were_asked_for(selector: Se
 def test_an_expression_is_asked_of_all_rows_so_that_its_values_are_of_one_type() -> None:
     view = View(rows(), ("k % 2",))
     assert view.at(pa.array([1], pa.uint64())).keys is view.keys
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Paris"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_instants_are_read_as_arrow_reads_them(unit: str, zone: str | None) -> None:
+    steps = [None, 0, -1, 1, 1_700_000_000, -62_135_596_800, 253_402_300_799]
+    column = pa.array(steps, pa.int64()).cast(pa.timestamp(unit, zone)).slice(1)
+
+    if zone == "Europe/Paris":  # the last instant is of the year 10,000 there
+        column = column.slice(0, 4)
+    read = values(column)
+
+    assert read == column.to_pylist()
+    assert [str(each) for each in read] == [str(each) for each in column.to_pylist()]
+
+
+def test_an_instant_of_no_year_is_refused_as_arrow_refuses_it() -> None:
+    column = pa.array([2**62], pa.int64()).cast(pa.timestamp("us"))
+
+    with pytest.raises(OverflowError, match="out of range"):
+        values(column)
