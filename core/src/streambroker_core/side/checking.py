@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -37,6 +37,8 @@ def check(join: SideJoin) -> None:
     Raises:
         SideDefinitionError: with the side input, the problem and the remedy.
     """
+    for name, problem, remedy in _stateless_problems(join) if join.stateless else ():
+        raise SideDefinitionError(name, problem, remedy)
     seen: set[str] = set()
     for side in join.inputs:
         for problem, remedy in (*_problems(side), *_problems_in(join, side)):
@@ -327,3 +329,73 @@ def _name_problems(join: SideJoin) -> Found:
         names += [enrich.version] if enrich.version else []
     twice = sorted({name for name in names if names.count(name) > 1})
     return [(f"column {name} is there twice", "give it another name: names=...") for name in twice]
+
+
+_STATE: Final = "or leave stateless() out"
+_DOES: Final = {"wait": "wait for its key", "error": "go to the output `errors`"}
+
+
+def _stateless_problems(join: SideJoin) -> list[tuple[str, str, str]]:
+    """Return what cannot be without state: the input, the problem and the remedy of each."""
+    return [
+        *((side.name, *one) for side in join.inputs for one in _stateful_side(side)),
+        *((MAIN, *one) for one in _stateful_main(join)),
+        *((enrich.input, *one) for enrich in join.enrich for one in _stateful_missing(enrich)),
+    ]
+
+
+def _stateful_side(side: SideInput) -> Found:
+    found: Found = []
+    if not side.static:
+        found.append(
+            (
+                "what came of a stream is kept in state, and rows are stateless",
+                f"make it a table of a TableStore, {_STATE}",
+            )
+        )
+    for name, given in (
+        ("ready", side.readiness != "complete"),
+        ("timeout", side.timeout is not None),
+        ("on_timeout", side.on_timeout != "default"),
+        ("on_refused", side.on_refused != "fail"),
+    ):
+        if given:
+            found.append(
+                (
+                    f"{name} is for rows that wait or are not taken, and rows are stateless",
+                    f"leave {name} out, because a table is always there as a whole, {_STATE}",
+                )
+            )
+    return found
+
+
+def _stateful_main(join: SideJoin) -> Found:
+    plain = SideJoin(schema=join.schema)
+    found: Found = []
+    if join.grouped or join.windows is not None:
+        found.append(
+            (
+                "windows of rows are kept in state, and rows are stateless",
+                f"leave window and apply out, {_STATE}",
+            )
+        )
+    for name in ("order", "event_time", "lateness", "max_waiting_rows", "max_waiting_bytes"):
+        if getattr(join, name) != getattr(plain, name):
+            found.append(
+                (
+                    f"{name} is for rows that wait, and rows are stateless",
+                    f"leave {name} out, {_STATE}",
+                )
+            )
+    return found
+
+
+def _stateful_missing(enrich: Enrich) -> Found:
+    if enrich.missing not in _DOES:
+        return []
+    return [
+        (
+            f"a row without a value cannot {_DOES[enrich.missing]}: rows are stateless",
+            f"take missing='null' and look for nulls behind it, {_STATE}",
+        )
+    ]

@@ -168,6 +168,7 @@ class SideJoin:
         lateness: seconds for which a window stays open after the watermark has passed it.
         max_waiting_rows: rows that may wait in one bucket.
         max_waiting_bytes: their bytes in Arrow.
+        stateless: rows meet tables where they are: nothing is kept, put in order, or waits.
     """
 
     schema: pa.Schema
@@ -181,6 +182,7 @@ class SideJoin:
     lateness: float = 0.0
     max_waiting_rows: int = 10_000_000
     max_waiting_bytes: int = 4 << 30
+    stateless: bool = False
 
     def input(self, name: str) -> SideInput:
         """Return a side input by name.

@@ -86,16 +86,26 @@ class SideTooLargeError(SideError):
 
 
 class SideVersionError(SideError):
-    """A version of a static table that nobody has."""
+    """A version of a static table that nobody has.
+
+    Attributes:
+        version: its name.
+        why: the reason, no sentence.
+    """
 
     code = "SideVersionUnknown"
 
-    def __init__(self, input_: str, version: str, why: str) -> None:
-        self.version = version
+    def __init__(
+        self,
+        input_: str,
+        version: str,
+        why: str,
+        remedy: str = "The version before stays; announce one that is there",
+    ) -> None:
+        self.version, self.why = version, why
         super().__init__(
             input_,
-            f"Side input `{input_}`: version {version} cannot be read: {why}. The version before"
-            " stays; announce one that is there.",
+            f"Side input `{input_}`: version {version} cannot be read: {why}. {remedy}.",
         )
 
 

@@ -319,7 +319,7 @@ class Joining:
     def _call(self, batch: pa.RecordBatch, views: Views) -> None:
         if not batch.num_rows:
             return
-        for rows in _batches(batch if self._function is None else self._function(batch, views)):
+        for rows in batches_of(batch if self._function is None else self._function(batch, views)):
             if rows.num_rows:
                 self._give(rows)
 
@@ -364,7 +364,7 @@ def _alike(columns: list[pa.Array], size: int) -> list[tuple[tuple[int, ...], pa
     return found
 
 
-def _batches(result: Any) -> Iterator[pa.RecordBatch]:
+def batches_of(result: Any) -> Iterator[pa.RecordBatch]:
     """Give what a function has returned, batch by batch.
 
     Raises:
@@ -378,7 +378,7 @@ def _batches(result: Any) -> Iterator[pa.RecordBatch]:
         for one in result:
             if not isinstance(one, pa.RecordBatch | pa.Table):
                 raise _no_batch(f"{type(result).__name__} of {type(one).__name__}")
-            yield from _batches(one)
+            yield from batches_of(one)
     elif result is not None:
         raise _no_batch(type(result).__name__)
 

@@ -26,11 +26,21 @@ _MISSING = {
     "error": "a row without a value goes to the output `errors`",
     "wait": "a row without a value waits for its key",
 }
+_STATELESS = (
+    "Rows meet tables where they are, without state: there is no shuffle and no order, and no row"
+    " waits.",
+    "A micro-batch has one version of each table, pinned when its first row meets it: all of its"
+    " tasks see that one, and so does a replay; versions are swapped between two micro-batches.",
+)
 _START = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def explain(join: SideJoin) -> list[str]:
     """Return what holds for an operator, one line for each thing; defaults are named as such."""
+    if join.stateless:
+        sides = [_side(side, waits=False) for side in join.inputs]
+        enriched = [_enrich(enrich, join.input(enrich.input)) for enrich in join.enrich]
+        return [*_STATELESS, *sides, *enriched]
     order = "the order in which they come" if join.order == "arrival" else "the order of event time"
     lines = [f"Rows of all inputs are taken in {order}."]
     windows = join.windows
@@ -79,7 +89,7 @@ def moment(micros: int) -> str:
     return at.isoformat().replace("+00:00", "Z")
 
 
-def _side(side: SideInput) -> str:
+def _side(side: SideInput, *, waits: bool = True) -> str:
     what = side.kind if not side.keyed else f"{side.kind} for each key"
     key = f" by {', '.join(side.key)}" if side.key else ""
     where = "with the main rows of its key" if side.keyed else "in every bucket"
@@ -87,9 +97,9 @@ def _side(side: SideInput) -> str:
         where = "a table, once per process, replaced version by version"
     parts = [
         f"Side input `{side.name}`: {what}{key}, {where}",
-        f"{side.windows}",
+        *([f"{side.windows}"] if waits else []),
         _UPDATES[side.updating] + _default(side.update),
-        _READY[side.readiness] + _default(side.ready),
+        *([_READY[side.readiness] + _default(side.ready)] if waits else []),
     ]
     if side.timeout is not None:
         then = "see what is there" if side.on_timeout == "default" else "go to the output `errors`"
@@ -97,7 +107,7 @@ def _side(side: SideInput) -> str:
     if side.has_default:
         parts.append(f"where there is no value it is {side.default!r}")
     refused = "stop the query" if side.on_refused == "fail" else "go to the output `errors`"
-    parts.append(f"rows that are not taken {refused}")
+    parts += [f"rows that are not taken {refused}"] if waits else []
     return "; ".join(parts) + "."
 
 

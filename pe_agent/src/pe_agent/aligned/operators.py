@@ -385,7 +385,7 @@ def _outputs(
             f"operator {name} has the outputs {', '.join(tags)}, and columns are given for"
             f" {', '.join(told) or 'none'}: give those of all with schemas={{tag: columns}}."
         )
-    return {tag: hosting.columns(_spark_columns(told[tag])) for tag in tags}
+    return {tag: hosting.columns(spark_columns(told[tag])) for tag in tags}
 
 
 def _add_reports(
@@ -397,10 +397,11 @@ def _add_reports(
                 f"operator {name} has an output {tag} already: give its {what} another tag."
             )
         if tag is not None:
-            outputs[tag] = hosting.columns(_spark_columns(schema))
+            outputs[tag] = hosting.columns(spark_columns(schema))
 
 
-def _spark_columns(schema: Columns | pa.Schema) -> Columns:
+def spark_columns(schema: Columns | pa.Schema) -> Columns:
+    """Return columns as Spark has them."""
     if not isinstance(schema, pa.Schema):
         return schema
     from pyspark.sql.pandas.types import from_arrow_schema

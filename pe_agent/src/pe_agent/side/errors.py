@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streambroker_core.side.definition import MAIN
 from streambroker_core.side.errors import SideError
 
 
@@ -13,3 +14,15 @@ class TableError(SideError):
     def __init__(self, table: str, why: str) -> None:
         self.why = why
         super().__init__(table, f"Table `{table}`: {why}.")
+
+
+class PinError(SideError):
+    """A task that cannot tell which version of a table its micro-batch has; the task fails."""
+
+    code = "SideUnpinned"
+
+    def __init__(self, table: str | None, problem: str, remedy: str) -> None:
+        which = "Tables" if table is None else f"Table `{table}`"
+        super().__init__(
+            table or MAIN, f"{which}: no version for this micro-batch: {problem}; {remedy}."
+        )

@@ -20,7 +20,7 @@ from pe_agent.aligned.streams import Stream
 from pe_agent.side.inputs import Given
 from pe_agent.side.operator import FIGURES, FIGURES_SCHEMA, MakeSide
 from pe_agent.side.reporting import ToAgent
-from pe_agent.side.shelves import Shelves
+from pe_agent.side.shelves import shelves_of
 from pe_agent.side.tables import Table
 from pe_agent.side.ticks import seconds_for, tick_stream
 from streambroker_core.side import Enrich, SideInput, SideJoin, Views, fixed, sliding
@@ -34,6 +34,7 @@ from streambroker_core.side.telling import explain
 
 if TYPE_CHECKING:
     from pe_agent.aligned.hosting import Columns
+    from pe_agent.side.stateless import StatelessInputs
 
 NAME: Final = "side_inputs"
 _OPTIONS: Final = (
@@ -122,6 +123,16 @@ class SideInputs:
         )
         return replace(self, added=(*self.added, one))
 
+    def stateless(self) -> StatelessInputs:
+        """Let rows meet tables where they are: no state, no shuffle, no order, nothing waits.
+
+        For side inputs that are all tables. The ends of its chain are ``to_stream``,
+        ``map_batches`` and ``join_view``; see ``StatelessInputs``.
+        """
+        from pe_agent.side.stateless import StatelessInputs
+
+        return StatelessInputs(sides=self)
+
     def explain(self) -> list[str]:
         """Return all that holds, defaults included, one sentence for each thing.
 
@@ -129,6 +140,9 @@ class SideInputs:
             SideDefinitionError: it could never work.
         """
         join, _ = self._define()
+        return self._explained(join)
+
+    def _explained(self, join: SideJoin) -> list[str]:
         lines = explain(shape_of(join).join)
         for name, given in self.given.items():
             if isinstance(given.source, Table):
@@ -222,27 +236,14 @@ class SideInputs:
             SideDefinitionError, AlignedError: as there.
         """
         join, _ = self._define()
-        side = join.input(name)
-        # Checked as enriching is, which asks for the same.
-        one = Enrich(input=name, on=_several(on), columns=tuple(columns))
-        shape_of(replace(join, enrich=(*join.enrich, one)))
-        if side.kind not in ("map", "multimap") or how not in ("left", "inner"):
-            raise SideDefinitionError(
-                name,
-                f"a {side.kind} is joined as `{how}`",
-                "take a map or a multimap, and left or inner; else enrich or map_batches",
-            )
-        fields = tuple(columns) or side.fields
-        join_rows = JoinRows(name, _several(on), fields, side.many, inner=how == "inner")
-        added = [side.schema.field(one) for one in fields]
-        schema = pa.schema([*enriched_schema(join), *added])
+        join_rows, schema = joined_rows(join, name, on, columns, how)
         waited = [one.on for one in self.added if one.input == name and one.missing == "wait"]
         own = all(on_ == join_rows.on for on_ in waited)
         return self._run(OwnKeys(join_rows) if own else join_rows, schema, figures, settings)
 
     # -- within ------------------------------------------------------------------------------
 
-    def _define(self) -> tuple[SideJoin, dict[str, Stream]]:
+    def _define(self, *, stateless: bool = False) -> tuple[SideJoin, dict[str, Stream]]:
         streams: dict[str, Stream] = {}
         inputs: list[SideInput] = []
         for name, given in self.given.items():
@@ -251,13 +252,14 @@ class SideInputs:
             if stream is not None:
                 streams[name] = stream
         told = dict(self.settings)
-        if self.main.event_time is not None:
+        if self.main.event_time is not None and not stateless:
             told.setdefault("event_time", self.main.event_time[0])
         join = SideJoin(
             schema=arrow_of(self.main.schema()),
             inputs=tuple(inputs),
             enrich=self.added,
             key=self.main.key,
+            stateless=stateless,
             **told,
         )
         return join, streams
@@ -271,19 +273,14 @@ class SideInputs:
     ) -> OperatorStream:
         join, streams = self._define()
         shape = shape_of(join)
-        tables = {
-            one.name: source
-            for one in join.inputs
-            if isinstance(source := self.given[one.name].source, Table)
-        }
+        tables = self._tables()
         for side in join.inputs:
             if side.name in tables:
                 tables[side.name].bind(side)
-        folders = {name: str(table.place) for name, table in tables.items()}
         make = MakeSide(
             shape=shape,
             function=function,
-            tables=Shelves(folders=folders),
+            tables=shelves_of(tables),
             figures=figures,
             agent=self._agent(streams, str(settings.get("name", NAME))),
         )
@@ -296,6 +293,10 @@ class SideInputs:
         main = self._with_control(join, tables)
         told: dict[str, Any] = {"name": NAME, "null_keys": True, **settings}
         return control_aware(make, {**streams, MAIN: main}, schemas=schemas, **told)
+
+    def _tables(self) -> dict[str, Table]:
+        every = ((name, given.source) for name, given in self.given.items())
+        return {name: source for name, source in every if isinstance(source, Table)}
 
     def _agent(self, streams: Mapping[str, Stream], operator: str) -> ToAgent | None:
         """Return the way of figures to the agent; None if no stream is one of a PE."""
@@ -383,6 +384,34 @@ class JoinRows:
         order = pc.sort_indices(rows)
         places = pa.concat_arrays([places, pa.nulls(len(lacking), pa.int64())])
         return rows.take(order), places.take(order)
+
+
+def joined_rows(
+    join: SideJoin,
+    name: str,
+    on: str | Sequence[str],
+    columns: Sequence[str],
+    how: str,
+) -> tuple[JoinRows, pa.Schema]:
+    """Return what joins main rows with a side input, and the columns of its rows.
+
+    Raises:
+        SideDefinitionError: it could never work.
+    """
+    side = join.input(name)
+    # Checked as enriching is, which asks for the same.
+    one = Enrich(input=name, on=_several(on), columns=tuple(columns))
+    shape_of(replace(join, enrich=(*join.enrich, one)))
+    if side.kind not in ("map", "multimap") or how not in ("left", "inner"):
+        raise SideDefinitionError(
+            name,
+            f"a {side.kind} is joined as `{how}`",
+            "take a map or a multimap, and left or inner; else enrich or map_batches",
+        )
+    fields = tuple(columns) or side.fields
+    join_rows = JoinRows(name, _several(on), fields, side.many, inner=how == "inner")
+    added = [side.schema.field(one) for one in fields]
+    return join_rows, pa.schema([*enriched_schema(join), *added])
 
 
 def _several(given: str | Sequence[str]) -> tuple[str, ...]:

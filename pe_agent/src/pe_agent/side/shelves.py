@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -16,6 +17,9 @@ from pe_agent.side.versions import REQUESTS, path_of, read_version
 from streambroker_core.side import Shelf
 from streambroker_core.side.content import Content
 from streambroker_core.side.definition import SideInput
+
+if TYPE_CHECKING:
+    from pe_agent.side.tables import Table
 
 _SHELVES: dict[tuple[str, str], Shelf] = {}
 """One for each folder of versions and definition of a side input."""
@@ -59,3 +63,8 @@ class Shelves:
         folder = Path(self.folders[name]) / REQUESTS
         folder.mkdir(exist_ok=True)
         (folder / hashlib.sha256(who.encode()).hexdigest()[:32]).touch()
+
+
+def shelves_of(tables: Mapping[str, Table]) -> Shelves:
+    """Return where the versions of tables lie, by name of the side input."""
+    return Shelves(folders={name: str(table.place) for name, table in tables.items()})

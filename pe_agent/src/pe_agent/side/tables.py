@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from pe_agent.aligned.control_file import ControlFile
 from pe_agent.aligned.streams import Stream
+from pe_agent.side import pins
 from pe_agent.side.announcing import CONTROL_FILE, READERS, places, version_stream
 from pe_agent.side.errors import TableError
 from pe_agent.side.sources import Folder, Frame, Query, TableSource
@@ -87,6 +88,7 @@ class Table:
         self._versions = Versions(self.place)
         self._requests = self.place / REQUESTS
         self._sides: dict[str, SideInput] = {}
+        self._stateless: list[SideInput] = []
         self._looking = threading.Lock()
         self._mark: str | None = None
         self._error: str | None = None
@@ -133,14 +135,33 @@ class Table:
         Raises:
             SideError: the last version cannot be used as this side input; or the store is closed.
         """
-        self.store.check_open(self.name)
         with self.store.lock:
-            last = self._versions.last
-            assert last is not None  # noqa: S101 - else it was not made
-            content_of(side, read_version(self.place, last.name))
+            last = self._fitting(side)
             self._check_name(side)
             self._sides[side.name] = side
+            self._sort(last, side)
             self._announce()
+
+    def bind_stateless(self, side: SideInput) -> None:
+        """Be a side input of rows without state from now on; micro-batches pin its versions.
+
+        Raises:
+            SideError: as for ``bind``.
+        """
+        with self.store.lock:
+            last = self._fitting(side)
+            if side not in self._stateless:
+                self._stateless.append(side)
+            self._sort(last, side)
+            pins.allow(self.place)
+
+    def _fitting(self, side: SideInput) -> Version:
+        """Return the last version, which can be used as a side input."""
+        self.store.check_open(self.name)
+        last = self._versions.last
+        assert last is not None  # noqa: S101 - else it was not made
+        content_of(side, read_version(self.place, last.name))
+        return last
 
     def _check_name(self, side: SideInput) -> None:
         """Refuse a name that another side input has: announcements say no more than the name."""
@@ -180,10 +201,14 @@ class Table:
             self._looked = time.time()
             self._due = time.monotonic() + (self.every or 0.0)
 
-    def clean(self, places: list[Place]) -> None:
-        """Remove versions; see ``Versions.clean``."""
-        with self.store.lock:
-            self._versions.clean(places, self._sides)
+    def clean(self, places: list[Place], grace: float, now: float) -> None:
+        """Remove versions; see ``Versions.clean``, and ``pins.cleaning`` for the times.
+
+        Nothing goes while a task chooses a version.
+        """
+        with self.store.lock, pins.cleaning(self.place, grace, now) as pinned:
+            if pinned is not None:
+                self._versions.clean(places, self._sides, pinned)
 
     def _read(self, *, asked: bool) -> None:
         mark = self._source.mark()
@@ -192,9 +217,9 @@ class Table:
         table = _as_before(self._source.read(self.schema), self.schema)
         with self.store.lock:
             self.store.check_open(self.name)  # it may have been closed while the table was read
-            for side in self._sides.values():
+            for side in self._every():
                 content_of(side, table)
-            version = self._versions.write(table, time.time())
+            version = self._versions.write(table, time.time(), self._prepare)
             self.schema = table.schema
             if version is not None:
                 log.info("table %s: version %s, %d rows", self.name, version.name, version.rows)
@@ -207,10 +232,18 @@ class Table:
         assert version is not None  # noqa: S101 - it was written
         for name in self._sides:
             if name not in version.announced:
-                self._sort(version, self._sides[name])
                 said = SideVersion(input=name, version=version.name)
                 place = self.store.control.append(said, delivery=Delivery.BEGIN).seq
                 self._versions.announced(version, name, place)
+
+    def _every(self) -> list[SideInput]:
+        """Return what the table is a side input as."""
+        return [*self._sides.values(), *self._stateless]
+
+    def _prepare(self, version: Version) -> None:
+        """Write what belongs to a version before anybody hears of it."""
+        for side in self._every():
+            self._sort(version, side)
 
     def _sort(self, version: Version, side: SideInput) -> None:
         """Write the sorted copy; without it each worker sorts for itself."""
@@ -232,7 +265,8 @@ class TableStore:
 
     Args:
         path: a folder that the driver and all workers see; one driver at a time uses it.
-        grace: seconds for which versions are kept for a query that does not run.
+        grace: seconds for which versions are kept for a query that does not run, and for one
+            without state that has no micro-batch.
     """
 
     def __init__(self, path: str | Path, *, grace: float = GRACE) -> None:
@@ -396,9 +430,10 @@ class TableStore:
     def clean(self) -> None:
         """Remove the versions that no query asks for any more."""
         with self.lock:
-            found = places(self.path, self._grace, time.time())
+            now = time.time()
+            found = places(self.path, self._grace, now)
             for table in self.tables():
-                table.clean(found)
+                table.clean(found, self._grace, now)
 
 
 def _as_before(table: pa.Table, known: pa.Schema | None) -> pa.Table:

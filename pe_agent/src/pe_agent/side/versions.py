@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Versions:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._journal = folder / JOURNAL
-        self._number, self.kept = self._read()
+        self._number, self.kept = listed(folder) if self._journal.exists() else (0, [])
         known = {one.name + _SUFFIX for one in self.kept}
         for path in folder.iterdir():
             if path.is_file() and path.name not in (JOURNAL, *known):
@@ -90,8 +90,19 @@ class Versions:
         """The newest version; None if there is none."""
         return self.kept[-1] if self.kept else None
 
-    def write(self, table: pa.Table, now: float) -> Version | None:
-        """Write a version; None if it is the same as the last one."""
+    def write(
+        self,
+        table: pa.Table,
+        now: float,
+        prepare: Callable[[Version], None] = lambda version: None,
+    ) -> Version | None:
+        """Write a version; None if it is the same as the last one.
+
+        Args:
+            table: its rows.
+            now: seconds since 1970.
+            prepare: called when its file is there, before it is listed and anybody takes it.
+        """
         hidden = self.folder / f".{os.getpid()}"
         _write_table(hidden, table)
         digest, size = _digest(hidden)
@@ -107,6 +118,7 @@ class Versions:
             at=now,
         )
         hidden.rename(path_of(self.folder, version.name))
+        prepare(version)
         self._write([*self.kept, version])
         return version
 
@@ -135,7 +147,9 @@ class Versions:
             ]
         )
 
-    def clean(self, places: Collection[Place], names: Collection[str]) -> list[str]:
+    def clean(
+        self, places: Collection[Place], names: Collection[str], pinned: Collection[str] = ()
+    ) -> list[str]:
         """Remove the versions that nobody can ask for any more; return their names.
 
         A query can ask for two of each side input: that of its last window, and the last one that
@@ -145,8 +159,10 @@ class Versions:
             places: how far each query has come with the control file.
             names: the side inputs that the table is; queries of others, which it was before, may
                 start again.
+            pinned: versions that a micro-batch has which may be run again.
         """
         needed = {len(self.kept) - 1}
+        needed.update(number for number, one in enumerate(self.kept) if one.name in pinned)
         for name in {*names, *(name for one in self.kept for name in one.announced)}:
             announced = {
                 number: one.announced[name]
@@ -165,27 +181,33 @@ class Versions:
                 path.unlink(missing_ok=True)
         return [one.name for one in gone]
 
-    def _read(self) -> tuple[int, list[Version]]:
-        if not self._journal.exists():
-            return 0, []
-        try:
-            told: dict[str, Any] = json.loads(self._journal.read_bytes())
-            if told["v"] > FORMAT:
-                raise TableError(
-                    self.folder.name,
-                    f"{self._journal} has form {told['v']}, of a newer release; this reads"
-                    f" {FORMAT}: start that one",
-                )
-            return int(told["number"]), [Version(**one) for one in told["kept"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise TableError(
-                self.folder.name, f"{self._journal} is damaged: {error!r}; take another folder"
-            ) from error
-
     def _write(self, kept: list[Version]) -> None:
         told = {"v": FORMAT, "number": self._number, "kept": [asdict(one) for one in kept]}
         write_whole(self._journal, json.dumps(told, sort_keys=True).encode())
         self.kept = kept
+
+
+def listed(folder: Path) -> tuple[int, list[Version]]:
+    """Return the number of the last version, and the versions that are kept, the oldest first.
+
+    Raises:
+        TableError: the list is of a newer release, or damaged.
+        FileNotFoundError: there is none.
+    """
+    journal = folder / JOURNAL
+    try:
+        told: dict[str, Any] = json.loads(journal.read_bytes())
+        if told["v"] > FORMAT:
+            raise TableError(
+                folder.name,
+                f"{journal} has form {told['v']}, of a newer release; this reads {FORMAT}: start"
+                " that one",
+            )
+        return int(told["number"]), [Version(**one) for one in told["kept"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise TableError(
+            folder.name, f"{journal} is damaged: {error!r}; take another folder"
+        ) from error
 
 
 def _needed(announced: dict[int, int], places: Collection[Place]) -> set[int]:
