@@ -1,7 +1,8 @@
 """Rows that meet a table, on Spark, against the broadcast join with a static frame.
 
-Spark plans the join anew in each micro-batch, and so makes its hash table anew; workers keep the
-version of a side input. What a join lacks, versions and readiness, costs the join nothing.
+A table of ours is met by an operator with state, and without. Spark plans the join anew in each
+micro-batch, and so makes its hash table anew; workers keep the version of a side input. What a join
+lacks, versions and readiness, costs the join nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from processes import App
 
 PURPOSE = "rows/s with a table of 1,000 and 1,000,000 entries on Spark, against a broadcast join"
 HELD = {"1k": 1_000, "1M": 1_000_000}
-WAYS = ("table", "broadcast")
+OURS = ("table", "stateless")
+WAYS = (*OURS, "broadcast")
 COUNT, WARM = 3, 60
 SMALL = 10_000
 """Rows of the batches that warm up and with which memory is measured: they need little of it."""
@@ -57,15 +59,16 @@ def compared(settings: Settings, held: dict[str, int]) -> Figures:
             settings.say(f"round {round_} of {settings.rounds} done")
     finally:
         app.end()
-    for word in held:
-        figures.ratio(
-            f"table / broadcast, {word}", f"table, {word}: rows", f"broadcast, {word}: rows"
-        )
+    for way in OURS:
+        for word in held:
+            figures.ratio(
+                f"{way} / broadcast, {word}", f"{way}, {word}: rows", f"broadcast, {word}: rows"
+            )
     figures.note(
         f"batches of {settings.rows:,} rows of nine columns from the JVM, two columns added, into"
         f" noop; local[2]; {COUNT} batches per round and variant after {queries.WARM}, and"
         f" before the rounds {WARM} of {SMALL:,} rows each way. The frame that is joined is"
-        " cached. Both gave equal rows before. Memory is that of all"
+        " cached. All gave equal rows before. Memory is that of all"
         " Python workers once they have the table, what they have in common counted once."
     )
     return figures
@@ -96,11 +99,11 @@ def _batches(
 
 def _way(way: str, word: str, entries: int, rows: int, place: Path) -> dict[str, Any]:
     told = {"kind": way, "count": entries, "rows": rows, "folder": str(place / f"entries-{word}")}
-    return {**told, "store": str(place / f"store-{word}")} if way == "table" else told
+    return {**told, "store": str(place / f"store-{word}")} if way in OURS else told
 
 
 def _compare(app: App, word: str, entries: int, settings: Settings) -> None:
-    """Compare what both make of the same rows.
+    """Compare what all make of the same rows.
 
     Raises:
         AssertionError: they differ.
@@ -118,8 +121,9 @@ def _compare(app: App, word: str, entries: int, settings: Settings) -> None:
         got = ds.dataset(str(out), exclude_invalid_files=True).to_table()
         first = got.filter(pc.less(got["a"], 100_000)).sort_by("a")
         found.append(first.select(["a", side_ways.KEY, "rate", "label"]))
-    if found[0].num_rows != 100_000 or not found[0].equals(found[1]):
-        raise AssertionError(f"a table of {word} entries and the join differ")
+    for way, one in zip(WAYS, found, strict=True):
+        if one.num_rows != 100_000 or not one.equals(found[-1]):
+            raise AssertionError(f"{way} with {word} entries and the join differ")
 
 
 def _memory(figures: Figures, app: App, word: str, entries: int, settings: Settings) -> None:

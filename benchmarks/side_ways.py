@@ -72,13 +72,24 @@ def _files(frame: DataFrame, folder: str) -> DataFrame:
     return reader.parquet(folder)
 
 
-def table(frame: DataFrame, *, count: int, rows: int, folder: str, store: str) -> DataFrame:
-    """Add both values of a table of a store."""
+def _table(store: str, folder: str) -> Table:
     if store not in _TABLES:
         _TABLES[store] = TableStore(store).folder("rates", folder, every=0.2)
-    side = side_map(_TABLES[store], key=KEY, value=("rate", "label"))
+    return _TABLES[store]
+
+
+def table(frame: DataFrame, *, count: int, rows: int, folder: str, store: str) -> DataFrame:
+    """Add both values of a table of a store."""
+    side = side_map(_table(store, folder), key=KEY, value=("rate", "label"))
     sides = aligned.stream(_main(frame, count, rows)).with_side_inputs(rates=side)
     return sides.enrich("rates", on=KEY).to_stream().to_df()
+
+
+def stateless(frame: DataFrame, *, count: int, rows: int, folder: str, store: str) -> DataFrame:
+    """Add both values of a table of a store, without state."""
+    side = side_map(_table(store, folder), key=KEY, value=("rate", "label"))
+    sides = aligned.stream(_main(frame, count, rows)).with_side_inputs(rates=side)
+    return sides.stateless().enrich("rates", on=KEY).to_stream().to_df()
 
 
 def broadcast(frame: DataFrame, *, count: int, rows: int, folder: str) -> DataFrame:
@@ -127,6 +138,7 @@ def waiting(frame: DataFrame, *, count: int, rows: int, folder: str, control: st
 
 WAYS: dict[str, Callable[..., Any]] = {
     "table": table,
+    "stateless": stateless,
     "broadcast": broadcast,
     "keyed": keyed,
     "timed": timed,
