@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 from flink_peer import Flink, write
 from measure import Figures, Settings, turns
-from pattern_app import FEW, TIME, WARM
+from pattern_app import BUCKETS, FEW, TIME, WARM
 from pattern_runs import END, Workload
 from processes import Agent, Broker, Family
 from pushed_app import DDL, PushedApp
@@ -20,7 +21,21 @@ from streambroker_core.schema import parse_ddl, to_items
 PURPOSE = "a rule on an import, with relevance push-down, with all rows sent, and in Flink CEP"
 WORKLOADS = (Workload(shape="relaxed", share=0.001), Workload(shape="relaxed"))
 EPOCHS = 4
-SIDES = {"pushed down": True, "all rows": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """How the rule is run: with push-down or on all rows, and in how many buckets."""
+
+    push_down: bool
+    buckets: int = BUCKETS
+
+
+SIDES = {
+    "pushed down": Side(push_down=True),
+    "pushed down, 64 buckets": Side(push_down=True, buckets=64),
+    "all rows": Side(push_down=False),
+}
 BATCH = 100_000
 SCHEMA = pa.schema(
     [("t", TIME), ("key", pa.int64()), ("kind", pa.string()), ("price", pa.float64())]
@@ -66,13 +81,16 @@ def run(settings: Settings) -> Figures:
         pushed = f"{each}: pushed down"
         for peer in ("all rows", "Flink"):
             figures.ratio(f"{pushed} / {peer}", pushed, f"{each}: {peer}")
+        many = f"{pushed}, 64 buckets"
+        figures.ratio(f"{many} / Flink", many, f"{each}: Flink")
     figures.note(
         f"{EPOCHS} epochs of {settings.rows:,} events, one in each micro-batch, the first of which"
         f" is left out, after {WARM} small ones each way that warm up; events that the exporter"
         " has, a second, those that it does not send among them. Spark, its workers and its agent"
         " on one core; the exporter's agent is"
         " free to use the other. Into noop, with Spark's checkpoint and state store, without"
-        " time-outs. Flink 1.20 on one core, from memory, without checkpoints, one epoch."
+        f" time-outs, in {BUCKETS} buckets or in 64. Flink 1.20 on one core, from memory, without"
+        " checkpoints, one epoch."
     )
     figures.note("The number of matches was the same with push-down and without, in each round.")
     return figures
@@ -136,13 +154,15 @@ def rate(batches: list[dict[str, Any]], rows: int) -> float:
 
 
 def _order(settings: Settings, each: Workload, port: str, side: str, round_: int) -> dict[str, Any]:
-    name = f"{port}-{round_}-{SIDES[side]}".lower()
+    way = SIDES[side]
+    name = f"{port}-{round_}-{way.push_down}-{way.buckets}".lower()
     rule = PatternProcessor(id="r", version=1, pattern=each.pattern())
     return {
         "port": f"in-{name}",
         "subscription": f'kind == "kind-{port}"',
         "rule": write_rule(rule),
-        "push_down": SIDES[side],
+        "push_down": way.push_down,
+        "buckets": way.buckets,
         "checkpoint": str(settings.place / f"checkpoint-{name}"),
         "control": str(settings.place / f"rules-{name}"),
     }

@@ -11,7 +11,7 @@ import pattern_app
 from cep_peer import Prepared, checked
 from flink_peer import Flink
 from measure import Figures, Settings, turns
-from pattern_app import BATCHES, FEW, WARM, PatternApp
+from pattern_app import BATCHES, BUCKETS, FEW, WARM, PatternApp
 from pattern_runs import Workload
 from processes import Family
 
@@ -59,7 +59,7 @@ def run(settings: Settings) -> Figures:
     figures.note(
         f"{settings.rows:,} events; ours from Parquet files in {BATCHES} micro-batches, of which"
         f" the first is left out, after {WARM} small ones that warm up, into noop, with Spark's"
-        " checkpoint and state store;"
+        f" checkpoint and state store, in {BUCKETS} buckets;"
         " Flink 1.20 from memory, without checkpoints, as many tasks as cores. Neither tells"
         " time-outs."
     )

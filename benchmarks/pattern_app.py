@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 BATCHES = 4
 WARM, FEW = 60, 2_000
 """Small micro-batches that a query runs through before anything counts, and their events."""
+BUCKETS = 8
+"""As many as eight cores can share; each takes Spark some milliseconds of a micro-batch."""
 TIME = pa.timestamp("us", "UTC")
 
 
@@ -62,7 +64,15 @@ class PatternApp(App):
 def matches(frame: DataFrame, workload: Workload) -> DataFrame:
     """Return the matches of a pattern in a stream of events."""
     made = workload.pattern()
-    found = pattern(frame, made, key="key", event_time="t", watermark="0 seconds", timeouts=False)
+    found = pattern(
+        frame,
+        made,
+        key="key",
+        event_time="t",
+        watermark="0 seconds",
+        timeouts=False,
+        buckets=BUCKETS,
+    )
     return found.to_df()
 
 

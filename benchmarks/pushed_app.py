@@ -1,7 +1,7 @@
 """A Spark application that runs a rule over an import, with push-down or with all rows.
 
 Orders come as lines of JSON, ``{"port", "subscription", "rule": document, "push_down",
-"checkpoint", "control"}``; the answer is a list of micro-batches and the number of matches.
+"buckets", "checkpoint", "control"}``; the answer is a list of micro-batches and the number of matches.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def run(spark: SparkSession, pe: PE, order: dict[str, Any]) -> dict[str, Any]:
         watermark="0 seconds",
         control=order["control"],
         push_down=order["push_down"],
+        buckets=order["buckets"],
         timeouts=False,
     )
     pushed = found.processors.relevance.filter is not None
