@@ -1,7 +1,8 @@
 """A Spark application that runs a rule over an import, with push-down or with all rows.
 
 Orders come as lines of JSON, ``{"port", "subscription", "rule": document, "push_down",
-"buckets", "checkpoint", "control"}``; the answer is a list of micro-batches and the number of matches.
+"buckets", "checkpoint", "control"}``; the answer is a list of micro-batches and the number of
+matches.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def integers(column: pa.Array) -> list[int]:
 
 
 def values(column: pa.Array) -> list[Any]:
-    """Return what ``to_pylist`` does; instants of UTC, or without a zone, in a sixth of its time."""
+    """Return what ``to_pylist`` does; instants of UTC or of no zone in a sixth of its time."""
     since = _SINCE.get(column.type)
     if since is not None:
         numbers = column.view(pa.int64()).to_pylist()
