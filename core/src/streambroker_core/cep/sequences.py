@@ -217,31 +217,39 @@ class Follower:
             times: their times.
             bits: what holds of each.
         """
-        keys, window, ended = self._keys, self._window, self._ended
-        last = len(self._sequence.stages) - 1
+        keys, window, stages = self._keys, self._window, len(self._sequence.stages)
         moves = {each: self._sequence.moves_of(each) for each in set(bits)}
+        begins = {each for each, found in moves.items() if found and found[-1].stage == 0}
         for row, code, time, held in zip(range(len(codes)), codes, times, bits, strict=True):
             key = keys.get(code)
             if key is None:
-                key = keys[code] = _Key(last + 1)
+                if held not in begins:
+                    continue
+                key = keys[code] = _Key(stages)
             elif time >= key.due:
                 self._expire(row, code, key, time)
-            waiting = key.waiting
             for stage, takes in moves[held]:
-                if stage == 0:
-                    key.changed = True
-                    waiting[1].append((seqs[row], time, (row, None)))
-                    if window and time + window < key.due:
-                        key.due = time + window
-                elif runs := waiting[stage]:
-                    key.changed = True
-                    waiting[stage] = []
-                    if stage == last and takes:
-                        ended += [(row, code, run, _MATCH) for run in runs]
-                    elif takes:
-                        waiting[stage + 1] += [
-                            (start, began, (row, path)) for start, began, path in runs
-                        ]
+                if stage:
+                    self._go_on(row, code, key, stage, takes)
+                    continue
+                key.changed = True
+                key.waiting[1].append((seqs[row], time, (row, None)))
+                if window and time + window < key.due:
+                    key.due = time + window
+
+    def _go_on(self, row: int, code: int, key: _Key, stage: int, takes: bool) -> None:
+        """Let the runs of a key that wait for a stage go on with a row, or end."""
+        runs = key.waiting[stage]
+        if not runs:
+            return
+        key.changed = True
+        key.waiting[stage] = []
+        if not takes:
+            return
+        if stage + 1 == len(key.waiting):
+            self._ended += [(row, code, run, _MATCH) for run in runs]
+        else:
+            key.waiting[stage + 1] += [(start, began, (row, path)) for start, began, path in runs]
 
     def _expire(self, row: int, code: int, key: _Key, time: int) -> None:
         """Give up the runs of a key whose time is over."""

@@ -68,7 +68,9 @@ def write(
             events.append(event)
         chains += (place, node.stage, -1 if before is None else numbers[id(before)])
         numbers[mark] = number
-    names = list(dict.fromkeys(name for event in events for name in event.row))
+    names = list(events[0].row)
+    if len(events) > 1:
+        names = list(dict.fromkeys(name for event in events for name in event.row))
     rules = [
         [name, version, _runs(matcher.runs, numbers), _runs(matcher.held, numbers)]
         for (name, version), matcher in alive.items()
