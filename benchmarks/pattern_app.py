@@ -71,6 +71,7 @@ def matches(frame: DataFrame, workload: Workload) -> DataFrame:
         event_time="t",
         watermark="0 seconds",
         timeouts=False,
+        push_down=True,
         buckets=BUCKETS,
     )
     return found.to_df()

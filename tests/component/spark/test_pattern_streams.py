@@ -259,6 +259,36 @@ def test_one_rule_needs_no_control_file_and_another_one_takes_its_place(
     played.stop()
 
 
+def test_rows_that_one_rule_need_not_see_are_left_out_and_time_passes_by_all(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def told(push_down: bool) -> dict[str, list[str]]:
+        def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
+            del first
+            shape = Pattern.begin("A").where('n == "A"').followed_by("C").where('n == "C"')
+            return pattern(
+                stream, shape.within("150s"), key="user", event_time="t",
+                watermark="0 seconds", buckets=2, push_down=push_down,
+            )  # fmt: skip
+
+        played = Play(spark, tmp_path / str(push_down), make)
+        played.start([])
+        assert played.made is not None
+        relevant = played.made.processors.relevance.filter
+        assert relevant == ('n == "A" || n == "C"' if push_down else None)
+        played.rows(rows(0, "u A", "u X", "v A", "w X"))
+        played.stop()
+        played.start([])
+        played.rows(rows(1, "u C", "w A", "w X", "w C"))
+        played.rows(rows(0, "u A", "u X"))  # all of them are late
+        found = {tag: [letters(row) for row in played.told(tag)] for tag in ("matches", "timeouts")}
+        played.stop()
+        return {**found, "late": [row["n"] for row in played.told("late")]}
+
+    assert told(True) == {"matches": ["AC", "AC"], "timeouts": ["A"], "late": ["A"]}
+    assert told(False) == {"matches": ["AC", "AC"], "timeouts": ["A"], "late": ["A", "X", ""]}
+
+
 MATCHES = """
 SELECT who, first_time, amount FROM trades MATCH_RECOGNIZE (
   PARTITION BY who ORDER BY t
@@ -328,6 +358,9 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
         "64 buckets without a key": lambda: pattern(stream, one, buckets=64),
         "with_watermark": lambda: pattern(stream, one, event_time="t"),
         "is refused .FieldUnknown": lambda: pattern(stream, Pattern.begin("A").where("m > 1")),
+        "push_down of one rule is for a stream of rows": lambda: pattern(
+            pattern(stream, one), Pattern.begin("A").where('rule == "x"'), push_down=True
+        ),
         "two functions of the pattern are called <lambda>": lambda: pattern(
             stream, one.where(lambda row, run: True).or_(lambda row, run: False)
         ),

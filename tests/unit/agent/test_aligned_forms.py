@@ -117,6 +117,23 @@ def test_the_largest_event_time_of_a_task_is_told_and_control_rows_have_none() -
     assert times == [9]
 
 
+def test_of_rows_that_are_not_needed_only_the_time_is_told_and_others_keep_their_places() -> None:
+    schema = pa.schema([("t", pa.timestamp("us", "UTC")), *MIXED])
+    rows = [{"t": t, "v": v, "_seq": -1} for t, v in ((5, 1), (9, 2), (6, None), (7, 4))]
+    control = {"_seq": 1, "_control": control_text(TUPLE)}
+    given = pa.RecordBatch.from_pylist([*rows, control], schema=schema)
+    layout = Layout(port="in", buckets=1)
+
+    packed = list(Packer(layout=layout, event_time="t", needed="v == 1 || v > 3")([given]))
+
+    found = arrivals(packed)
+    kept = [row for _, what in found if isinstance(what, list) for row in what]
+    assert [(row["_seq"], row["v"]) for row in kept if isinstance(row, dict)] == [(0, 1), (3, 4)]
+    assert [what for _, what in found if isinstance(what, tuple)] == [((1, TUPLE),)]
+    times = [time.value for one in packed for time in one.column("event_time") if time.is_valid]
+    assert times == [9]
+
+
 def test_a_tuple_beside_rows_that_has_no_place_is_refused_or_comes_last() -> None:
     beside = pa.RecordBatch.from_pydict({"_control": [control_text(TUPLE)]})
     with pytest.raises(ControlError, match=r"is IMMEDIATE and comes beside the rows of input in"):

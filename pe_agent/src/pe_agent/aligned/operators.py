@@ -422,7 +422,8 @@ def _feeds(stream: Stream, layout: Layout) -> list[Feed]:
         found.append(Feed(frame=frame, delay=delay))
     elif isinstance(stream.data, Rows):
         schema = arrow_of(stream.schema())
-        pack = Packer(layout=layout, schema=schema, event_time=column)
+        needed = stream.data.needed
+        pack = Packer(layout=layout, schema=schema, event_time=column, needed=needed)
         found.append(Feed(frame=stream.data.frame, pack=pack, delay=delay))
     elif stream.data is not None:
         repack = Repacker(layout=layout, output=stream.data.output)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +40,9 @@ from streambroker_core.control.packing import (
 )
 from streambroker_core.control.rows import Placed, keep_first
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
+
+if TYPE_CHECKING:
+    from pe_agent.filters import CompiledFilter
 
 PLACED, REFUSED, AT_END = "placed", "refused", "end"
 """What becomes of ``IMMEDIATE`` tuples: they stand at their place, are refused, or come last."""
@@ -71,12 +76,14 @@ class Packer:
         schema: columns of its rows, the same for all frames of the port; None for control alone.
         event_time: column with the event time; None for none.
         immediate: what becomes of ``IMMEDIATE`` tuples.
+        needed: filter of the rows that the operator has to see; of others only the time counts.
     """
 
     layout: Layout
     schema: pa.Schema | None = None
     event_time: str | None = None
     immediate: str = PLACED
+    needed: str | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack the rows of a task."""
@@ -123,6 +130,9 @@ class Packer:
         rows = batch.drop_columns([SEQ])
         if self.schema is not None:
             rows = fitting(rows, self.schema, f"the stream of input {self.layout.port}")
+        if self.needed is not None:
+            mask = _filter(self.needed, rows.schema).mask(rows)
+            rows, seq = rows.filter(mask), seq.filter(mask)
         yield from gathering.add(rows, seq)
 
     def end(self, task: _Task) -> Iterator[pa.RecordBatch]:
@@ -191,6 +201,14 @@ def emitted(
 def tuples_of(n: int, payload: bytes) -> tuple[Placed, ...]:
     """Read emitted control tuples."""
     return unpack(Packed(seq=0, n=n, payload=payload)).control
+
+
+@lru_cache(maxsize=64)
+def _filter(text: str, schema: pa.Schema) -> CompiledFilter:
+    from pe_agent.filters import compile_filter  # not for operators that need all rows
+    from streambroker_core.expression import parse
+
+    return compile_filter(parse(text, "filter"), schema)
 
 
 def _noted(given: list[notes.Note]) -> Packed:

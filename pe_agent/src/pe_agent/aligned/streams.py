@@ -53,11 +53,13 @@ class Rows:
         frame: the user's columns, ``_seq``, and ``_control`` if it is mixed.
         mixed: control rows are among the rows.
         ranks: of how many frames it is a union.
+        needed: filter of the rows that an operator on them has to see; None for all.
     """
 
     frame: DataFrame
     mixed: bool = False
     ranks: int = 1
+    needed: str | None = None
 
     def schema(self) -> StructType:
         """Return the user's columns."""

@@ -25,6 +25,7 @@ from pe_agent.aligned.forms import arrow_of
 from pe_agent.aligned.hosting import columns
 from pe_agent.aligned.lives import follow
 from pe_agent.aligned.operators import BUCKETS
+from pe_agent.aligned.streams import Rows
 from pe_agent.cep.discovery import (
     PatternProcessorDiscoverer,
     PatternProcessorDiscovererFactory,
@@ -186,6 +187,7 @@ def pattern(
     functions: Functions | None = None,
     name: str = "pattern",
     buckets: int | None = None,
+    push_down: bool = False,
     timeouts: bool = True,
 ) -> PatternStream:
     """Run one rule that stays as it is.
@@ -204,6 +206,10 @@ def pattern(
         functions: what the rule may name.
         name: of the operator; the rule's id, if a pattern is given.
         buckets: how many; fixed for a checkpoint.
+        push_down: rows that the rule does not have to see stay in the tasks that read them, where
+            the rule allows it; ``processors.relevance`` tells. The stream is one of rows then, not
+            of an import or behind an operator. Late rows that the rule would not have seen are not
+            told.
         timeouts: as for `pattern_processors`.
 
     Raises:
@@ -224,8 +230,26 @@ def pattern(
     copied = () if made.is_plain() else (made.key,)
     if buckets is None:
         buckets = BUCKETS if made.key else 1
-    processors = Processors(lambda _: None, rules, context)
+    relevance = made.relevance(copied) if push_down else None
+    processors = Processors(lambda _: None, rules, context, relevance)
+    if relevance is not None:
+        made = replace(made, stream=_needing(made.stream, relevance(rules)))
     return made.operator(name, buckets, copied, processors, fixed=rules)
+
+
+def _needing(stream: Stream, relevance: Relevance) -> Stream:
+    """Return a stream of which an operator gets the relevant rows alone.
+
+    Raises:
+        AlignedError: it is of an import, or behind an operator.
+    """
+    if not isinstance(stream.data, Rows):
+        raise AlignedError(
+            "push_down of one rule is for a stream of rows, neither of an import nor behind an"
+            " operator: for an import take pattern_processors, whose rules exporters know; else"
+            " leave push_down out."
+        )
+    return replace(stream, data=replace(stream.data, needed=relevance.filter))
 
 
 def _file(stream: Stream, name: str) -> Path:
