@@ -332,7 +332,7 @@ class Engine:
         bits: list[int],
         results: list[Result],
     ) -> bool:
-        """Let a plain sequence see rows; tell whether it is one whose keys keep to their limit."""
+        """Let a plain sequence see rows; tell whether it is one whose runs can be followed."""
         sequence, keys, name = active.made.sequence, chosen.keys, active.name
         if sequence is None:
             return False
@@ -341,6 +341,8 @@ class Engine:
             matcher = self.keys.of(keys.place(code)).get(name)
             if matcher is not None:
                 before[code] = matcher.runs
+                if not sequence.has(matcher.runs):
+                    return False
         if may_exceed(active.rule.limits.runs, chosen.codes, before):
             return False
 

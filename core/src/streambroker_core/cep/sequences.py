@@ -65,13 +65,32 @@ class PlainSequence:
     Attributes:
         automaton: of the pattern.
         stages: in order; a run begins with an event of the first.
+        waits: by state, which stage a run waits for in it.
         moves: by the bits of an event what it does to runs, those that have come furthest first;
             as far as it was asked.
     """
 
     automaton: Automaton
     stages: tuple[Stage, ...]
+    waits: dict[int, int] = field(init=False)
     moves: dict[int, tuple[Move, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        waits = {stage.state: number for number, stage in enumerate(self.stages)}
+        object.__setattr__(self, "waits", waits)
+
+    def has(self, runs: Iterable[Run]) -> bool:
+        """Tell whether runs may be of this sequence: those that began first have come furthest.
+
+        Runs that were taken over from another version can be otherwise.
+        """
+        furthest = len(self.stages)
+        for run in runs:
+            stage = self.waits.get(run.state, furthest + 1)
+            if stage > furthest:
+                return False
+            furthest = stage
+        return True
 
     def moves_of(self, bits: int) -> tuple[Move, ...]:
         """Return what an event does to runs; that it begins one is the last thing."""
@@ -184,7 +203,7 @@ class Follower:
 
     Args:
         sequence: the stages.
-        before: the runs of keys that have some, by the numbers of the keys.
+        before: the runs of keys that have some, by the numbers of the keys; it has them all.
 
     Attributes:
         matches: how many there were.
@@ -196,11 +215,10 @@ class Follower:
         self._keys: dict[int, _Key] = {}
         self._ended: list[tuple[int, int, Followed, int]] = []
         self.timeouts = 0
-        place = {stage.state: number for number, stage in enumerate(sequence.stages)}
         for code, runs in before.items():
             key = self._keys[code] = _Key(len(sequence.stages))
             for run in runs:
-                key.waiting[place[run.state]].append((run.start, run.began, run.node))
+                key.waiting[sequence.waits[run.state]].append((run.start, run.began, run.node))
                 key.due = min(key.due, run.due)
 
     @property

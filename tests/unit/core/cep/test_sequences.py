@@ -224,3 +224,65 @@ def test_each_run_is_given_up_at_the_first_row_behind_its_end() -> None:
         ("r", 1, (1,), Timeout, (("a", 0),), 5, "`b`", 3),
         ("r", 1, (1,), Timeout, (("a", 1),), 7, "`b`", 4),
     ]
+
+
+A = Pattern.begin("a").where('n == "a"')
+LEFT_OUT = [
+    A.not_next("x").where(f'n == "{letter}"').next("s").where('n == "b"').optional()
+    .next("d").where('n == "d"').next("e").where('n == "e"').within("1h")
+    for letter in "cb"
+]  # fmt: skip
+REMEMBERED = [
+    A.followed_by("b").where(f'n == "b"{more}').followed_by("c").where('n == "c"').within("9us")
+    for more in (" && last(a.seq) == 1", "")
+]
+BRANCHED = [
+    join(A, "b").where('n == "b"').followed_by("c").where('n == "c"').within("9us")
+    for join in (Pattern.followed_by_any, Pattern.followed_by)
+]
+
+
+@pytest.mark.parametrize(
+    ("versions", "first", "then", "count"),
+    [
+        (LEFT_OUT, "ab", "de", 1),
+        (REMEMBERED, "aab", "bc", 2),
+        (REMEMBERED, "aab", "-" * 9 + "b", 2),
+        (BRANCHED, "aab", "bc", 4),
+        (BRANCHED, "aab", "-" * 9 + "b", 4),
+        (BRANCHED[1:] * 2, "aab", "ac", 2),
+    ],
+)
+def test_runs_taken_over_from_a_version_that_branched_are_told_as_matchers_tell_them(
+    versions: list[Pattern], first: str, then: str, count: int
+) -> None:
+    old, new = (
+        PatternProcessor(
+            id="r", version=version, pattern=pattern, key=("k",), keep_matches=version > 1
+        )
+        for version, pattern in enumerate(versions, 1)
+    )
+    old_set, _ = RuleSet().updated([old])
+    new_set, _ = old_set.updated([new])
+
+    def seen(*, followed: bool) -> list[Any]:
+        engine = Engine(KeyedState("runs"))
+        found = []
+        for window, (rules, names) in enumerate(((old_set, first), (new_set, then))):
+            engine.set_rules(rules, {}, window)
+            (active,) = engine.active.values()
+            assert window == 0 or active.made.sequence is not None
+            if not followed:
+                active.made = replace(active.made, sequence=None)
+            numbers = pa.array(range(window * len(first), window * len(first) + len(names)))
+            columns = [pa.array(list(names)), pa.array([1] * len(names)), numbers, numbers]
+            batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+            rows = Rows(batch, numbers, pa.array([window] * len(names)), numbers, 0)
+            found += [told(each) for each in engine.process(rows)]
+            engine.keys.save()
+        return [*found, str(engine.standings("r"))]
+
+    by_matchers = seen(followed=False)
+
+    assert seen(followed=True) == by_matchers
+    assert len(by_matchers) == count + 1
