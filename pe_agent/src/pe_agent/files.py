@@ -31,6 +31,15 @@ def replace_file(path: Path, text: str, *, private: bool = False, durable: bool 
     fresh.replace(path)
 
 
+def sync_directory(directory: Path) -> None:
+    """Make created, renamed and unlinked names of a directory safe."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def file_state(path: Path) -> tuple[int, ...]:
     """Return what differs once a file has been written or replaced."""
     found = path.stat()

@@ -19,7 +19,7 @@ from pe_agent.side import PinError, Table, TableError, TableStore, pins
 from pe_agent.side import tables as tables_module
 from pe_agent.side.announcing import CONTROL_FILE, VersionsReader
 from pe_agent.side.meeting import Meeting
-from pe_agent.side.pins import LOCK, PINS, Batch, pin_of, this_batch
+from pe_agent.side.pins import LOCK, PINS, SEEN, Batch, pin_of, this_batch
 from pe_agent.side.shelves import shelves_of
 from pe_agent.side.versions import JOURNAL, Versions, path_of, read_version, sorted_path
 from streambroker_core.side import SideInput, SideJoin
@@ -72,9 +72,14 @@ def pinned(table: Table, number: int, query: str = "q", run: str = "again") -> s
     return pin_of(table.place, batch(number, query, run)).version
 
 
+def files(table: Table, query: str = "q") -> list[str]:
+    """Return the files of the pins of a query."""
+    return [path.name for path in (table.place / PINS / query).iterdir() if path.name != SEEN]
+
+
 def there(table: Table) -> list[int]:
     """Return the micro-batches of query q that are pinned."""
-    return sorted(int(path.name) for path in (table.place / PINS / "q").iterdir())
+    return sorted(int(name) for name in files(table))
 
 
 # -- which version ---------------------------------------------------------------------------
@@ -232,7 +237,8 @@ def test_each_query_keeps_its_own_and_one_that_is_not_heard_of_none(tmp_path: Pa
         store.clean()
         assert table.state().kept == (first, second, table.state().version)
         old = table.place / PINS / "slow" / "5"
-        os.utime(old, (0, time.time() - 61.0))
+        for path in old.parent.iterdir():
+            os.utime(path, (0, time.time() - 61.0))
         store.clean()
         assert not old.parent.exists()
         assert table.state().kept == (second, table.state().version)
@@ -320,7 +326,7 @@ def test_a_task_that_is_killed_while_it_pins_leaves_a_whole_pin_or_none(
     second = change(table, tmp_path)
     assert pinned(table, 0) == (first if after else second)
     store.clean()
-    assert [path.name for path in (table.place / PINS / "q").iterdir()] == ["0"]
+    assert files(table) == ["0"]
 
 
 # -- before a version is taken ---------------------------------------------------------------
@@ -378,14 +384,17 @@ def test_a_worker_that_cannot_write_says_so(
         raise PermissionError("read-only file system")
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(PinError, match="q/0 cannot be made here: read-only file system; let every"):
+    with pytest.raises(PinError, match="q/0 cannot be had here: read-only file system; let every"):
         pinned(table, 0)
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('{"version', "q/0 is damaged: .*; remove it, and the micro-batch has the newest version"),
+        (
+            '{"version',
+            "q/0 is damaged: .*; stop the query, remove it, and the micro-batch has",
+        ),
         ('{"v": 2}', "q/0 has form 2, of a newer release; this reads 1; start that one"),
     ],
 )
@@ -398,8 +407,48 @@ def test_a_pin_that_cannot_be_read_is_named_and_no_version_goes(
     with pytest.raises(PinError, match=why):
         pinned(table, 0)
     change(table, tmp_path)
-    store.clean()
+    put(tmp_path / "other", USD=1.0)
+    other = store.folder("other", tmp_path / "other", every=None)
+    put(tmp_path / "other", USD=2.0)
+    other.refresh()
+    with pytest.raises(PinError, match=why):
+        store.clean()
     assert table.state().kept == (first, table.state().version)
+    assert other.state().kept == (other.state().version,)
+
+
+def test_a_query_that_asks_for_a_pin_of_long_ago_keeps_it(
+    store: TableStore, tmp_path: Path
+) -> None:
+    table = bound(store, tmp_path)
+    first = pinned(table, 0)
+    change(table, tmp_path)
+    for path in (table.place / PINS / "q").iterdir():
+        os.utime(path, (0, 0))
+    assert pinned(table, 0, run="restarted") == first
+    store.clean()
+    store.clean()
+    assert pinned(table, 0, run="restarted") == first
+    for path in (table.place / PINS / "q").iterdir():
+        os.utime(path, (0, 0))
+    store.clean()
+    assert pinned(table, 0, run="later") == table.state().version
+
+
+def test_a_version_that_cannot_be_made_ready_leaves_nothing(
+    store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = bound(store, tmp_path)
+    before = sorted(table.place.glob("*.arrow"))
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("too many rows to sort")
+
+    monkeypatch.setattr(table, "_prepare", fail)
+    put(tmp_path / "in", USD=3.0)
+    with pytest.raises(TableError, match="too many rows to sort"):
+        table.refresh()
+    assert sorted(table.place.glob("*.arrow")) == before
 
 
 def test_a_task_of_no_query_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +537,8 @@ def test_a_pinned_version_that_is_gone_is_named_with_what_to_do(
         list(meeting(table)(ROWS))
     told = str(failed.value)
     assert f"version {first} cannot be read: {path_of(table.place, first)} is not there" in told
-    assert f"begun with it, as {table.place / PINS / 'q' / '0'} says: put its file back" in told
+    pin = table.place / PINS / "q" / "0"
+    assert f"begun with it, as {pin} says: stop the query and put its file back" in told
     (table.place / PINS / "q" / "0").unlink()
     at(monkeypatch, 0, run="next")
     (rows,) = meeting(table)(ROWS)

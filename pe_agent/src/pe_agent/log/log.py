@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pe_agent.files import sync_directory
 from pe_agent.log import frames, index, segments
 from pe_agent.log.commit import Committer
 from pe_agent.log.errors import AddressGone, LogClosed, LogCorrupt, LogFailed
@@ -122,7 +123,7 @@ class StreamLog:
         directory.mkdir(parents=True, exist_ok=True)
         found = recover(directory, verify=verify, progress=progress)
         if not found.segments:
-            segments.sync_directory(directory.parent)
+            sync_directory(directory.parent)
             found.segments.append(_create_first(directory))
         log = cls(
             directory,
@@ -523,7 +524,7 @@ class StreamLog:
                 segment.unlink()
                 self._files.forget(segment.number)
             if going:
-                segments.sync_directory(self.directory)
+                sync_directory(self.directory)
         except OSError as error:
             self.fail(error)
             raise LogFailed(self.directory, why=str(error)) from error

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from pe_agent.files import sync_directory
 from pe_agent.log import frames, index, segments
 from pe_agent.log.errors import LogCorrupt
 from pe_agent.log.segments import Segment
@@ -306,7 +307,7 @@ def _cut(directory: Path, found: list[_Scanned], cut: int) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-    segments.sync_directory(directory)
+    sync_directory(directory)
     _keep_newest(directory)
 
 

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pe_agent.files import sync_directory
 from pe_agent.log import index
 from pe_agent.log.errors import LogCorrupt, LogFull, LogVersionUnknown
 from pe_agent.log.frames import VERSION, read_at
@@ -285,15 +286,6 @@ def _write_all(fd: int, data: bytes) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(fd, data[done:], done)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make created, renamed and unlinked names of a directory safe."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def full(path: Path, wanted: int, error: OSError) -> LogFull:

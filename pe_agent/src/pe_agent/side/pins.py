@@ -4,7 +4,8 @@ A pin is the file ``pins/<query>/<batch>`` in the folder of a table. The first t
 that needs the table makes it, with the version that is the newest then; all others read it, and so
 does every replay. It is there whole or not at all, and never changes. Who chooses a version holds
 ``pins/lock`` in common, and who removes versions alone: so no version goes between the moment in
-which a task finds that it is the newest and the one in which its pin says so.
+which a task finds that it is the newest and the one in which its pin says so. Beside the pins of a
+query, ``seen`` has the time at which a process last asked for one.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pe_agent.files import sync_directory
 from pe_agent.side.errors import PinError
 from pe_agent.side.versions import listed
 
-PINS, LOCK = "pins", "lock"
+PINS, LOCK, SEEN = "pins", "lock", "seen"
 FORMAT = 1
 KEPT = 2
 """Pins of a query that are kept. A micro-batch is run again until the next one begins; the one
@@ -104,12 +106,12 @@ def pin_of(folder: Path, batch: Batch) -> Pin:
         return known[1]
     path = folder / PINS / batch.query / str(batch.number)
     try:
-        pin = _read(folder.name, path) if path.exists() else _make(folder, path)
+        pin = _read_or_make(folder, path)
     except FileNotFoundError as error:
         away = f"{error.filename} is not there, or this worker does not see it"
         raise PinError(folder.name, away, _AWAY) from error
     except OSError as error:
-        raise PinError(folder.name, f"{path} cannot be made here: {error}", _AWAY) from error
+        raise PinError(folder.name, f"{path} cannot be had here: {error}", _AWAY) from error
     _KNOWN[place] = (batch, pin)
     return pin
 
@@ -136,12 +138,14 @@ def cleaning(folder: Path, grace: float, now: float) -> Iterator[set[str] | None
 
     Args:
         folder: of the table.
-        grace: seconds after which a query that has made no pin does not count.
+        grace: seconds after which a query that has asked for no pin does not count.
         now: seconds since 1970.
 
     Returns:
-        The versions that are pinned. None if none of the table may be removed: a task is choosing
-        one, or a pin cannot be read.
+        The versions that are pinned. None if a task is choosing one, so that none may be removed.
+
+    Raises:
+        PinError: a pin cannot be read, so nobody knows which may be removed.
     """
     if not (folder / PINS).is_dir():
         yield set()
@@ -152,13 +156,8 @@ def cleaning(folder: Path, grace: float, now: float) -> Iterator[set[str] | None
         except BlockingIOError:
             yield None
             return
-        try:
-            kept = _kept(folder / PINS, grace, now)
-            found = {_read(folder.name, path).version for path in kept}
-        except PinError:
-            yield None
-            return
-        yield found
+        kept = _kept(folder / PINS, grace, now)
+        yield {_read(folder.name, path).version for path in kept}
 
 
 def _kept(folder: Path, grace: float, now: float) -> list[Path]:
@@ -171,14 +170,14 @@ def _kept(folder: Path, grace: float, now: float) -> list[Path]:
     for query in folder.iterdir():
         if not query.is_dir():
             continue
-        at = {path: path.stat().st_mtime_ns for path in query.iterdir() if path.name.isdigit()}
-        if max(at.values(), default=0) < (now - grace) * 1e9:
-            needed = set()
-        else:
+        made = {path: path.stat().st_mtime_ns for path in query.iterdir()}
+        at = {path: time for path, time in made.items() if path.name.isdigit()}
+        needed = set[Path]()
+        if max(made.values(), default=0) >= (now - grace) * 1e9:
             by_number = sorted(at, key=lambda path: int(path.name))
             needed = {*by_number[-KEPT:], *sorted(at, key=lambda path: at[path])[-KEPT:]}
-        for path in query.iterdir():
-            if path not in needed:
+        for path in made:
+            if path not in needed and (not needed or path.name != SEEN):
                 path.unlink()
         if not needed:
             query.rmdir()
@@ -186,24 +185,30 @@ def _kept(folder: Path, grace: float, now: float) -> list[Path]:
     return found
 
 
-def _make(folder: Path, path: Path) -> Pin:
-    """Make a pin of the newest version, unless there is one by now; return the one that is."""
+def _read_or_make(folder: Path, path: Path) -> Pin:
+    """Return a pin; made of the newest version, if there is none and nobody else makes one now."""
     with (folder / PINS / LOCK).open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-        last = newest(folder)
         path.parent.mkdir(exist_ok=True)
-        hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        told = {"v": FORMAT, "version": last.version, "written": last.written, "at": time.time()}
-        try:
-            with hidden.open("wb") as made:
-                made.write(json.dumps(told, sort_keys=True).encode())
-                made.flush()
-                os.fsync(made.fileno())
-            with suppress(FileExistsError):
-                os.link(hidden, path)
-        finally:
-            hidden.unlink(missing_ok=True)
+        (path.parent / SEEN).touch()
+        if not path.exists():
+            _make(newest(folder), path)
         return _read(folder.name, path)
+
+
+def _make(last: Pin, path: Path) -> None:
+    hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    told = {"v": FORMAT, "version": last.version, "written": last.written, "at": time.time()}
+    try:
+        with hidden.open("wb") as made:
+            made.write(json.dumps(told, sort_keys=True).encode())
+            made.flush()
+            os.fsync(made.fileno())
+        with suppress(FileExistsError):
+            os.link(hidden, path)
+    finally:
+        hidden.unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
 def _read(table: str, path: Path) -> Pin:
@@ -221,5 +226,5 @@ def _read(table: str, path: Path) -> Pin:
         raise PinError(
             table,
             f"{path} is damaged: {error!r}",
-            "remove it, and the micro-batch has the newest version",
+            "stop the query, remove it, and the micro-batch has the newest version",
         ) from error

@@ -23,7 +23,7 @@ from pe_agent.aligned.control_file import ControlFile
 from pe_agent.aligned.streams import Stream
 from pe_agent.side import pins
 from pe_agent.side.announcing import CONTROL_FILE, READERS, places, version_stream
-from pe_agent.side.errors import TableError
+from pe_agent.side.errors import PinError, TableError
 from pe_agent.side.sources import Folder, Frame, Query, TableSource
 from pe_agent.side.versions import REQUESTS, Place, Version, Versions, read_version
 from streambroker_core.control.tuples import Delivery
@@ -428,12 +428,22 @@ class TableStore:
         self._said[name] = problem
 
     def clean(self) -> None:
-        """Remove the versions that no query asks for any more."""
+        """Remove the versions that no query asks for any more.
+
+        Raises:
+            PinError, OSError: of some table they cannot be removed; of the others they are.
+        """
+        problem: Exception | None = None
         with self.lock:
             now = time.time()
             found = places(self.path, self._grace, now)
             for table in self.tables():
-                table.clean(found, self._grace, now)
+                try:
+                    table.clean(found, self._grace, now)
+                except (PinError, OSError) as error:
+                    problem = error
+        if problem is not None:
+            raise problem
 
 
 def _as_before(table: pa.Table, known: pa.Schema | None) -> pa.Table:

@@ -117,8 +117,13 @@ class Versions:
             digest=digest,
             at=now,
         )
-        hidden.rename(path_of(self.folder, version.name))
-        prepare(version)
+        path = path_of(self.folder, version.name)
+        hidden.rename(path)
+        try:
+            prepare(version)
+        except BaseException:
+            path.unlink()
+            raise
         self._write([*self.kept, version])
         return version
 
