@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pe_agent.agent.process import read_address
 from pe_agent.client import AgentClient
@@ -72,8 +73,15 @@ def test_rows_from_three_agents_arrive_once_whoever_of_them_is_killed(
         SECONDS,
         "all fellows there",
     )
-    for fellow in ("pe-1", "pe-2"):
+
+    def kept(fellow: str) -> dict[str, Any] | None:
         at = read_address(home / fellow) or {}
-        kept = AgentClient(at["location"], at["token"]).call("status")["kept"]
-        (stream,) = kept["default/feed/0/out"].values()
+        # gRPC waits before it tries an address again at which nobody was before.
+        with contextlib.suppress(AgentUnreachableError):
+            return dict(AgentClient(at["location"], at["token"]).call("status")["kept"])
+        return None
+
+    for fellow in ("pe-1", "pe-2"):
+        found = until(partial(kept, fellow), SECONDS, f"{fellow} answers")
+        (stream,) = found["default/feed/0/out"].values()
         assert stream["epochs"] > 0
