@@ -24,7 +24,7 @@ from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.shape import shape_of
 from streambroker_core.side.tables import content_of
 from streambroker_core.side.views import view_of
-from streambroker_core.wire.told_sides import ToldSide
+from support.side_rates import Told
 from support.sides import Sink, batch_of
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
@@ -44,18 +44,6 @@ def made(folders: dict[str, str], **told: Any) -> tuple[Any, Sink]:
 def control(payload: object) -> ControlTuple:
     kind, text = encode(payload)
     return logged("log", 1, type_=kind, text=text, delivery=Delivery.BEGIN)
-
-
-class Told:
-    """What a bucket tells the agent."""
-
-    operator = "join"
-
-    def __init__(self) -> None:
-        self.given: list[tuple[int, int, list[ToldSide]]] = []
-
-    def __call__(self, bucket: int, window: int, sides: list[ToldSide]) -> None:
-        self.given.append((bucket, window, sides))
 
 
 def test_a_tick_ends_here_and_other_control_goes_on() -> None:

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pe_agent.side import PinError, Table, TableError, TableStore, pins
@@ -24,9 +23,8 @@ from pe_agent.side.shelves import shelves_of
 from pe_agent.side.versions import JOURNAL, Versions, path_of, read_version, sorted_path
 from streambroker_core.side import SideInput, SideJoin
 from streambroker_core.side.errors import SideError, SideVersionError
-from streambroker_core.wire.told_sides import ToldSide
+from support.side_rates import RATES, Told, put
 
-RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 TRADES = pa.schema([("id", pa.string()), ("currency", pa.string())])
 
 
@@ -35,13 +33,6 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableStor
     monkeypatch.setattr(tables_module, "_CLEAN_EVERY", 1e6)  # here it is cleaned by hand
     with TableStore(tmp_path / "store") as made:
         yield made
-
-
-def put(folder: Path, **rates: float) -> None:
-    folder.mkdir(exist_ok=True)
-    table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
-    pq.write_table(table, folder / ".a")
-    (folder / ".a").rename(folder / "a.parquet")
 
 
 def rates(**told: Any) -> SideInput:
@@ -465,18 +456,6 @@ def test_a_task_of_no_query_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- rows ------------------------------------------------------------------------------------
-
-
-class Told:
-    """What the agent is told."""
-
-    operator = "join"
-
-    def __init__(self) -> None:
-        self.given: list[tuple[int, int, list[ToldSide]]] = []
-
-    def __call__(self, bucket: int, window: int, sides: list[ToldSide]) -> None:
-        self.given.append((bucket, window, sides))
 
 
 def meeting(table: Table, agent: Any = None) -> Meeting:

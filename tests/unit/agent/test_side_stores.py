@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pe_agent.aligned import ControlFile
@@ -24,22 +22,14 @@ from pe_agent.side.shelves import Shelves
 from pe_agent.side.versions import Versions, path_of, read_version
 from streambroker_core.side import SideInput
 from streambroker_core.side.errors import SideDefinitionError, SideVersionError
+from support.side_rates import RATES, put
 from support.waiting import until
-
-RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[TableStore]:
     with TableStore(tmp_path / "store") as made:
         yield made
-
-
-def put(folder: Path, **rates: float) -> None:
-    folder.mkdir(exist_ok=True)
-    table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
-    pq.write_table(table, folder / ".a")
-    (folder / ".a").rename(folder / "a.parquet")
 
 
 def rates(name: str = "rates") -> SideInput:

@@ -80,9 +80,7 @@ class StatelessInputs:
         Raises:
             SideDefinitionError: it could never work.
         """
-        join = self._define()
-        shape_of(join)
-        return self.sides._explained(join)
+        return self.sides._explained(self._define())
 
     # -- ends of a chain ---------------------------------------------------------------------
 
