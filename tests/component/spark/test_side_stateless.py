@@ -123,7 +123,7 @@ def test_rows_are_those_of_an_operator_with_state(spark: SparkSession, tmp_path:
             expected = rows(
                 "with",
                 enriched=of.to_stream(name="a", buckets=2),
-                joined=alone(of, "many").join_view("many", on="currency", buckets=2),
+                joined=alone(of, "many").join_view("many", on="currency", name="b", buckets=2),
                 mapped=of.map_batches(see, columns, name="c", buckets=2),
             )
             for partitions in (1, 4):
@@ -254,7 +254,7 @@ def test_version_and_size_reach_the_agent(spark: SparkSession, tmp_path: Path) -
         with tables(tmp_path, EUR=1.0, USD=2.0) as (_, table):
             files = spark.readStream.schema(TRADES).parquet(str(tmp_path / "in"))
             sides = pe.aligned(files).with_side_inputs(rates=side_map(table, key="currency"))
-            made = sides.stateless().enrich("rates", on="currency").to_stream(name="rated")
+            made = sides.stateless().join_view("rates", on="currency", name="rated")
             writer = made.to_df().writeStream.format("noop")
             query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
             try:

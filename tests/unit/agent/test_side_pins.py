@@ -348,7 +348,7 @@ def test_what_cannot_be_used_is_no_version_for_rows_without_state(
     table.bind_stateless(rates())
     before = table.state().version
     put(tmp_path / "in", EUR=1.0, USD=2.0, CHF=3.0)
-    with pytest.raises(TableError, match="rows of a version: 3, the limit is 2"):
+    with pytest.raises(TableError, match=r"rows of a version: 3, the limit is 2.*[^.]\.$"):
         table.refresh()
     assert pinned(table, 0) == before
     with pytest.raises(SideError, match="rows of a version: 1, the limit is 0"):

@@ -13,7 +13,7 @@ class TableError(SideError):
 
     def __init__(self, table: str, why: str) -> None:
         self.why = why
-        super().__init__(table, f"Table `{table}`: {why}.")
+        super().__init__(table, f"Table `{table}`: {why.rstrip('.')}.")
 
 
 class PinError(SideError):

@@ -214,7 +214,8 @@ class SideInputs:
 
     def join_view(
         self,
-        name: str,
+        view: str,
+        /,
         *,
         on: str | Sequence[str],
         columns: Sequence[str] = (),
@@ -225,7 +226,7 @@ class SideInputs:
         """Join main rows with a map or multimap: a row for each value of its key.
 
         Args:
-            name: the side input.
+            view: the side input.
             on: main columns, in the order of its key.
             columns: which of its values; none for all.
             how: a row whose key has no value gets nulls, or is left out.
@@ -236,8 +237,8 @@ class SideInputs:
             SideDefinitionError, AlignedError: as there.
         """
         join, _ = self._define()
-        join_rows, schema = joined_rows(join, name, on, columns, how)
-        waited = [one.on for one in self.added if one.input == name and one.missing == "wait"]
+        join_rows, schema = joined_rows(join, view, on, columns, how)
+        waited = [one.on for one in self.added if one.input == view and one.missing == "wait"]
         own = all(on_ == join_rows.on for on_ in waited)
         return self._run(OwnKeys(join_rows) if own else join_rows, schema, figures, settings)
 

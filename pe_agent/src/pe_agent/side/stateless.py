@@ -115,27 +115,30 @@ class StatelessInputs:
 
     def join_view(
         self,
-        name: str,
+        view: str,
+        /,
         *,
         on: str | Sequence[str],
         columns: Sequence[str] = (),
         how: Literal["left", "inner"] = "left",
+        name: str = NAME,
         **settings: Any,
     ) -> Stream:
         """Join main rows with a map or multimap: a row for each value of its key.
 
         Args:
-            name: the side input.
+            view: the side input.
             on: main columns, in the order of its key.
             columns: which of its values; none for all.
             how: a row whose key has no value gets nulls, or is left out.
-            settings: as for ``to_stream``.
+            name: as for ``to_stream``.
+            settings: as there.
 
         Raises:
             SideDefinitionError, AlignedError: as there.
         """
-        join_rows, schema = joined_rows(self._define(), name, on, columns, how)
-        return self._run(join_rows, schema, NAME, settings)
+        join_rows, schema = joined_rows(self._define(), view, on, columns, how)
+        return self._run(join_rows, schema, name, settings)
 
     def window(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse windows.

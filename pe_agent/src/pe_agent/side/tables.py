@@ -238,7 +238,8 @@ class Table:
 
     def _every(self) -> list[SideInput]:
         """Return what the table is a side input as."""
-        return [*self._sides.values(), *self._stateless]
+        sides = list(self._sides.values())
+        return [*sides, *(side for side in self._stateless if side not in sides)]
 
     def _prepare(self, version: Version) -> None:
         """Write what belongs to a version before anybody hears of it."""
