@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.frozen import freeze, thaw
 from support.waiting import until
 
 _CLUSTER = Path(__file__).parents[1] / "cluster"
@@ -99,8 +99,8 @@ class Program:
 
     def pause(self) -> None:
         """Let it stand still: connections stay open and nothing is answered."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def resume(self) -> None:
         """Let it go on."""
-        os.kill(self.pid, signal.SIGCONT)
+        thaw(self.pid)

@@ -74,8 +74,10 @@ def test_a_run_that_could_read_nothing_fails_and_names_the_export(agents: Pair) 
     with pytest.raises(AgentUnreachableError, match=EXPORT):
         run.source.prepareForTriggerAvailableNow()
     assert agents.importer.status()["imports"]["missing"] == {"trades": [EXPORT]}
+    run.stop()
     agents.exporter.start()
-    run.source.prepareForTriggerAvailableNow()
+    again = Run(agents.importer, reconnect=SECONDS)
+    again.source.prepareForTriggerAvailableNow()
     assert agents.importer.status()["imports"]["missing"] == {}
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,8 @@ from pe_agent.datasource import sink
 from pe_agent.datasource.sink import Staged, StreambrokerStreamWriter
 from pe_agent.datasource.source import StreambrokerDataSource
 from pe_agent.flight_errors import AgentUnreachableError
-from support.agents import Pair, Publishing, pair, rows
+from support.agents import AgentProcess, Pair, Publishing, pair, rows
+from support.frozen import freeze
 from support.queries import COLUMNS
 from support.waiting import until
 
@@ -36,16 +35,19 @@ def staged(agents: Pair) -> tuple[StreambrokerStreamWriter, Staged]:
     return writer, message
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "frozen"])
+def stand_still(agent: AgentProcess) -> None:
+    assert agent.process is not None
+    freeze(agent.process.pid)
+
+
+@pytest.mark.parametrize("away", [AgentProcess.kill, stand_still], ids=["dead", "frozen"])
 def test_a_commit_gives_up_soon_though_reconnect_is_a_minute(
-    agents: Pair, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    agents: Pair, away: Callable[[AgentProcess], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, message = staged(agents)
     assert sink.COMMIT_SECONDS == 10.0
     monkeypatch.setattr(sink, "COMMIT_SECONDS", 1.5)
-    process = agents.exporter.process
-    assert process is not None
-    os.kill(process.pid, how)
+    away(agents.exporter)
     began = time.monotonic()
 
     with pytest.raises(AgentUnreachableError):

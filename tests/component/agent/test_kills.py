@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +14,7 @@ from pe_agent import client
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentUnreachableError
 from support.agents import Pair, Publishing, Reading, error_code, pair, rows
+from support.frozen import frozen
 from support.waiting import until
 
 SMALL = 20_000
@@ -222,11 +221,8 @@ def test_rows_that_are_sent_to_a_frozen_agent_come_to_an_end(
     publisher.admit(0)
     process = agents.exporter.process
     assert process is not None
-    os.kill(process.pid, signal.SIGSTOP)
-    try:
+    with frozen(process.pid):
         code = error_code(publisher.stage, 0, *[wide(n, 1000) for n in range(30)])
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
 
     assert code == "AgentUnreachable"
     assert [s["rows"] for s in streams(agents, "frozen")] in ([], [0])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from support.agents import SCHEMA, error_code
 from support.fellowships import CUT_AFTER_SEAL, FAR, Job, Tasks, Writing, in_task, job, wide
 from support.free_ports import free_port
+from support.frozen import frozen
 from support.sources import Run
 from support.waiting import until
 
@@ -351,18 +350,15 @@ def test_who_reads_at_a_fellow_for_long_and_asks_nobody_is_alive_and_reads_on(fe
 
 
 def test_a_fellow_that_stands_still_gets_no_stages(feed: Job) -> None:
-    frozen, writing = feed.fellows[0], Writing(feed, "frozen")
-    assert frozen.process is not None
-    os.kill(frozen.process.pid, signal.SIGSTOP)
-    try:
-        until(lambda: feed.home.status()["fellows"][frozen.pe]["away"], FAR, "it is noticed")
+    still, writing = feed.fellows[0], Writing(feed, "frozen")
+    assert still.process is not None
+    with frozen(still.process.pid):
+        until(lambda: feed.home.status()["fellows"][still.pe]["away"], FAR, "it is noticed")
         writing.publish(0, partitions=4)
         tasks = Tasks(feed, "frozen")
         tickets = tasks.tickets(None, tasks.reading.end(None))
         assert holders(tickets) == ["default/feed/2", "home"]
         assert sorted(n for t in tickets for n in tasks.read(t)) == all_rows(40)
-    finally:
-        os.kill(frozen.process.pid, signal.SIGCONT)
 
 
 def test_what_fellows_do_for_a_home_they_do_for_nobody_without_their_token(feed: Job) -> None:
