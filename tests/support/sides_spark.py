@@ -245,7 +245,9 @@ def sides_of(case: Case, fed: Fed, prefix: str = "", to: Stream | None = None) -
         clock = {"columns": {"t": "time", "v": "long"}, "event_time": "t", "delay": "0 seconds"}
         source = fed.port(CLOCK, clock)
         given[CLOCK] = Given(
-            source=source, kind="singleton", settings={"ready": "not required", "value": "v"}
+            source=source,
+            kind="singleton",
+            settings={"ready": "not required", "value": "v", "default": None},
         )
     names = ("lateness", "max_waiting_rows")
     made = main.with_side_inputs(**given).options(
