@@ -306,7 +306,7 @@ def stateless(act: Callable[[StatelessInputs], Any]) -> Callable[[SideInputs], A
         ),
         (
             stateless(lambda of: of.enrich("names", on="value", missing="wait").to_stream()),
-            "a row without a value cannot wait for its key",
+            "a row without a value would wait for its key",
         ),
         (
             lambda of: of.main.with_side_inputs(last=side_singleton(of.main)).stateless().explain(),

@@ -331,8 +331,12 @@ def _name_problems(join: SideJoin) -> Found:
     return [(f"column {name} is there twice", "give it another name: names=...") for name in twice]
 
 
-_STATE: Final = "or leave stateless() out"
 _DOES: Final = {"wait": "wait for its key", "error": "go to the output `errors`"}
+
+
+def needs_state(problem: str, remedy: str) -> tuple[str, str]:
+    """Return a problem of rows without state, and what to do, in the words of all of them."""
+    return f"{problem}, and rows are stateless", f"{remedy}, or leave stateless() out"
 
 
 def _stateless_problems(join: SideJoin) -> list[tuple[str, str, str]]:
@@ -348,10 +352,7 @@ def _stateful_side(side: SideInput) -> Found:
     found: Found = []
     if not side.static:
         found.append(
-            (
-                "what came of a stream is kept in state, and rows are stateless",
-                f"make it a table of a TableStore, {_STATE}",
-            )
+            needs_state("what came of a stream is kept in state", "make it a table of a TableStore")
         )
     for name, given in (
         ("ready", side.readiness != "complete"),
@@ -361,9 +362,9 @@ def _stateful_side(side: SideInput) -> Found:
     ):
         if given:
             found.append(
-                (
-                    f"{name} is for rows that wait or are not taken, and rows are stateless",
-                    f"leave {name} out, because a table is always there as a whole, {_STATE}",
+                needs_state(
+                    f"{name} is for rows that wait or are not taken",
+                    f"leave {name} out, because a table is always there as a whole",
                 )
             )
     return found
@@ -373,20 +374,10 @@ def _stateful_main(join: SideJoin) -> Found:
     plain = SideJoin(schema=join.schema)
     found: Found = []
     if join.grouped or join.windows is not None:
-        found.append(
-            (
-                "windows of rows are kept in state, and rows are stateless",
-                f"leave window and apply out, {_STATE}",
-            )
-        )
+        found.append(needs_state("windows of rows are kept in state", "leave window and apply out"))
     for name in ("order", "event_time", "lateness", "max_waiting_rows", "max_waiting_bytes"):
         if getattr(join, name) != getattr(plain, name):
-            found.append(
-                (
-                    f"{name} is for rows that wait, and rows are stateless",
-                    f"leave {name} out, {_STATE}",
-                )
-            )
+            found.append(needs_state(f"{name} is for rows that wait", f"leave {name} out"))
     return found
 
 
@@ -394,8 +385,8 @@ def _stateful_missing(enrich: Enrich) -> Found:
     if enrich.missing not in _DOES:
         return []
     return [
-        (
-            f"a row without a value cannot {_DOES[enrich.missing]}: rows are stateless",
-            f"take missing='null' and look for nulls behind it, {_STATE}",
+        needs_state(
+            f"a row without a value would {_DOES[enrich.missing]}",
+            "take missing='null' and look for nulls behind it",
         )
     ]

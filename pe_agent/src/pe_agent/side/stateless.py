@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from pe_agent.aligned.streams import Stream
 from pe_agent.side.joins import NAME, SideInputs, joined_rows
 from pe_agent.side.meeting import Meeting
 from pe_agent.side.shelves import shelves_of
+from streambroker_core.side.checking import needs_state
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.enriching import enriched_schema
 from streambroker_core.side.errors import SideDefinitionError
@@ -26,8 +27,6 @@ from streambroker_core.side.shape import shape_of
 
 if TYPE_CHECKING:
     from pe_agent.aligned.hosting import Columns
-
-_STATE: Final = "or leave stateless() out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,4 +199,4 @@ def _first(settings: Mapping[str, Any]) -> str:
 
 
 def _refused(problem: str, remedy: str) -> SideDefinitionError:
-    return SideDefinitionError(MAIN, f"{problem}, and rows are stateless", f"{remedy}, {_STATE}")
+    return SideDefinitionError(MAIN, *needs_state(problem, remedy))

@@ -127,8 +127,8 @@ ENRICH = Enrich(input="rates", on=("k",))
         ({"lateness": 1.0}, "lateness is for rows that wait"),
         ({"max_waiting_rows": 5}, "max_waiting_rows is for rows that wait"),
         ({"max_waiting_bytes": 5}, "max_waiting_bytes is for rows that wait"),
-        ({"enrich": (replace(ENRICH, missing="wait"),)}, "cannot wait for its key: .*'null' and"),
-        ({"enrich": (replace(ENRICH, missing="error"),)}, "cannot go to the output `errors`"),
+        ({"enrich": (replace(ENRICH, missing="wait"),)}, "would wait for its key, .*'null' and"),
+        ({"enrich": (replace(ENRICH, missing="error"),)}, "would go to the output `errors`"),
     ],
 )
 def test_what_needs_state_is_refused_with_what_to_do(told: dict[str, Any], why: str) -> None:
