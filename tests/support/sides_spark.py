@@ -409,9 +409,10 @@ class Seen:
                 self.figures[bucket, row["input"]] = row
             return
         for row in rows:
-            if "sees" in row:
-                sees = json.loads(row["sees"])
-                row["sees"] = json.dumps({k: v for k, v in sees.items() if k != CLOCK})
+            for name, ours in (("sees", CLOCK), ("row", PLACE)):  # which no case knows
+                if row.get(name) is not None:
+                    told = json.loads(row[name])
+                    row[name] = json.dumps({k: v for k, v in told.items() if k != ours})
             self.run.out[output].append({**row, BUCKET: bucket})
 
     def differences(self, case: Case, buckets: int) -> list[str]:
