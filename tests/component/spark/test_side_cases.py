@@ -77,7 +77,8 @@ def test_what_stops_a_query_says_why(spark: SparkSession, tmp_path: Path, case: 
     with pytest.raises(StreamingQueryException) as raised:
         run_on_spark(spark, tmp_path, [case], pieces=2, partitions=1, buckets=1)
     says: str = case["expect"]["fails"]["says"]
-    assert says.partition(": part-3")[0] in str(raised.value)  # which is a text of the case alone
+    own = says.partition(": part-3")[0].removesuffix("}")  # files and the order column are ours
+    assert own in str(raised.value)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case["id"])
