@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,11 +22,13 @@ __all__ = ["Feed", "Step", "main", "out", "seconds", "write"]
 Step = Callable[[], None]
 
 
-def write(folder: Path, name: str, **columns: Any) -> None:
-    """Put a file into a folder, whole or not at all."""
+def write(folder: Path, name: str, *, time: float | None = None, **columns: Any) -> None:
+    """Put a file into a folder, whole or not at all; Spark reads files by their times."""
     folder.mkdir(exist_ok=True)
     hidden = folder / f".{name}"
     pq.write_table(pa.table(columns), hidden)
+    if time is not None:
+        os.utime(hidden, (time, time))
     hidden.rename(folder / f"{name}.parquet")
 
 
@@ -45,8 +48,8 @@ class Feed:
 
     def put(self, **columns: Any) -> None:
         """Let rows come."""
-        write(self._folder, str(self._count), **columns)
         self._count += 1
+        write(self._folder, str(self._count), time=self._count, **columns)
 
 
 def out(

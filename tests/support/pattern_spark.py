@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -99,6 +100,7 @@ class Play:
         table = pa.Table.from_pylist(list(rows), schema=self._schema)
         hidden = self.folder / f".{self._files}.parquet"
         pq.write_table(table, hidden)
+        os.utime(hidden, (self._files + 1, self._files + 1))  # by which Spark orders them
         hidden.rename(self.folder / "in" / f"{self._files:05}.parquet")
         self._files += 1
         if wait:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,8 +43,10 @@ class Feed:
         self.stream = stream(files.parquet(str(folder)))
 
     def put(self, **columns: Any) -> None:
-        name = f"{len(list(self._folder.iterdir()))}.parquet"
+        number = len(list(self._folder.iterdir()))
+        name = f"{number}.parquet"
         pq.write_table(pa.table(columns), self._folder / f".{name}")
+        os.utime(self._folder / f".{name}", (number + 1, number + 1))  # by which Spark orders them
         (self._folder / f".{name}").rename(self._folder / name)
 
 
@@ -243,7 +246,7 @@ def joined(sides: SideInputs) -> OperatorStream:
 
 def mapped(sides: SideInputs) -> OperatorStream:
     def look(batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
-        found = views["rates"].lookup(batch.column("currency"))
+        found = views["rates"].lookup(batch.column("currency"), name="rate")
         count = pa.array([len(views["words"])] * batch.num_rows, pa.int64())
         return pa.record_batch({"id": batch.column("id"), "rate": found, "words": count})
 

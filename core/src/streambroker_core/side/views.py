@@ -202,7 +202,7 @@ class MapView(_KeyedView):
 
         Args:
             columns: a column for each part of the key; keys may repeat, and be null.
-            name: one of several values; without, the only one, or structs of all.
+            name: one of several values; without, that of ``value="…"``, or structs of all.
 
         Returns:
             An array of their length. Keys without a value have the default, else null.
