@@ -60,7 +60,7 @@ from streambroker_core.cep.relevance import Relevance, relevance_of
 from streambroker_core.cep.rules import Context, RuleSet
 from streambroker_core.cep.selectors import Selector
 from streambroker_core.cep.telling import with_rule
-from streambroker_core.errors import FilterError
+from streambroker_core.errors import FilterError, SchemaError
 from streambroker_core.expression import Expression
 from streambroker_core.schema import parse_ddl
 
@@ -355,7 +355,11 @@ class _Made:
             why = "the event time is not the column of the watermark"
         if why:
             return lambda _: Relevance(why=why)
-        columns = parse_ddl(ddl_of(self.stream.schema()))
+        try:
+            columns = parse_ddl(ddl_of(self.stream.schema()))
+        except SchemaError as error:
+            unknown = f"filters do not know a type of the columns: {error}"
+            return lambda _: Relevance(why=unknown)
         return partial(relevance_of, schema=columns)
 
     def operator(

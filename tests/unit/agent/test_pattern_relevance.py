@@ -1,0 +1,38 @@
+"""Which rows push-down may leave out, of streams whose columns filters do not know."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+
+from pe_agent.cep.streams import _Made
+from streambroker_core.cep import Pattern
+from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.rules import RuleSet
+
+
+def relevance(*more: StructField) -> Any:
+    columns = (StructField("t", TimestampType()), StructField("n", StringType()), *more)
+    stream: Any = SimpleNamespace(
+        event_time=("t", "1 second"), schema=lambda: StructType(list(columns))
+    )
+    made = _Made(
+        stream=stream,
+        key=(),
+        columns=None,
+        conditions={},
+        matched={},
+        settings={"time": "event", "event_time": "t"},
+    )
+    pattern = Pattern.begin("a").where('n == "A"').followed_by("b").where('n == "B"')
+    rules, _ = RuleSet().updated([PatternProcessor(id="r", version=1, pattern=pattern)])
+    return made.relevance(())(rules)
+
+
+def test_a_column_that_filters_do_not_know_lets_all_rows_come() -> None:
+    assert relevance().filter is not None
+    odd = relevance(StructField("x", StructType([StructField("a-b", IntegerType())])))
+    assert odd.filter is None
+    assert "filters do not know a type of the columns: Invalid schema at line 1" in odd.why
