@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from pyspark.sql import DataFrame
 import pe_agent
 from pe_agent.local import SMALL, session
 from support.feeds import DDL
+from support.waiting import until
 
 TASKS, RIVAL_SECONDS = 4, 120.0
 
@@ -36,20 +36,15 @@ def late(frame: DataFrame, folder: str) -> DataFrame:
         assert context is not None
         attempt = f"{context.partitionId()}-{context.attemptNumber()}"
         (Path(folder) / attempt).touch()
+        attempts = f"{context.partitionId()}-*"
+        two = lambda: len(list(Path(folder).glob(attempts))) >= 2  # noqa: E731
         for batch in rows:
             yield batch
             with contextlib.suppress(FileExistsError):
                 (Path(folder) / "waits").symlink_to(attempt)
-                await_rival(Path(folder), context.partitionId())
+                until(two, RIVAL_SECONDS, "a second attempt", pause_s=0.05)
 
     return frame.repartition(TASKS).mapInArrow(passed_on, DDL)
-
-
-def await_rival(folder: Path, partition: int) -> None:
-    """Wait until there are two attempts at a partition; not for ever."""
-    deadline = time.monotonic() + RIVAL_SECONDS
-    while len(list(folder.glob(f"{partition}-*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def main(path: str) -> None:
