@@ -193,7 +193,7 @@ def over(automaton: Automaton, events: list[tuple[str, int]]) -> list[tuple[Pair
     rule = PatternProcessor(id="r", version=1, pattern=automaton.pattern)
     rules, _ = RuleSet().updated([rule])
     engine = Engine(KeyedState("runs"))
-    engine.set_rules(rules, {}, 0)
+    engine.set_rules(rules, 0)
     schema = pa.schema([("n", pa.string()), ("v", pa.int64()), ("t", pa.int64())])
     given = [{"n": name, "v": seq, "t": time} for seq, (name, time) in enumerate(events)]
     batch = pa.RecordBatch.from_pylist(given, schema)

@@ -1,7 +1,9 @@
 """Rules at work in one bucket: rows in; matches, time-outs and errors out.
 
 A rule sees rows from the window on in which it came into the set, and of those only the ones that
-fulfil some condition of it; where that matters, also whether others stood between them.
+fulfil some condition of it; where that matters, also whether others stood between them. A version
+that takes over partial matches takes over the rows that still wait, too: those that the one before
+it has to see, and no others, which need not have been sent.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from streambroker_core.cep.compiled import Compiled, compiled
 from streambroker_core.cep.explain import Standing, standings
 from streambroker_core.cep.history import Event, Node
 from streambroker_core.cep.keystore import KeyStore, place_of, values_of
-from streambroker_core.cep.masks import Conditions, Hits, MaskMaker, row_by_row
+from streambroker_core.cep.masks import Conditions, Hits, MaskMaker, fulfil, row_by_row
 from streambroker_core.cep.matcher import NEVER, Match, Matcher, Run, Timeout
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.refusals import RunError
+from streambroker_core.cep.relevance import joint_predicate
 from streambroker_core.cep.rules import RuleSet
 from streambroker_core.cep.selectors import Selector
 from streambroker_core.cep.sequences import Follower, may_exceed
@@ -59,6 +62,20 @@ _new_result = tuple.__new__
 """As `Run` is made."""
 
 
+class Inherited(NamedTuple):
+    """Rows that came before a version and that it sees, since it took over from another.
+
+    Attributes:
+        since: the first window in which they came.
+        before: the window before which they came.
+        needed: filter that those of them pass that the other version had to see.
+    """
+
+    since: int
+    before: int
+    needed: str
+
+
 @dataclass(slots=True)
 class Metrics:
     """What a rule has done in this bucket since the object was made; see `RuleFigures`.
@@ -82,6 +99,7 @@ class Active:
         made: the rule, made ready.
         name: its id and version.
         since: the window from which on it is in the set.
+        inherited: what it sees of rows that came before.
         until: time from which on the next version holds; `NEVER` for none.
         timed: its timed-out partial matches are told; they are counted anyway.
         plain: whether an event can begin a run depends on the event alone.
@@ -90,6 +108,7 @@ class Active:
 
     made: Compiled
     since: int
+    inherited: tuple[Inherited, ...] = ()
     until: int = NEVER
     timed: bool = True
     name: RuleKey = field(init=False)
@@ -125,11 +144,26 @@ class Active:
             self.begins[bits] = begins
         return begins
 
-    def sight(self, rows: Rows) -> pa.BooleanArray | None:
+    def take_over(self, old: Active) -> None:
+        """See of the rows that came before it those that an old version has to see."""
+        own = Inherited(old.since, self.since, str(joint_predicate([old.automaton]) or "true"))
+        before = [one._replace(before=min(one.before, self.since)) for one in old.inherited]
+        found = {one for one in (*self.inherited, *before, own) if one.since < one.before}
+        self.inherited = tuple(sorted(found))
+        self.metrics.alive += old.metrics.alive
+
+    def sight(self, rows: Rows, maker: MaskMaker) -> pa.BooleanArray | None:
         """Return which rows are of its time and of windows since it came; None for all."""
         masks = []
         if rows.batch.num_rows and pc.min(rows.arrived).as_py() < self.since:
-            masks.append(pc.greater_equal(rows.arrived, self.since))
+            came = pc.greater_equal(rows.arrived, self.since)
+            for since, before, needed in self.inherited:
+                there = pc.and_(
+                    pc.greater_equal(rows.arrived, since), pc.less(rows.arrived, before)
+                )
+                if pc.any(there).as_py():
+                    came = pc.or_(came, pc.and_(there, fulfil(rows.batch, needed, maker)))
+            masks.append(came)
         if self.rule.scheduled is not None:
             masks.append(pc.greater_equal(rows.times, self.rule.scheduled))
         if self.until != NEVER:
@@ -171,7 +205,15 @@ class Engine:
         active = self.active.get(name)
         return None if active is None else active.matcher()
 
-    def set_rules(self, rules: RuleSet, since: Mapping[RuleKey, int], window: int) -> None:
+    def set_rules(
+        self,
+        rules: RuleSet,
+        window: int,
+        *,
+        since: Mapping[RuleKey, int] | None = None,
+        inherited: Mapping[RuleKey, tuple[Inherited, ...]] | None = None,
+        oldest: int = 0,
+    ) -> None:
         """Put a set of rules in force.
 
         Rules with the id and version of a rule in force go on with its runs. Runs of others are
@@ -179,16 +221,22 @@ class Engine:
 
         Args:
             rules: the set.
+            window: this window, from which on those are in the set that were not.
             since: windows from which on rules were in the set already; for a restored bucket.
-            window: this window, from which on the others are.
+            inherited: what they see of rows that came before.
+            oldest: the first window of which rows may still come to be seen.
         """
         before, self.active = self.active, {}
         for rule in rules:
             known = before.get((rule.id, rule.version))
             if known is None:
-                first = since.get((rule.id, rule.version), window)
-                timed = self._timed is None or self._timed(rule)
-                known = Active(made=compiled(rule), since=first, timed=timed)
+                name = rule.id, rule.version
+                known = Active(
+                    made=compiled(rule),
+                    since=(since or {}).get(name, window),
+                    inherited=(inherited or {}).get(name, ()),
+                    timed=self._timed is None or self._timed(rule),
+                )
             until = rules.until(rule)
             known.until = NEVER if until is None else until
             self.active[known.name] = known
@@ -197,9 +245,10 @@ class Engine:
         if gone:
             heirs = self._heirs(before, gone)
             for old, new in heirs.items():
-                self.active[new].since = before[old].since
-                self.active[new].metrics.alive = before[old].metrics.alive
+                self.active[new].take_over(before[old])
             self.keys.forget(gone, heirs)
+        for active in self.active.values():
+            active.inherited = tuple(one for one in active.inherited if one.before > oldest)
 
     def _heirs(
         self, before: Mapping[RuleKey, Active], gone: set[RuleKey]
@@ -234,7 +283,7 @@ class Engine:
             whole, hits = View(rows, selector, many=len(rules) >= _MANY), conditions.of(rows.batch)
             for active in rules:
                 view, found = whole, hits
-                sight = active.sight(rows)
+                sight = active.sight(rows, self._maker)
                 if sight is not None:
                     view = View(rows.where(sight), selector)
                     found = conditions.of(view.rows.batch)
@@ -455,9 +504,7 @@ class Engine:
         for name in over:
             old, heir = self.active.pop(name), heirs[name]
             if heir is not None:
-                new = self.active[heir]
-                new.since = min(new.since, old.since)  # the old one may have come again since
-                new.metrics.alive += old.metrics.alive
+                self.active[heir].take_over(old)
         if over:
             self._conditions.clear()
             self.keys.forget(over, {old: new for old, new in heirs.items() if new is not None})

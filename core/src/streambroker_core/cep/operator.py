@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from streambroker_core.cep.collecting import without_cycles
 from streambroker_core.cep.document import Functions
-from streambroker_core.cep.engine import Engine, Metrics, Result
+from streambroker_core.cep.engine import Engine, Inherited, Metrics, Result
 from streambroker_core.cep.figures import RuleFigures, Stopped, WindowFigures
 from streambroker_core.cep.keys import FIRST, PLACE, SELECTOR, copies
 from streambroker_core.cep.masks import MaskMaker, row_by_row
@@ -163,6 +163,7 @@ class PatternOperator(Operator):
         self._alive: dict[tuple[str, int], int] = {}
         self._stops: list[Stopped] = []
         self._since: dict[tuple[str, int], int] = {}
+        self._inherited: dict[tuple[str, int], tuple[Inherited, ...]] = {}
         self._next = 0
         self._meta: bytes | None = None
         self._waiting = Waiting(self._column or "", {}, [])
@@ -180,7 +181,12 @@ class PatternOperator(Operator):
                 clock=self._clock,
                 timed=self._teller.timed,
             )
-            self._engine.set_rules(self._rules, self._since, self.window.number)
+            self._engine.set_rules(
+                self._rules,
+                self.window.number,
+                since=self._since,
+                inherited=self._inherited,
+            )
             for name, active in self._engine.active.items():
                 active.metrics.alive = self._alive.get(name, 0)
         return self._engine
@@ -198,6 +204,10 @@ class PatternOperator(Operator):
             self._alive = {(name, number): runs for name, number, runs in told["alive"]}
             self._waiting = Waiting(self._column or "", blobs, told["waiting"])
             self._since = {(name, number): window for name, number, window in given["since"]}
+            self._inherited = {
+                (name, number): tuple(Inherited(*one) for one in parts)
+                for name, number, parts in given.get("inherited", ())
+            }
             self._rules = self._read(given["rules"])
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"state of patterns is damaged: {error!r}.") from error
@@ -218,7 +228,7 @@ class PatternOperator(Operator):
         """Begin a window; in processing time its clock is what time it is."""
         if self._fixed is not None and not _same(self._fixed, self._rules):
             if any((rule.id, rule.version) in self.engine.active for rule in self._fixed):
-                self.engine.set_rules(RuleSet(), {}, self.window.number)  # others of that name
+                self.engine.set_rules(RuleSet(), self.window.number)  # others of that name
             self._put(self._fixed, self.window.number)
         self._check_keys()
         if self._column is None:
@@ -249,7 +259,8 @@ class PatternOperator(Operator):
     def _put(self, rules: RuleSet, since: int) -> None:
         engine = self.engine  # with the rules so far, whose runs it has to free or to hand over
         self._rules, self._rules_changed = rules, True
-        engine.set_rules(rules, {}, since)
+        oldest = self._waiting.oldest()
+        engine.set_rules(rules, since, oldest=since if oldest is None else oldest)
 
     def _check_keys(self) -> None:
         """Refuse rules whose rows are in other buckets."""
@@ -380,8 +391,13 @@ class PatternOperator(Operator):
         changes = {**self._state.changes(), **self._waiting.changes()}
         if self._rules_changed:
             since = sorted([*name, active.since] for name, active in engine.active.items())
+            inherited = sorted([*name, one.inherited] for name, one in engine.active.items())
             changes["rules"] = _text(
-                {"rules": _text(self._rules.document()), "since": since}
+                {
+                    "rules": _text(self._rules.document()),
+                    "since": since,
+                    "inherited": [one for one in inherited if one[-1]],
+                }
             ).encode()
         runs = {name: one.metrics.alive for name, one in engine.active.items()}
         alive = sorted([*name, count] for name, count in runs.items() if count)

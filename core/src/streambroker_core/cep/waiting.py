@@ -85,6 +85,10 @@ class Waiting:
         """Return the earliest time among the rows; None if there are none."""
         return min((segment.first for segment in self._segments.values()), default=None)
 
+    def oldest(self) -> int | None:
+        """Return the first window of which rows wait; None if there are none."""
+        return min(self._segments, default=None)
+
     def tell(self) -> list[list[int]]:
         """Return what is not in blobs, as JSON value."""
         return [[number, one.first, one.count] for number, one in self._segments.items()]

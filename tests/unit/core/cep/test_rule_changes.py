@@ -463,13 +463,40 @@ def test_what_a_scheduled_version_takes_over_goes_on_over_windows_and_ends_in_ti
     assert told(b.window(watermark=16)) == [("r1", 2, "AD")]
 
 
-def test_a_version_that_takes_over_sees_rows_that_came_before_it_as_the_one_before_would() -> None:
+def test_a_version_that_takes_over_sees_of_rows_that_wait_those_that_the_one_before_needs() -> None:
     old, new = taking_over()
     b = bucket()
-    b.window([rows((8, "A"), (12, "D"))], rules=old)
+    b.window([rows((8, "A"), (11, "A"), (12, "D"))], rules=old)
     b.window(rules=new, watermark=9)
+    b.window([rows((13, "D"))])
 
-    assert told(b.window(watermark=12)) == [("r1", 2, "AD")]
+    matches = b.window(watermark=13).of("matches")
+    assert [[e["t"] for events in row["events"].values() for e in events] for row in matches] == [
+        [8, 13],
+        [11, 13],
+    ]
+
+
+def test_what_waits_is_handed_on_over_several_versions_each_with_what_it_needs() -> None:
+    def version(number: int, first: str, last: str) -> PatternProcessor:
+        pattern = (
+            Pattern.begin("A").where(f'n == "{first}"').followed_by("C").where(f'n == "{last}"')
+        )
+        return PatternProcessor(id="r1", version=number, pattern=pattern, keep_matches=True)
+
+    b, rules = bucket(), RuleSet()
+    for number, letters in enumerate(("AC", "BC", "AB", "AC"), 1):
+        rules = rule_set(version(number, *letters), before=rules)
+        time = number * 10
+        b.window([rows((time, "A"), (time + 1, "B"), (time + 2, "C"))], rules=rules)
+
+    matches = b.window(watermark=100).of("matches")
+    seen = [[e["t"] for events in row["events"].values() for e in events] for row in matches]
+    # of the first window A and C are there, of the second C, of the third A, of the last all
+    assert seen == [[10, 12], [30, 42], [40, 42]]
+    assert b.last is not None
+    b.window(rules=rule_set(version(5, "A", "C"), before=rules))
+    assert [active.inherited for active in b.last.engine.active.values()] == [()]
 
 
 def test_a_set_that_still_has_the_version_before_hides_no_rows_of_the_one_that_took_over() -> None:

@@ -142,7 +142,7 @@ def ran(
     rule_set, refused = RuleSet().updated(rules)
     assert all(one.change == "added" for one in refused)
     engine = Engine(KeyedState("runs"), timed=lambda rule: timed)
-    engine.set_rules(rule_set, {}, 0)
+    engine.set_rules(rule_set, 0)
     made = {name: active.made for name, active in engine.active.items()}
     assert all(each.sequence for each in made.values())
     seen: list[Any] = []
@@ -269,7 +269,7 @@ def test_runs_taken_over_from_a_version_that_branched_are_told_as_matchers_tell_
         engine = Engine(KeyedState("runs"))
         found = []
         for window, (rules, names) in enumerate(((old_set, first), (new_set, then))):
-            engine.set_rules(rules, {}, window)
+            engine.set_rules(rules, window)
             (active,) = engine.active.values()
             assert window == 0 or active.made.sequence is not None
             if not followed:
