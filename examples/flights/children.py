@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,13 @@ class Family:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End at once whatever is left."""
-        for pid in self.alive():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        self.gone(10.0)
+        """End at once whatever is left, and what that has started meanwhile."""
+        deadline = time.monotonic() + 10.0
+        while (left := self.alive()) and time.monotonic() < deadline:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
 
 
 class Broker:

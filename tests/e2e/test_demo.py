@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from flights.children import Family
 
 from support.flights import EXAMPLES, flights_table, weather_table
 from support.waiting import until
@@ -128,6 +129,27 @@ def test_the_demonstration_fails_and_names_the_line_when_one_row_is_left_out(
     kept = next(tmp_path.glob("streambroker-demo-*"))
     assert str(kept / "logs") in done.stdout
     assert (kept / "logs" / "tower.log").exists()
+
+
+def test_what_starts_while_the_demonstration_is_killed_is_ended_too(tmp_path: Path) -> None:
+    family = Family(tmp_path)
+    sleeping = ["-c", "import time; time.sleep(100)"]
+    first, looked = family.start("first", sleeping), family.alive
+    seconds: list[subprocess.Popen[str]] = []
+
+    def look_and_start() -> dict[int, str]:
+        found = looked()
+        if not seconds:
+            seconds.append(family.start("second", sleeping))
+        return found
+
+    family.alive = look_and_start  # type: ignore[method-assign]
+    family.kill()
+    ended = [process.poll() for process in (first, *seconds)]
+    for process in (first, *seconds):
+        process.kill()
+        process.wait()
+    assert ended == [-signal.SIGKILL, -signal.SIGKILL]
 
 
 @pytest.mark.timeout(240)

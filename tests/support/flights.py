@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
 from pathlib import Path
 
 import pyarrow as pa
+from flights import tables
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-if str(EXAMPLES) not in sys.path:
-    sys.path.append(str(EXAMPLES))
-
-from flights import tables  # noqa: E402 - found by the line above
 
 
 @functools.cache
