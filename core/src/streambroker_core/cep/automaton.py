@@ -7,7 +7,7 @@ once and looked up afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -46,7 +46,8 @@ class Edge:
         guard: when it is open.
         barred: it is closed whenever one of these holds.
         stage: number of the stage that takes the event.
-        gap: longest time since the event taken before, exclusive; 0 for no limit.
+        gap: longest time since the event taken before, exclusive; 0 for no limit. On the way past
+            a state it is that of every edge behind.
     """
 
     action: Action
@@ -196,16 +197,33 @@ class Automaton:
     def _longest(self, state: int, reached: list[int]) -> int:
         if self.states[state].kind == "pending":
             return self.states[state].gap
-        gaps = []
-        for each in reached:
-            if self.states[each].kind == "pending":
-                return 0
-            for edge in self.states[each].edges:
-                if edge.action == "take":
-                    gaps.append(edge.gap)
-                elif edge.action == "ignore" and edge.target == FINAL:
-                    return 0
+        if any(self.states[each].kind == "pending" for each in reached):
+            return 0
+        gaps = [
+            _shorter(gap, edge.gap)
+            for edge, gap in self._ways(state)
+            if edge.action == "take" or (edge.action == "ignore" and edge.target == FINAL)
+        ]
         return max(gaps) if gaps and all(gaps) else 0
+
+    def _ways(self, state: int, bits: int | None = None) -> Iterator[tuple[Edge, int]]:
+        """Yield the edges that are reached by proceeding, with the least gap on the way there.
+
+        Args:
+            state: where to begin.
+            bits: only edges that are open with these conditions; None for all.
+        """
+        seen, waiting = {(state, 0)}, [(state, 0)]
+        while waiting:
+            current, gap = waiting.pop()
+            for edge in self.states[current].edges:
+                if bits is not None and not edge.open(bits):
+                    continue
+                yield edge, gap
+                behind = (edge.target, _shorter(gap, edge.gap))
+                if edge.action == "proceed" and behind not in seen:
+                    seen.add(behind)
+                    waiting.append(behind)
 
     def _waiting(self) -> set[int]:
         """Return the states in which a run can be between two events."""
@@ -248,27 +266,19 @@ class Automaton:
     def _decide(self, state: int, bits: int) -> Decision:
         steps: list[Step] = []
         stopped = False
-        seen, waiting = {state}, [state]
-        while waiting:
-            current = waiting.pop()
-            for edge in self.states[current].edges:
-                if not edge.open(bits):
-                    continue
-                if edge.action == "proceed":
-                    stopped = stopped or edge.target == STOP
-                    if edge.target not in seen:
-                        seen.add(edge.target)
-                        waiting.append(edge.target)
-                else:
-                    steps.append(self._step(edge, bits))
+        for edge, gap in self._ways(state, bits):
+            if edge.action == "proceed":
+                stopped = stopped or edge.target == STOP
+            else:
+                steps.append(self._step(edge, _shorter(gap, edge.gap), bits))
         same = not stopped and steps == [Step(False, state)]
         return Decision(tuple(steps), stopped, same)
 
-    def _step(self, edge: Edge, bits: int) -> Step:
+    def _step(self, edge: Edge, gap: int, bits: int) -> Step:
         if edge.action == "ignore":
-            return Step(False, edge.target, match=edge.target == FINAL)
+            return Step(False, edge.target, gap=gap, match=edge.target == FINAL)
         match = edge.target == FINAL or self._ends(edge.target, bits)
-        return Step(True, edge.target, edge.stage, edge.gap, match)
+        return Step(True, edge.target, edge.stage, gap, match)
 
     def _ends(self, state: int, bits: int) -> bool:
         """Tell whether a match is reached from a state by proceeding with the event just taken."""
@@ -282,3 +292,8 @@ class Automaton:
                 seen.add(edge.target)
                 waiting.append(edge.target)
         return False
+
+
+def _shorter(gap: int, other: int) -> int:
+    """Return the shorter of two times, of which 0 is none."""
+    return min(gap, other) if gap and other else gap or other

@@ -22,6 +22,8 @@ Nots: TypeAlias = "tuple[int, ...]"
 """Bits of the negated stages that hold until the next event is taken."""
 Bars: TypeAlias = "tuple[Guard, ...]"
 """Events that a greedy stage before keeps for itself."""
+Ways: TypeAlias = "tuple[tuple[Bars, Guard], ...]"
+"""What a greedy stage keeps from what follows it, each with when that is so."""
 Follow: TypeAlias = "Callable[[Nots, Bars], int]"
 """Makes the first state of what follows."""
 Maker: TypeAlias = "Callable[[_Entry, Nots, Bars], int]"
@@ -75,14 +77,15 @@ def _check(pattern: Pattern, window: int) -> None:
 
 
 def _check_stage(stage: Stage, window: int, names: set[str]) -> None:
-    limit = stage.within_previous
-    if limit and window and limit > window:
-        raise PatternError(
-            f"the window from the event before, {text_of(limit)}, is longer than that of the whole"
-            f" match, {text_of(window)}",
-            stage=stage.name,
-            remedy="make it shorter, or leave it out",
-        )
+    limits = {"window from the event before": stage.within_previous, "gap": stage.quantifier.gap}
+    for what, limit in limits.items():
+        if limit and window and limit > window:
+            raise PatternError(
+                f"the {what}, {text_of(limit)}, is longer than the window of the whole match,"
+                f" {text_of(window)}",
+                stage=stage.name,
+                remedy="make it shorter, or leave it out",
+            )
     for term in (*terms_of(stage.condition), *terms_of(stage.until)):
         if term.stage is not None and term.stage not in names:
             raise PatternError(
@@ -98,12 +101,12 @@ class _Entry:
 
     Attributes:
         contiguity: from the stage or, for the head of a group, from the group.
-        beside: states to which it proceeds without having taken an event.
+        beside: states to which it proceeds without having taken an event, and when.
         until: bits of the stop conditions of the groups around.
     """
 
     contiguity: str
-    beside: tuple[int, ...] = ()
+    beside: tuple[tuple[int, Guard], ...] = ()
     until: tuple[int, ...] = ()
 
 
@@ -140,10 +143,17 @@ class _Compiler:
                     "no window and a skip strategy: a match waits for every earlier run to end"
                 )
         for stage in self.pattern.stages():
-            if stage.within_previous and stage.quantifier.kind != "one":
+            if not stage.within_previous:
+                continue
+            if stage.quantifier.kind != "one":
                 self.warnings.append(
                     f"stage `{stage.name}` is taken several times, so its window from the event"
                     " before is ignored; give the quantifier a gap"
+                )
+            if stage.contiguity == "not_followed_by" and stage != self.pattern.elements[-1]:
+                self.warnings.append(
+                    f"stage `{stage.name}` ends with the event that the next stage takes, so its"
+                    " window from the event before is ignored; give it to that stage"
                 )
 
     # Conditions as bits.
@@ -151,9 +161,24 @@ class _Compiler:
     def _bit(self, condition: Condition) -> int:
         return self.bits.setdefault(condition, 1 << len(self.bits))
 
+    def _own(self, element: Element) -> tuple[int, ...]:
+        """Return the bit of an element's own stop condition, if it has one."""
+        return () if element.until is None else (self._bit(element.until),)
+
     def _takes(self, stage: Stage, until: tuple[int, ...]) -> Guard:
         need = 0 if stage.condition is None else self._bit(stage.condition)
         return Guard(need, sum(set(until)))
+
+    def _keeps(self, stage: Stage, until: tuple[int, ...]) -> Ways:
+        """Return what a stage keeps from what follows it."""
+        quantifier = stage.quantifier
+        if not quantifier.greedy or quantifier.low == quantifier.high:
+            return (((), Guard()),)
+        take = self._takes(stage, until)
+        if stage.until is None:
+            return (((take,), Guard()),)
+        bit = self._bit(stage.until)
+        return (((), Guard(bit)), ((Guard(take.need),), Guard(0, bit)))
 
     def _ignores(self, stage: Stage, contiguity: str, until: tuple[int, ...]) -> Guard | None:
         """Return when a stage lets an event pass; None for never."""
@@ -237,6 +262,7 @@ class _Compiler:
                 action="ignore" if target == FINAL else "proceed",
                 target=target,
                 guard=Guard(0, seen.need),
+                gap=stage.within_previous or 0,
             )
             self._add(state, action, bars)
         self._add(state, Edge(action="proceed", target=STOP, guard=seen), bars)
@@ -278,11 +304,9 @@ class _Loop:
         self._make, self._stage, self._after = compiler, stage, after
         self._entry, self._looped = entry, looped
         self._number = compiler.names.index(stage.name)
-        quantifier = stage.quantifier
-        own = () if stage.until is None else (compiler._bit(stage.until),)
-        self._own = own
+        own = self._own = compiler._own(stage)
         self._take = compiler._takes(stage, (*own, *entry.until))
-        self._kept = quantifier.greedy and quantifier.low != quantifier.high
+        self._kept = compiler._keeps(stage, (*own, *entry.until))
 
     def first(self, nots: Nots, bars: Bars) -> int:
         """Make the state that waits for the first event; everything behind it first."""
@@ -293,8 +317,8 @@ class _Loop:
         self._takes(state, taken, gap, bars)
         if quantifier.optional:
             self._leave(state, nots, bars)
-        for target in self._entry.beside:
-            self._make._add(state, Edge(action="proceed", target=target), bars)
+        for target, guard in self._entry.beside:
+            self._make._add(state, Edge(action="proceed", target=target, guard=guard), bars)
         passing = self._make._ignores(stage, self._entry.contiguity, self._entry.until)
         twin = quantifier.optional or bool(self._entry.beside)
         self._wait(state, taken, gap, passing, nots, bars, twin=twin)
@@ -304,7 +328,7 @@ class _Loop:
         """Make the state of a run that has taken this many events of the stage."""
         quantifier, high = self._stage.quantifier, self._stage.quantifier.high
         if high is not None and count >= high:
-            return self._followed(())[0][0]
+            return self._after((), self._kept[0][0])
         state = self._make._state(f"more `{self._stage.name}`")
         endless = high is None and count >= quantifier.low
         taken = state if endless else self._repeated(count + 1)
@@ -317,19 +341,9 @@ class _Loop:
         self._wait(state, taken, quantifier.gap, passing, self._looped, (), twin=leaving)
         return state
 
-    def _followed(self, nots: Nots) -> list[tuple[int, Guard]]:
-        """Return the states behind the stage, and when they are open."""
-        if not self._kept:
-            return [(self._after(nots, ()), Guard())]
-        kept = (self._take if not self._own else Guard(self._take.need),)
-        behind = self._after(nots, kept)
-        if not self._own:
-            return [(behind, Guard())]
-        (bit,) = self._own
-        return [(self._after(nots, ()), Guard(bit)), (behind, Guard(0, bit))]
-
     def _leave(self, state: int, nots: Nots, bars: Bars) -> None:
-        for target, guard in self._followed(nots):
+        for kept, guard in self._kept:
+            target = self._after(nots, kept)
             self._make._add(state, Edge(action="proceed", target=target, guard=guard), bars)
 
     def _takes(self, state: int, target: int, gap: int, bars: Bars) -> None:
@@ -368,18 +382,31 @@ class _GroupLoop:
     ) -> None:
         self._make, self._group, self._after = compiler, group, after
         self._entry, self._looped = entry, looped
-        own = () if group.until is None else (compiler._bit(group.until),)
-        self._until = (*own, *entry.until)
+        self._until = (*compiler._own(group), *entry.until)
 
     def first(self, nots: Nots, bars: Bars) -> int:
         """Make the state that waits for the first event of the first round."""
         beside = self._entry.beside
         if self._group.quantifier.optional:
-            beside = (*beside, self._after(nots, ()))
+            beside = (*beside, *self._left_out(nots))
         return self._round(0, self._entry.contiguity, beside, nots, bars)
 
+    def _left_out(self, nots: Nots) -> list[tuple[int, Guard]]:
+        """Return the states behind the group; a greedy stage at its end keeps its events."""
+        until, last = self._until, self._group.elements[-1]
+        while isinstance(last, Group):
+            until = (*self._make._own(last), *until)
+            last = last.elements[-1]
+        keeps = self._make._keeps(last, (*self._make._own(last), *until))
+        return [(self._after(nots, kept), guard) for kept, guard in keeps]
+
     def _round(
-        self, done: int, contiguity: str, beside: tuple[int, ...], nots: Nots, bars: Bars
+        self,
+        done: int,
+        contiguity: str,
+        beside: tuple[tuple[int, Guard], ...],
+        nots: Nots,
+        bars: Bars,
     ) -> int:
         tail = _remembered(lambda carried, kept: self._done(done + 1, carried, kept))
         head = self._make._chain(self._group.elements, tail, self._until, self._looped, last=False)
@@ -394,23 +421,24 @@ class _GroupLoop:
         held = (*nots, *self._looped)
         if quantifier.high is None and done >= quantifier.low:
             return self._endless(done, nots, bars)
-        beside = (self._after(nots, bars),) if done >= quantifier.low else ()
+        leaving = done >= quantifier.low
+        beside = ((self._after(nots, bars), Guard()),) if leaving else ()
         return self._round(done, quantifier.inner, beside, held, bars)
 
     def _endless(self, done: int, nots: Nots, bars: Bars) -> int:
         """Make the state from which the group is done again, or left."""
         state = self._make._state(f"`{name_of(self._group)}` again")
-        made: dict[tuple[Nots, Bars], int] = {(nots, bars): state}
+        made = {(tuple(sorted(set(nots))), bars): state}
 
         def tail(carried: Nots, kept: Bars) -> int:
-            key = (carried, kept)
+            key = (tuple(sorted(set(carried))), kept)
             if key not in made:
                 made[key] = self._make._state(f"`{name_of(self._group)}` again")
-                lead(made[key], carried, kept)
+                lead(made[key], *key)
             return made[key]
 
         def lead(again: int, carried: Nots, kept: Bars) -> None:
-            beside = (self._after(carried, kept),)
+            beside = ((self._after(carried, kept), Guard()),)
             head = self._make._chain(
                 self._group.elements, tail, self._until, self._looped, last=False
             )

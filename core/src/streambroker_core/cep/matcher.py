@@ -244,9 +244,9 @@ class Matcher:
         self, run: Run, event: Event, decision: Decision, runs: list[Run], found: list[Run]
     ) -> None:
         for step in decision.steps:
+            if step.gap and event.time - run.node.event.time >= step.gap:
+                continue
             if step.take:
-                if step.gap and event.time - run.node.event.time >= step.gap:
-                    continue
                 node = Node(event, step.stage, run.node)
                 self._taken(step, node, run.start, run.began, decision, runs, found)
             elif step.match:

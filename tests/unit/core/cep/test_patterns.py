@@ -98,8 +98,11 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
      "Invalid pattern at stage `x`: not_followed_by is the last stage and there is no window; say"
      " with within() until when no such event may come."),
     (lambda: compile_pattern(ab().within("5s", "previous_and_current").within("2s")),
-     "Invalid pattern at stage `b`: the window from the event before, 5s, is longer than that of"
-     " the whole match, 2s; make it shorter, or leave it out."),
+     "Invalid pattern at stage `b`: the window from the event before, 5s, is longer than the"
+     " window of the whole match, 2s; make it shorter, or leave it out."),
+    (lambda: compile_pattern(a().times(2, gap="9s").within("5s")),
+     "Invalid pattern at stage `a`: the gap, 9s, is longer than the window of the whole match, 5s;"
+     " make it shorter, or leave it out."),
     (lambda: compile_pattern(ab().skipping(Skip(strategy="skip_to_last", stage="c"))),
      "Invalid pattern at stage `c`: skip_to_last names a stage that is not there; name one of `a`,"
      " `b`."),
@@ -296,6 +299,10 @@ def test_what_is_hardly_meant_is_warned_of() -> None:
 
     assert any("waits for every earlier run" in each for each in held.warnings)
     assert any("give the quantifier a gap" in each for each in ignored.warnings)
+    between = a().not_followed_by("x").within(5, "previous_and_current").followed_by("b")
+    assert any("give it to that stage" in each for each in compile_pattern(between).warnings)
+    last = a().not_followed_by("x").within(5, "previous_and_current")
+    assert not any("give it to that stage" in each for each in compile_pattern(last).warnings)
     assert compile_pattern(ab().within(5)).warnings == ()
 
 
