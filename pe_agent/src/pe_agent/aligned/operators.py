@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pe_agent import publishing
-from pe_agent.aligned import hosting
+from pe_agent.aligned import ahead, hosting
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import CONTROL, arrow_of
 from pe_agent.aligned.hosting import Columns, Feed
@@ -416,15 +416,14 @@ def _is_import(stream: Stream) -> bool:
 def _feeds(stream: Stream, layout: Layout) -> list[Feed]:
     """Return what feeds a port: rows, and control beside them."""
     found = []
-    column, delay = stream.event_time or (None, None)
     if isinstance(stream.data, Imported):
+        column, delay = stream.event_time or (None, None)
         frame = stream.data.packed(layout, column, stream.carrier)
         found.append(Feed(frame=frame, delay=delay))
     elif isinstance(stream.data, Rows):
-        schema = arrow_of(stream.schema())
-        needed = stream.data.needed
-        pack = Packer(layout=layout, schema=schema, event_time=column, needed=needed)
-        found.append(Feed(frame=stream.data.frame, pack=pack, delay=delay))
+        found.append(
+            _feed_of_rows(stream.data, layout, arrow_of(stream.schema()), stream.event_time)
+        )
     elif stream.data is not None:
         repack = Repacker(layout=layout, output=stream.data.output)
         found.append(Feed(frame=stream.data.of_output(), pack=repack))
@@ -432,3 +431,15 @@ def _feeds(stream: Stream, layout: Layout) -> list[Feed]:
         pack = Packer(layout=layout, immediate=one.immediate)
         found.append(Feed(frame=one.frame.select(CONTROL), pack=pack))
     return found
+
+
+def _feed_of_rows(
+    rows: Rows, layout: Layout, schema: pa.Schema, time: tuple[str, str] | None
+) -> Feed:
+    column, delay = time or (None, None)
+    pack = Packer(layout=layout, schema=schema, event_time=column, needed=rows.needed)
+    if rows.needed is not None and time is not None:
+        fewer = ahead.reduced(rows.frame, rows.needed, time, CONTROL)
+        if fewer is not None:
+            return Feed(frame=fewer, pack=replace(pack, event_time=None))
+    return Feed(frame=rows.frame, pack=pack, delay=delay)
