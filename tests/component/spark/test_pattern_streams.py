@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from new_factor import SetFactor
 from pyspark.sql import SparkSession
 
 from pe_agent import aligned
@@ -262,9 +263,13 @@ def test_one_rule_needs_no_control_file_and_another_one_takes_its_place(
 def test_rows_that_one_rule_need_not_see_are_left_out_and_time_passes_by_all(
     spark: SparkSession, tmp_path: Path
 ) -> None:
+    beside = aligned.ControlFile(tmp_path / "control")
+    beside.append(SetFactor(2))
+
     def told(push_down: bool) -> dict[str, list[str]]:
         def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
             del first
+            stream = stream.union(aligned.control_stream(spark, beside.path))
             shape = Pattern.begin("A").where('n == "A"').followed_by("C").where('n == "C"')
             return pattern(
                 stream, shape.within("150s"), key="user", event_time="t",
