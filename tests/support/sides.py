@@ -149,7 +149,9 @@ def group(case: Case) -> Callable[[pa.RecordBatch, Views], pa.RecordBatch]:
         seen = {name: _seen(view, []) for name, view in views.items()}
         ids = ",".join(batch["id"].to_pylist())
         row = [*views.key, ids, views.window[0] / SECOND, json.dumps(seen)]
-        return pa.RecordBatch.from_arrays([pa.array([value]) for value in row], names=names)
+        types = [batch[name].type for name in names[:-3]] + [pa.string(), pa.float64(), pa.string()]
+        columns = [pa.array([value], type_) for value, type_ in zip(row, types, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, names=names)
 
     return function
 

@@ -27,6 +27,7 @@ from streambroker_core.side.definition import (
 )
 from streambroker_core.side.errors import SideDefinitionError, SideSchemaError
 from streambroker_core.side.keys import class_of, key_type
+from streambroker_core.side.windows import LONGEST
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
@@ -90,6 +91,11 @@ def _problems(side: SideInput) -> Found:
 def _schema_problems(side: SideInput) -> Found:
     names = (*side.key, side.event_time, side.deleted, *side.fields)
     found = _missing(side.schema, [name for name in names if name is not None])
+    for what, given in (("key", side.key), ("value", side.fields)):
+        found += [
+            (f"column {name} is in its {what} twice", "name it once")
+            for name in sorted({name for name in given if given.count(name) > 1})
+        ]
     if found:
         return found
     try:
@@ -161,7 +167,9 @@ def _update_problems(side: SideInput) -> Found:
         return [
             (f"a {side.kind} cannot {side.updating}", f"take one of: {', '.join(allowed)}"),
         ]
-    if side.updating == "latest" and side.event_time is None and not side.static:
+    if side.updating == "latest" and side.static:
+        return [("a table has no times, so none is latest", "say replace: the last row holds")]
+    if side.updating == "latest" and side.event_time is None:
         return [("latest needs to know the time of a value", "name it: event_time=...")]
     if side.many and side.updating == "replace" and side.readiness != "complete":
         return [
@@ -207,8 +215,8 @@ def _other_problems(side: SideInput) -> Found:
     found: Found = []
     if side.many and side.has_default:
         found.append((f"a {side.kind} has no default", "leave it out: an empty one is empty"))
-    if side.timeout is not None and not side.timeout > 0:
-        found.append(("a timeout has to be more than 0 s", "leave it out to wait for ever"))
+    if side.timeout is not None and not 0 < side.timeout <= LONGEST:
+        found.append((f"a timeout of {side.timeout:g} s is none", "leave it out to wait for ever"))
     if side.static and side.readiness not in ("complete", "not required"):
         found.append(
             (f"a static table is never ready by {side.readiness}", "take complete, the default")
@@ -267,8 +275,12 @@ def _order_problems(join: SideJoin) -> Found:
         found.append(("session windows of the main input", "take fixed or sliding windows"))
     if windows is not None and windows.cut and not 0 < windows.slide <= windows.size:
         found.append(("windows leave gaps, or never move on", "slide by more than 0, at most size"))
-    if not join.lateness >= 0:
-        found.append(("lateness below 0", "give 0 or more seconds"))
+    if not 0 <= join.lateness <= LONGEST:
+        found.append(
+            (f"lateness of {join.lateness:g} s", f"give 0 or more seconds, at most {LONGEST:,}")
+        )
+    if join.max_waiting_rows < 1 or join.max_waiting_bytes < 1:
+        found.append(("a limit below 1", "give limits of at least 1"))
     return found
 
 

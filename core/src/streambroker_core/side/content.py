@@ -324,7 +324,8 @@ class SideState:
 
     def _add_new(self, content: Leaves, rows: Level) -> None:
         if rows.gone[0].as_py():
-            content.add(level_of_rows(rows, latest=False))
+            run = level_of_rows(rows, latest=self._latest)
+            content.add(_newer(content, run) if self._latest else run)
             return
         first = pc.index_in(rows.keys, value_set=rows.keys)
         again = pc.not_equal(pc.cast(first, pa.int64()), pa.arange(0, len(rows)))

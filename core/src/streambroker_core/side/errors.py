@@ -44,7 +44,8 @@ class SideDefinitionError(SideError):
 
     def __init__(self, input_: str, problem: str, remedy: str) -> None:
         self.problem, self.remedy = problem, remedy
-        super().__init__(input_, f"Side input `{input_}`: {problem}; {remedy}.")
+        place = "Windows" if input_ == "windows" else f"Side input `{input_}`"
+        super().__init__(input_, f"{place}: {problem}; {remedy}.")
 
 
 class SideSchemaError(SideError):

@@ -66,7 +66,10 @@ class Joining:
         join = shape.join
         self._join, self._sides, self._waiting = join, sides, waiting
         self._function, self._give, self._lacking = function, give, lacking
-        self._sees_all = function is not None and not getattr(function, "own_keys", False)
+        sees_all = function is not None and not getattr(function, "own_keys", False)
+        asked = [{e.on for e in join.enrich if e.input == one.name} for one in join.inputs]
+        self._sees_more = [sees_all or len(on) > 1 for on in asked]
+        """By side input: rows that wait for a key are shown other keys, too."""
         self.passed: int | None = None
         self.late_at: int | None = None
         self.now = 0
@@ -76,6 +79,7 @@ class Joining:
             [e for e in join.enrich if e.input == one.name and e.missing == "wait"]
             for one in join.inputs
         ]
+        self._turns = shape.turns
         self._schema = shape.pairs
         self._names = join.schema.names
         self._ends: list[tuple[int, int, int]] = []
@@ -114,10 +118,10 @@ class Joining:
             pairs = self._wait_for_windows(pairs)
         for starts, group in self._groups(pairs):
             left = group
-            for number, start in enumerate(starts):
+            for number in self._turns:
                 if not left.num_rows:
                     break
-                left = self._hold_back(number, start, left)
+                left = self._hold_back(number, starts[number], left)
             if left.num_rows:
                 self._process(starts, left)
 
@@ -156,7 +160,7 @@ class Joining:
         awaited = None if wanted is None else pc.is_in(rows.keys, value_set=wanted)
         if awaited is None or not pc.any(awaited).as_py():
             return rows, none
-        if self._sees_all and not side.keyed:
+        if self._sees_more[number] and not side.keyed:
             end = pc.index(awaited, True).as_py() + 1
             return rows.slice(0, end), rows.slice(end, len(rows) - end)
         first = pc.cast(pc.index_in(rows.keys, value_set=rows.keys), pa.int64())
@@ -185,14 +189,27 @@ class Joining:
 
     def opened(self, number: int, start: int | None) -> None:
         """Look again at all that waited for a window of a side input; None for every window."""
-        starts = self._waiting.starts(number) if start is None else [start]
+        self.again(self._released(number, start))
+
+    def changed(self) -> None:
+        """Look again at all that waits, and at what is staged: other policies hold than before."""
         released = []
-        for one in starts:
+        for number, state in enumerate(self._sides):
+            if state.side.readiness != "complete":
+                for start in state.staged:
+                    state.publish(start)
+            released += self._released(number, None)
+        self.again(released)
+
+    def _released(self, number: int, start: int | None) -> list[pa.RecordBatch]:
+        """Take out all that waits for a window of a side input; None for every window."""
+        released = []
+        for one in self._waiting.starts(number) if start is None else [start]:
             released += self._waiting.release(number, one)
             released += self._waiting.release_by_key(number, one)
         if number == GROUP:
             released = [_set(pairs, SINCE, self.now) for pairs in released]
-        self.again(released)
+        return released
 
     def pass_to(self, time: int) -> None:
         """Let event time pass: windows end, one after the other, and are ready."""
@@ -206,8 +223,7 @@ class Joining:
             for number, start in sorted(ended):
                 if number != GROUP:
                     self._sides[number].publish(start)
-            for number, start in sorted(ended):
-                self.opened(number, start)
+            self.again([each for at in sorted(ended) for each in self._released(*at)])
             self._await_ends()
         self.passed = time if self.passed is None else max(self.passed, time)
 
@@ -328,8 +344,7 @@ class Joining:
         names = list(self._join.key)
         if not names or not batch.num_rows:
             return [((), batch)]
-        codes = keys_of([batch.column(name) for name in names]).dictionary_encode().indices
-        codes = pc.fill_null(codes, -1)
+        codes = _codes_of([batch.column(name) for name in names])
         order = pc.sort_indices(codes)
         batch = batch.take(order)
         ends = pc.run_end_encode(codes.take(order), run_end_type=pa.int64()).run_ends.to_pylist()
@@ -338,6 +353,18 @@ class Joining:
             rows = batch.slice(start, end - start)
             found.append((tuple(rows.column(name)[0].as_py() for name in names), rows))
         return found
+
+
+def _codes_of(columns: list[pa.Array]) -> pa.Array:
+    """Return a number for each key, in the order in which keys came; a null is a part, too."""
+    keys = keys_of(columns)
+    if not keys.null_count:
+        return keys.dictionary_encode().indices
+    parts = [column.dictionary_encode(null_encoding="encode").indices for column in columns]
+    spelled = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), ":")
+    lacking = pc.if_else(pc.is_null(keys), spelled.dictionary_encode().indices, -1)
+    known = pc.fill_null(keys.dictionary_encode().indices.cast(pa.int64()), -1)
+    return pc.add(pc.multiply(known, len(keys)), lacking).dictionary_encode().indices
 
 
 def _set(pairs: pa.RecordBatch, name: str, value: int) -> pa.RecordBatch:

@@ -13,6 +13,8 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streambroker_core.side.windows import EVER
+
 Keys: TypeAlias = pa.Array
 
 
@@ -130,7 +132,8 @@ def level_of_rows(rows: Level, *, latest: bool) -> Level:
 
     Args:
         rows: as a level, with keys in any order and more than once.
-        latest: the last by event time instead, the later row at equal times.
+        latest: the last by event time instead, the later row at equal times; one without a time,
+            of a policy before, is older than any.
     """
     return _last_of_each(rows, latest=latest)
 
@@ -202,7 +205,7 @@ def _last_of_each(rows: Level, *, latest: bool) -> Level:
     if _ascend(rows.keys):
         return rows
     if latest:
-        table = pa.table({"key": rows.keys, "time": rows.times})
+        table = pa.table({"key": rows.keys, "time": pc.fill_null(rows.times, EVER)})
         order = pc.sort_indices(table, sort_keys=[("key", "ascending"), ("time", "ascending")])
     else:
         order = pc.sort_indices(rows.keys)

@@ -84,6 +84,7 @@ class SideOperator(Operator):
         self._by_time, self._lateness = self._shape.by_time, self._shape.lateness
         self._meta: bytes | None = None
         self._started = False
+        self._other_policies = False
         self._heard: set[str] = set()
 
     # What a runtime calls.
@@ -104,7 +105,11 @@ class SideOperator(Operator):
             self._take_up({}, {})
         self._heard.clear()
         self._joining.now = self.window.time
-        for number, side in enumerate(self.join.inputs):
+        if self._other_policies:
+            self._joining.changed()
+            self._other_policies = False
+        for number in self._shape.turns:
+            side = self.join.inputs[number]
             if side.timeout is None:
                 continue
             since = self.window.time - round(side.timeout * 1_000_000)
@@ -179,6 +184,7 @@ class SideOperator(Operator):
                 "waiting": self._waiting.tell(),
                 "control": self._sequence.tell(),
                 "forms": self._shape.forms,
+                "policies": self._shape.policies,
             },
             sort_keys=True,
             separators=(",", ":"),
@@ -261,6 +267,7 @@ class SideOperator(Operator):
                 " Begin a new checkpoint."
             )
         self._check_forms(told.get("forms"))
+        self._other_policies = bool(told) and told.get("policies") != self._shape.policies
         self._sides = [
             SideState(self._shape, number, blobs, sides[number], self._tables)
             for number in range(len(join.inputs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from zlib import crc32
 
 import pyarrow as pa
@@ -31,6 +32,9 @@ class Shape:
         pairs: columns of (row, window) pairs.
         lateness: in microseconds.
         forms: of each side input, and of the main one, a digest of what its state depends on.
+        policies: a digest of what decides which rows wait, and what is seen.
+        turns: side inputs by number, in the order in which rows wait for them: those with a
+            timeout first, the shortest before the others, so that each timeout counts.
     """
 
     join: SideJoin
@@ -39,6 +43,8 @@ class Shape:
     pairs: pa.Schema
     lateness: int
     forms: tuple[str, ...]
+    policies: str
+    turns: tuple[int, ...]
 
     @property
     def by_time(self) -> bool:
@@ -62,7 +68,18 @@ def shape_of(join: SideJoin) -> Shape:
         pairs=pa.schema([*join.schema, *own]),
         lateness=round(join.lateness * SECOND),
         forms=(*(_form_of_side(join, one) for one in join.inputs), _form_of_main(join)),
+        policies=_policies_of(join),
+        turns=tuple(sorted(range(len(join.inputs)), key=lambda n: _timeout_of(join.inputs[n]))),
     )
+
+
+def _timeout_of(side: SideInput) -> float:
+    return inf if side.timeout is None else side.timeout
+
+
+def _policies_of(join: SideJoin) -> str:
+    sides = [(one.updating, one.readiness, one.timeout) for one in join.inputs]
+    return _digest([repr(sides), *(repr((one.input, one.on, one.missing)) for one in join.enrich)])
 
 
 def _form_of_side(join: SideJoin, side: SideInput) -> str:

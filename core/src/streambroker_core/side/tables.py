@@ -93,6 +93,7 @@ def content_of(side: SideInput, table: pa.Table) -> Content:
     for refusal in refusals:
         raise refusal.error
     if side.kind == "list":
+        _check_size(side, rows.values.nbytes)
         return Rows.of(rows.values)
     level = lists_of_rows(rows) if side.many else level_of_rows(rows, latest=False)
     if side.updating == "refuse" and len(level) < len(rows):
@@ -104,8 +105,12 @@ def content_of(side: SideInput, table: pa.Table) -> Content:
             "a table with several rows for one value, and the policy is refuse",
             "send each once, or say update='replace'",
         ).error
-    if level.nbytes > side.max_bytes:
-        raise SideTooLargeError(
-            side.name, "bytes of a version", level.nbytes, side.max_bytes, "raise the limit"
-        )
+    _check_size(side, level.nbytes)
     return Leaves.of(level)
+
+
+def _check_size(side: SideInput, size: int) -> None:
+    if size > side.max_bytes:
+        raise SideTooLargeError(
+            side.name, "bytes of a version", size, side.max_bytes, "raise the limit"
+        )

@@ -7,6 +7,7 @@ A view answers for one key, or for a whole Arrow column of keys at once. Values 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -67,20 +68,20 @@ class View:
     def _default(self, field: str | None) -> Any:
         default = self._side.default
         if isinstance(default, Mapping) and field is not None and self._field(None) is None:
-            return default.get(field)
-        return default
+            default = default.get(field)
+        return deepcopy(default)  # what a function does to it is not for the rows behind
 
 
 class SingletonView(View):
     """At most one value."""
 
     __slots__ = ("_row",)
-    _row: dict[str, Any] | None
+    _row: pa.StructScalar | None
 
     def __init__(self, side: SideInput, content: Leaves, version: str | None) -> None:
         super().__init__(side, version)
         found = content.look(ONLY)
-        self._set("_row", found.values[0].as_py() if found.there[0].as_py() else None)
+        self._set("_row", found.values[0] if found.there[0].as_py() else None)
 
     @property
     def empty(self) -> bool:
@@ -95,7 +96,7 @@ class SingletonView(View):
             NoValueError: there is neither.
         """
         if self._row is not None:
-            return self._plain(self._row)
+            return self._plain(self._row.as_py())
         if not self._side.has_default:
             raise NoValueError(self.name)
         return self._default(None)
@@ -301,13 +302,19 @@ class Views(Mapping[str, View]):
         key: values of the main key, where rows are grouped; else empty.
     """
 
+    __slots__ = ("_views", "key", "window")
+    _views: Mapping[str, View]
+    window: tuple[int, int] | None
+    key: tuple[Any, ...]
+
     def __init__(
         self,
         views: Mapping[str, View],
         window: tuple[int, int] | None,
         key: tuple[Any, ...] = (),
     ) -> None:
-        self._views, self.window, self.key = views, window, key
+        for name, value in (("_views", views), ("window", window), ("key", key)):
+            object.__setattr__(self, name, value)
 
     def of_key(self, key: tuple[Any, ...]) -> Views:
         """Return the same views for the rows of one key."""
@@ -317,6 +324,12 @@ class Views(Mapping[str, View]):
         return self._views[name]
 
     def __setitem__(self, name: str, value: object) -> NoReturn:
+        raise ReadOnlyViewError(name)
+
+    def __delitem__(self, name: str) -> NoReturn:
+        raise ReadOnlyViewError(name)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
         raise ReadOnlyViewError(name)
 
     def __iter__(self) -> Iterator[str]:

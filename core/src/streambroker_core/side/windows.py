@@ -13,10 +13,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streambroker_core.side.errors import SideDefinitionError
+
 SECOND = 1_000_000
 EVER = -(1 << 63)
 """The start that stands for the one global window."""
 END_OF_EVER = (1 << 63) - 1
+LONGEST = 100_000_000_000
+"""Seconds that any time of a definition may have: about 3,000 years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +56,38 @@ GLOBAL = Windows()
 
 
 def fixed(seconds: float) -> Windows:
-    """Return windows of one size, one after the other, from 1970 on."""
-    size = round(seconds * SECOND)
+    """Return windows of one size, one after the other, from 1970 on.
+
+    Raises:
+        SideDefinitionError: they would have no size.
+    """
+    size = _micros("fixed windows", seconds)
     return Windows(size, size)
 
 
 def sliding(seconds: float, every: float) -> Windows:
-    """Return windows of one size that begin every so many seconds and overlap."""
-    return Windows(round(seconds * SECOND), round(every * SECOND))
+    """Return windows of one size that begin every so many seconds and overlap.
+
+    Raises:
+        SideDefinitionError: they would have no size, or never move on.
+    """
+    return Windows(_micros("sliding windows", seconds), _micros("windows that slide by", every))
 
 
 def sessions(gap: float) -> Windows:
     """Return session windows; no side input can have them, and its definition says why."""
-    return Windows(0, 0, round(gap * SECOND))
+    return Windows(0, 0, _micros("session windows with a gap", gap))
+
+
+def _micros(what: str, seconds: float) -> int:
+    if not 1 <= seconds * SECOND <= LONGEST * SECOND:
+        raise SideDefinitionError(
+            "windows",
+            f"{what} of {seconds:g} s",
+            f"give a microsecond or more, at most {LONGEST:,} s, or leave windows out for one"
+            " global window",
+        )
+    return round(seconds * SECOND)
 
 
 def end_of(windows: Windows, start: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +29,7 @@ from streambroker_core.side.errors import (
 )
 from streambroker_core.side.levels import Level, level_of_rows
 from streambroker_core.side.tables import Shelf, content_of
-from streambroker_core.side.windows import assign, first_start, side_start, sliding
+from streambroker_core.side.windows import assign, first_start, sessions, side_start, sliding
 from support.sides import Runner, Sink, batch_of, control_of
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
@@ -203,7 +205,7 @@ def test_a_window_writes_what_it_touched_of_many_keys() -> None:
     runner.window([row("m", "c000500")], watermark=None, now=0)
     whole, change, none = runner.run.written
     assert change < whole / 5
-    assert none < 300
+    assert none < 330
 
 
 def test_many_rows_wait_for_many_keys_and_each_comes_out_once() -> None:
@@ -358,3 +360,80 @@ def _window() -> Any:
 def test_rows_told_in_seconds_are_times() -> None:
     schema = pa.schema([("t", pa.timestamp("us", "UTC"))])
     assert batch_of([{"t": 2}], schema)["t"].cast(pa.int64()).to_pylist() == [2_000_000]
+
+
+def restarted(*turns: tuple[SideInput, list[list[Any]]]) -> list[tuple[Any, ...]]:
+    """Return what comes out of a query that starts again with other policies, row by row."""
+    runner: Runner | None = None
+    for side, feed in turns:
+        join = joined(side, enrich=(Enrich(input="rates", on=("currency",)),))
+        make = partial(SideOperator, join)
+        if runner is None:
+            runner = Runner(make)
+        runner._make = make
+        for entry in feed:
+            runner.window([entry], watermark=None, now=0)
+        runner.window([], watermark=None, now=0)
+    assert runner is not None
+    return [(one["id"], one["rate"]) for one in runner.run.out["out"]]
+
+
+def test_rows_that_waited_under_another_policy_are_looked_at_again() -> None:
+    assert restarted(
+        (rates(), [row("p", "EUR"), row("q", "EUR")]),
+        (rates(ready="not required"), [row("r", "EUR")]),
+    ) == [("p", None), ("q", None), ("r", None)]
+
+
+def test_what_was_staged_is_seen_under_a_policy_without_a_stage() -> None:
+    assert restarted(
+        (rates(ready="complete"), [rate("EUR", 1.0), row("p", "EUR")]),
+        (rates(ready="first data"), [row("q", "EUR"), rate("USD", 2.0), row("r", "USD")]),
+    ) == [("p", 1.0), ("q", 1.0), ("r", 2.0)]
+
+
+def test_a_value_without_a_time_is_older_than_any_that_has_one() -> None:
+    schema = pa.schema([*RATES, ("t", pa.timestamp("us", "UTC"))])
+    old, new = (
+        ["rates", {"currency": "EUR", "rate": value, "t": time}]
+        for value, time in ((1.0, None), (2.0, 5))
+    )
+    side = {"schema": schema, "event_time": "t"}
+    assert restarted(
+        (rates(update="replace", **side), [old, row("p", "EUR")]),
+        (rates(update="latest", **side), [new, row("q", "EUR"), row("r", "EUR")]),
+    ) == [("p", 1.0), ("q", 2.0), ("r", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"timeout": float("inf")}, "a timeout of inf s is none; leave it out to wait for ever"),
+        ({"timeout": 1e300}, "a timeout of 1e+300 s is none"),
+        ({"timeout": float("nan")}, "a timeout of nan s is none"),
+        ({"key": ("currency", "currency")}, "column currency is in its key twice; name it once"),
+    ],
+)
+def test_limits_and_keys_that_make_no_sense_are_refused(told: dict[str, Any], says: str) -> None:
+    with pytest.raises(SideDefinitionError, match=re.escape(says)):
+        SideOperator(joined(rates(**told)))
+
+
+@pytest.mark.parametrize("value", [-1, float("inf"), float("nan")])
+def test_lateness_that_is_no_time_is_refused(value: float) -> None:
+    with pytest.raises(SideDefinitionError, match="lateness of"):
+        SideOperator(joined(rates(), lateness=value))
+
+
+def test_a_bucket_in_which_nothing_may_wait_is_refused() -> None:
+    with pytest.raises(SideDefinitionError, match="a limit below 1"):
+        SideOperator(joined(rates(), max_waiting_rows=0))
+
+
+@pytest.mark.parametrize("value", [0, -5, 1e-7, float("inf"), float("nan"), 1e12])
+def test_windows_without_a_size_are_refused_and_not_taken_for_one_global_window(
+    value: float,
+) -> None:
+    for make in (fixed, sessions, partial(sliding, every=1), partial(sliding, 1)):
+        with pytest.raises(SideDefinitionError, match=r"^Windows: .* leave windows out for one"):
+            make(value)

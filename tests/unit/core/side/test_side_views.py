@@ -11,12 +11,13 @@ import pytest
 from streambroker_core.side import Enrich, SideInput, SideJoin, SideOperator
 from streambroker_core.side.errors import (
     NoValueError,
+    ReadOnlyViewError,
     SideDefinitionError,
     SideSchemaError,
     SideTooLargeError,
 )
 from streambroker_core.side.tables import content_of
-from streambroker_core.side.views import view_of
+from streambroker_core.side.views import Views, view_of
 from support.sides import Runner
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64()), ("bank", pa.string())])
@@ -136,3 +137,26 @@ def test_a_table_that_arrow_cannot_make_one_is_refused_and_not_cut_off() -> None
     side = SideInput(name="rates", kind="map", key=("currency",), schema=RATES, static=True)
     with pytest.raises(SideTooLargeError, match="bytes of texts in one column: 3,221,225,472"):
         content_of(side, Large())
+
+
+def test_what_a_function_does_to_a_value_is_not_for_the_next_row() -> None:
+    lists = pa.schema([("v", pa.list_(pa.int64()))])
+    told: dict[str, Any] = {"kind": "singleton", "key": (), "schema": lists, "value": "v"}
+    found = view(([1],), **told)
+    found.value.append(99)
+    assert found.value == [1]
+    own = view(default={"rate": 0.5, "bank": "none"})
+    own["USD"]["rate"] = 99.0
+    assert own["USD"] == own.get("CHF") == {"rate": 0.5, "bank": "none"}
+    none = view(default={"v": [0]}, **{**told, "value": None})
+    none.value["v"].append(99)
+    assert none.value == {"v": [0]}
+
+
+def test_views_of_a_call_are_as_read_only_as_each_of_them() -> None:
+    views = Views({"rates": view()}, None)
+    with pytest.raises(ReadOnlyViewError, match="`rates` is read-only"):
+        del views["rates"]
+    with pytest.raises(ReadOnlyViewError, match="`window` is read-only"):
+        views.window = (0, 1)
+    assert views.window is None
