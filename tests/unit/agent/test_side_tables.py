@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pe_agent.aligned import control_file
 from pe_agent.side import SideVersion, Table, TableError, TableStore
 from pe_agent.side.announcing import CONTROL_FILE, READERS, VersionsReader, last_versions
 from pe_agent.side.shelves import Shelves
@@ -124,19 +126,85 @@ def test_a_database_is_asked_by_its_own_connection(store: TableStore, tmp_path: 
 # -- what does not ---------------------------------------------------------------------------
 
 
+OTHER_TYPES: list[tuple[list[Any], pa.DataType, str]] = [
+    (["7"], pa.string(), "string"),
+    ([3.0], pa.float64(), "double"),
+    ([True], pa.bool_(), "bool"),
+    ([0], pa.timestamp("us"), r"timestamp\[us\]"),
+]
+
+
+@pytest.mark.parametrize(("values", "type_", "name"), OTHER_TYPES, ids=[r[2] for r in OTHER_TYPES])
+def test_a_column_that_has_another_type_changes_nothing_whatever_its_values_are(
+    store: TableStore, tmp_path: Path, values: list[Any], type_: pa.DataType, name: str
+) -> None:
+    def write(given: pa.Array) -> None:
+        pq.write_table(pa.table({"currency": ["EUR"], "rate": given}), tmp_path / "rates.parquet")
+
+    write(pa.array([1], pa.int64()))
+    table = folder(store, tmp_path / "rates.parquet")
+    write(pa.array(values, type_))
+    says = f"column rate is {name}, and the table has int64 there; cast it to that"
+    with pytest.raises(TableError, match=says):
+        table.refresh()
+    assert content(table) == {"EUR": 1}
+
+
+@pytest.mark.parametrize(("value", "name"), [(2.5, "double"), (3.0, "double"), ("7", "string")])
+def test_a_query_whose_values_have_another_type_changes_nothing(
+    store: TableStore, tmp_path: Path, value: object, name: str
+) -> None:
+    path = str(tmp_path / "db")
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("create table rates (currency text, rate)")
+        base.execute("insert into rates values ('EUR', 1)")
+    connect = partial(sqlite3.connect, path)
+    table = store.query("rates", connect, "select * from rates", every=None)
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("update rates set rate = ?", (value,))
+    with pytest.raises(TableError, match=f"column rate is {name}, and the table has int64 there"):
+        table.refresh()
+    assert content(table) == {"EUR": 1}
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("update rates set rate = null")
+    table.refresh()
+    assert content(table) == {"EUR": None}
+
+
+def test_a_column_of_fewer_bits_says_the_same(store: TableStore, tmp_path: Path) -> None:
+    path = tmp_path / "rates.parquet"
+    pq.write_table(pa.table({"currency": ["EUR"], "rate": pa.array([1], pa.int64())}), path)
+    table = folder(store, path)
+    narrow = pa.array(["USD"]).dictionary_encode()
+    pq.write_table(pa.table({"currency": narrow, "rate": pa.array([2], pa.int16())}), path)
+    table.refresh()
+    assert content(table) == {"USD": 2}
+
+
+def test_types_that_were_declared_are_what_files_are_read_as(
+    store: TableStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "rates.parquet"
+    pq.write_table(pa.table({"currency": ["EUR"], "rate": pa.array([1], pa.int64())}), path)
+    table = folder(store, path, schema=RATES)
+    pq.write_table(pa.table({"currency": ["EUR"], "rate": pa.array([2], pa.int32())}), path)
+    table.refresh()
+    assert (content(table), table.schema) == ({"EUR": 2.0}, RATES)
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
         (lambda path: (path / "b.parquet").write_text("no"), "b.parquet: .*Parquet"),
         (
             lambda path: pq.write_table(pa.table({"currency": ["EUR"]}), path / "a.parquet"),
-            "a.parquet has no column rate",
+            "a.parquet: there is no column rate",
         ),
         (
             lambda path: pq.write_table(
                 pa.table({"currency": ["EUR"], "rate": ["much"]}), path / "a.parquet"
             ),
-            "much",
+            "column rate is string, and the table has double there",
         ),
         (lambda path: put(path, "b.parquet", EUR=2.0), "a table with several rows for one value"),
         (lambda path: (path / "a.parquet").unlink(), "has no files"),
@@ -263,6 +331,30 @@ def test_a_query_hears_of_each_side_input_its_last_version_alone(tmp_path: Path)
         ("a", "v4"),
     ]
     assert last_versions(part.value) == part.value
+
+
+def test_a_query_that_is_far_behind_hears_of_no_version_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_file, "AT_ONCE", (3, 1 << 20))
+    put(tmp_path / "in", EUR=0.0)
+    with TableStore(tmp_path / "store") as store:
+        table = folder(store, tmp_path / "in")
+        table.bind(rates())
+        behind = VersionsReader(store.path / CONTROL_FILE)
+        offset = behind.latestOffset(behind.initialOffset(), None)
+        for value in range(1, 11):
+            put(tmp_path / "in", EUR=float(value))
+            table.refresh()
+            store.clean()
+        last = table.state().version
+        new = VersionsReader(store.path / CONTROL_FILE)
+        for reader, start in ((behind, offset), (new, new.initialOffset())):
+            end = reader.latestOffset(start, None)
+            (part,) = reader.partitions(start, end)
+            assert [json.loads(line)["payload"]["version"] for line in part.value] == [last]
+            assert reader.latestOffset(end, None) == end
+        assert content(table, last) == {"EUR": 10.0}
 
 
 # -- what is kept ----------------------------------------------------------------------------

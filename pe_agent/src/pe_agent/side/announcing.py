@@ -129,6 +129,14 @@ class VersionsReader(ControlFileReader):
             InputPartition(last_versions(part.value)) for part in super().partitions(start, end)
         ]
 
+    def _window(self, first: int, count: int) -> int:
+        """Return the end of the file: what is hidden on the way is not heard, and may be gone.
+
+        So a window has one version of each side input, however many came since the last one.
+        """
+        del first
+        return count
+
     def _tell(self, reader: str, place: Place) -> None:
         now = time.time()
         if place == self._told[0] and now < self._told[1] + _SEEN_EVERY:

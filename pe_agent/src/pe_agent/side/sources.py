@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from pe_agent.side import types
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 LOGS: Final = ("_delta_log", "_spark_metadata", ".hoodie")
 """Folders with a log that says which files are of a table; files that are not lie beside them."""
+_TYPED: Final = ("parquet", "arrow", "ipc", "feather", "orc")
+"""Formats whose files say which types they have; of the others the first version decides."""
 
 
 class TableSource(Protocol):
@@ -73,8 +77,9 @@ class Folder:
         """Read all files; one that is broken is named.
 
         Raises:
-            Unreadable: there are none, one is broken, lacks a column, or they changed meanwhile; or
-                a log says which of them are of the table.
+            Unreadable: there are none, one is broken, lacks a column or has it with another type
+                than the first version, or they changed meanwhile; or a log says which of them are
+                of the table.
         """
         for name in LOGS:
             if (self.path / name).exists():
@@ -102,9 +107,10 @@ class Folder:
         try:
             data = ds.dataset(str(path), format=self.format)
             if known is not None:
-                lost = [name for name in known.names if name not in data.schema.names]
-                if lost:
-                    raise Unreadable(f"{path.name} has no column {lost[0]}")
+                declared = self.schema is not None or self.format not in _TYPED
+                what = types.missing if declared else types.changed
+                if (problem := what(data.schema, known)) is not None:
+                    raise Unreadable(f"{path.name}: {problem}")
                 data = ds.dataset(str(path), format=self.format, schema=known)
             return data.to_table()
         except (OSError, pa.ArrowException) as error:
@@ -147,7 +153,7 @@ class Query:
         """Ask the database.
 
         Raises:
-            Unreadable: a column of before is not there.
+            Unreadable: a column of before is not there, or has values of another type.
         """
         with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
             cursor.execute(self.sql)
@@ -157,10 +163,11 @@ class Query:
         columns = [[row[at] for row in rows] for at in range(len(names))]
         if schema is None:
             return pa.table([pa.array(one) for one in columns], names=names)
-        lost = [name for name in schema.names if name not in names]
-        if lost:
-            raise Unreadable(f"the query gives no column {lost[0]}")
-        arrays = [pa.array(columns[names.index(one.name)], one.type) for one in schema]
+        given = {name: columns[at] for at, name in enumerate(names) if name in schema.names}
+        found = pa.schema([(name, pa.infer_type(values)) for name, values in given.items()])
+        if (problem := types.changed(found, schema, takes=types.takes)) is not None:
+            raise Unreadable(f"the query's result: {problem}")
+        arrays = [pa.array(given[one.name], one.type) for one in schema]
         return pa.Table.from_arrays(arrays, schema=schema)
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pe_agent.aligned.control_file import ControlFile
 from pe_agent.aligned.streams import Stream
-from pe_agent.side import pins
+from pe_agent.side import pins, types
 from pe_agent.side.announcing import CONTROL_FILE, READERS, places, version_stream
 from pe_agent.side.errors import PinError, TableError
 from pe_agent.side.sources import Folder, Frame, Query, TableSource
@@ -456,13 +456,9 @@ def _as_before(table: pa.Table, known: pa.Schema | None) -> pa.Table:
     if known is None:
         plain = [pa.field(one.name, one.type) for one in table.schema]
         return table.cast(pa.schema(plain))
-    lost = [name for name in known.names if name not in table.schema.names]
-    if lost:
-        raise ValueError(f"it has no column {lost[0]} any more")
-    try:
-        return table.select(known.names).cast(known)
-    except pa.ArrowException as error:
-        raise ValueError(f"its columns have other types than before: {error}") from error
+    if (problem := types.changed(table.schema, known)) is not None:
+        raise ValueError(problem)
+    return table.select(known.names).cast(known)
 
 
 def _hold(path: Path) -> IO[bytes]:
