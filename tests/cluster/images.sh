@@ -6,13 +6,13 @@
 #
 # DEBIAN_MIRROR names another mirror than debootstrap would take.
 #
-# The base is a Debian with its Python, in place of python:…-slim. Layers are kept in ~/.cache/streambroker/images, so that only
+# The base is a Debian with its Python, in place of python:…-slim. Layers are kept in .kube/images, so that only
 # the first build takes minutes; the project's wheels are made anew each time. Needs root.
 set -euo pipefail
 
 target=${1:?a folder for the archives}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-cache=$HOME/.cache/streambroker/images
+cache=$root/.kube/images
 python=$root/.venv/bin/python
 suite=bookworm
 packages=python3,python3-pip,python3-venv,ca-certificates

@@ -31,15 +31,15 @@ def kubernetes_version() -> str:
 
 
 def assets(needed: tuple[str, ...] = _NEEDED) -> Path:
-    """Return the folder of the programs; skip the test, or fail it, where they are not."""
+    """Return the folder of the programs; skip the test, or fail it, if a program is missing."""
     given = os.environ.get("KUBEBUILDER_ASSETS")
-    usual = Path.home() / ".cache" / "streambroker" / "kube" / kubernetes_version()
+    usual = Path(__file__).parents[2] / ".kube" / kubernetes_version()
     folder = Path(given) if given else usual
     missing = [name for name in needed if not os.access(folder / name, os.X_OK)]
     if missing:
         problem = (
             f"{folder} has no {', '.join(missing)}; `make kube-assets` builds them once "
-            "where Go is installed, or KUBEBUILDER_ASSETS names a folder that has them"
+            "if Go is installed, or set KUBEBUILDER_ASSETS to a folder that has them"
         )
         if os.environ.get(_REQUIRE) == "1":
             pytest.fail(f"{problem} ({_REQUIRE}=1)", pytrace=False)
