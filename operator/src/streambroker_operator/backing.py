@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from streambroker_core.board import (
@@ -12,6 +12,7 @@ from streambroker_core.board import (
     ExportRemoved,
     ImportApplied,
     ImportRemoved,
+    Status,
 )
 from streambroker_core.model import Export, Kind, PeKey, PortKey, Resource, Rule, RuleKey, kind_of
 from streambroker_core.whatif import Proposal
@@ -36,6 +37,13 @@ class Stored:
     created: bool = False
     changed: bool = False
     warnings: tuple[str, ...] = ()
+
+    def judged(self, status: Status | None) -> Stored:
+        """Return the same with a warning if the board does not accept the resource."""
+        if status is None or status.accepted:
+            return self
+        found = f"It is stored, but not accepted ({status.reason}): {status.message.rstrip('.')}."
+        return replace(self, warnings=(*self.warnings, found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -541,7 +541,7 @@ class Runtime:
         old = {(route.export_uid, route.import_uid): route for route in before}
         new = {(route.export_uid, route.import_uid): route for route in after}
         return Written(
-            stored=stored,
+            stored=stored.judged(self.board.status(kind, stored.resource.uid)),
             kept=tuple(route for pair, route in new.items() if pair in old),
             added=tuple(route for pair, route in new.items() if pair not in old),
             cut=tuple(

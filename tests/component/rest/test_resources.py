@@ -56,6 +56,20 @@ async def test_a_whole_manifest_can_be_declared(rest: Rest) -> None:
     assert (wrong.status, wrong.body["path"]) == (422, "kind")
 
 
+async def test_a_stream_id_that_is_taken_is_stored_with_a_warning(rest: Rest) -> None:
+    first = await rest("PUT", X, {"streamId": "nyse"})
+    second = await rest("PUT", "/job/feed/pe/0/export/more", {"streamId": "nyse"})
+
+    assert (first.status, first.body.get("warnings")) == (201, None)
+    assert (second.status, second.body["warnings"]) == (
+        201,
+        [
+            "It is stored, but not accepted (StreamIdTaken): the stream id 'nyse' is held by an"
+            " older Export of the same application and job, Export default/feed-0-trades."
+        ],
+    )
+
+
 async def test_a_resource_is_shown_with_its_status(pair: Rest) -> None:
     export, import_ = await pair("GET", X), await pair("GET", I)
 

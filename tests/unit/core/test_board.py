@@ -165,7 +165,9 @@ def test_the_older_of_two_holds_a_port_and_the_other_follows_it() -> None:
     refused = board.status("Export", "a")
     assert refused is not None
     assert (refused.accepted, refused.reason) == (False, "PortTaken")
-    assert "default/feed/0/trades" in refused.message
+    assert refused.message == (
+        "default/feed/0/trades is held by an older resource, Export default/feed-0-trades"
+    )
 
     actions = board.handle(ExportRemoved(uid="b", version=11))
     accepted = board.status("Export", "a")
@@ -205,6 +207,7 @@ def test_a_stream_id_is_given_once_per_application_and_job() -> None:
     refused = board.status("Export", "young")
     assert refused is not None
     assert refused.reason == "StreamIdTaken"
+    assert refused.message.endswith(", Export default/feed-0-one")
 
     board.handle(ExportRemoved(uid="old", version=11))
     assert {route.export_uid for route in board.routes()} == {"young", "other"}

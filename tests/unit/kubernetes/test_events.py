@@ -74,6 +74,19 @@ def test_each_transition_is_told_and_nothing_else(
     assert told(before, after) == notes
 
 
+def test_the_event_of_a_connection_names_the_other_ends() -> None:
+    peers = tuple(port(f"alerts{n}/trades") for n in range(5))
+    status = status_of(Status(matches=5, peers=peers))
+    write = StatusWrite(kind="Export", namespace="jobs", name="a", uid="u", status=status)
+
+    (note,) = transitions(write, NOTHING_SHOWN, status)
+
+    assert note.text == (
+        "It is connected to default/alerts0/0/trades, default/alerts1/0/trades,"
+        " default/alerts2/0/trades and 2 more."
+    )
+
+
 def test_a_cut_route_names_its_other_end_and_the_reason() -> None:
     assert NOTE.text == "The route to default/alerts/0/trades is cut: FilterInvalid."
     other = route_cut(import_of(), port("feed/trades"), "ExportRemoved")

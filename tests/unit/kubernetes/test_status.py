@@ -108,10 +108,9 @@ def test_the_only_pair_that_nearly_fits_gives_the_reason() -> None:
 
 
 def test_an_import_that_wants_nothing_says_so() -> None:
-    assert (
-        conditions(made(replace(import_of(), subscription=None), Status()))["Matched"][1]
-        == "NothingWanted"
-    )
+    status = made(replace(import_of(), subscription=None), Status())
+    assert conditions(status)["Matched"][1] == "NothingWanted"
+    assert matched_of(status) == "It has neither a subscription nor streams."
 
 
 def test_what_stands_there_already_is_not_written() -> None:
@@ -173,10 +172,40 @@ def test_a_long_message_is_cut() -> None:
     assert told["observedGeneration"] == 3
 
 
-def test_no_message_is_told_twice() -> None:
-    told = written(unreadable(1, "PropertyInvalid", "a sentence"), NOTHING_SHOWN, 0.0)
-    assert told is not None
-    assert [c["message"] for c in told["conditions"]] == ["a sentence", "", "", ""]
+def test_ready_has_the_reason_and_the_message_of_the_condition_that_fails() -> None:
+    status = written(unreadable(1, "PropertyInvalid", "a sentence"), NOTHING_SHOWN, 0.0)
+    assert status is not None
+    assert [c["message"] for c in status["conditions"]] == ["a sentence", "", "", "a sentence"]
+    assert conditions(status)["Ready"] == ("False", "PropertyInvalid")
+
+
+def test_every_condition_has_the_generation_that_it_is_about() -> None:
+    status = made(replace(export_of(), generation=7))
+    assert status is not None
+    assert [c["observedGeneration"] for c in status["conditions"]] == [7, 7, 7, 7]
+
+
+def matched_of(status: dict[str, Any] | None) -> str:
+    assert status is not None
+    return str(next(c["message"] for c in status["conditions"] if c["type"] == "Matched"))
+
+
+def test_a_resource_that_matches_nothing_has_the_sentence_about_the_nearest() -> None:
+    found = facts_of(import_of(), Status(), programmed=None, nearest="Nearest is a.")
+    status = written(found, NOTHING_SHOWN, 0.0)
+
+    assert matched_of(status) == "Nearest is a."
+    assert status is not None
+    assert status["conditions"][-1]["message"] == "Nearest is a."
+
+
+def test_the_sentence_that_is_shown_stays_until_another_is_computed() -> None:
+    one = import_of()
+    found = facts_of(one, Status(), programmed=None, nearest="Nearest is a.")
+    shown = read_shown(written(found, NOTHING_SHOWN, 0.0))
+
+    assert made(one, Status(), shown=shown) is None
+    assert matched_of(made(replace(one, generation=2), Status(), shown=shown)) == ""
 
 
 @pytest.mark.parametrize(

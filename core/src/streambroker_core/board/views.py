@@ -18,7 +18,7 @@ from streambroker_core.matching import (
     expression_problem,
     filter_problem,
 )
-from streambroker_core.model import Export, Import, PeKey, Route
+from streambroker_core.model import Export, Import, PeKey, Route, kind_of, name_of
 from streambroker_core.wire.registration import Registration
 from streambroker_core.wire.view import (
     MAX_REFUSED,
@@ -279,5 +279,8 @@ def _stream_taken(export: Export, exports: Half[Export]) -> Status | None:
 
 
 def _name(uid: str, half: Half[Export] | Half[Import]) -> str:
+    """Return kind, namespace and name of a resource, as `kubectl get` takes them."""
     resource = half.shelf.get(uid)
-    return uid if resource is None else f"{resource.key} ({uid})"
+    if resource is None:
+        return uid
+    return f"{kind_of(resource)} {resource.key.namespace}/{name_of(resource)}"

@@ -35,6 +35,7 @@ from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
 from streambroker_operator.kubernetes.lease import Lease, new_identity
 from streambroker_operator.kubernetes.leftovers import Leftovers
 from streambroker_operator.kubernetes.metrics import Figures, Metrics, writes_of
+from streambroker_operator.kubernetes.nearest import Nearest
 from streambroker_operator.kubernetes.objects import Objects
 from streambroker_operator.kubernetes.probes import counting, create_probes, parting
 from streambroker_operator.kubernetes.programming import AgentState
@@ -173,6 +174,7 @@ class ClusterBroker:
             self._events.run(),
             self._relay.run(),
             self._announcing(),
+            self._nearest.run(self._leads),
             self._forgetting(),
             self._beating(),
         ]
@@ -252,11 +254,16 @@ class ClusterBroker:
         self._relay = relay.Relay(secret, lambda: self.lease.leader, self._instance_of)
         self.metrics = Metrics(self._figures)
         self.desk = Desk(board, self.store, self._events, leads=self._leads, relay=self._relay.note)
+        self._nearest = Nearest(
+            board,
+            lambda name: self.writer.offer(name),  # noqa: PLW0108 - there is no writer yet
+        )
         self.desk.statuses = Statuses(
             board,
             lambda name, urgent: self.writer.offer(name, urgent=urgent),
             steered=lambda name: self.store.steering.words(name[1]),
             told=self.desk.told,
+            nearest=self._nearest.of,
             turned=self._turned,
             applied=self._applied,
             all_anew=self._all_anew,

@@ -122,7 +122,7 @@ def transitions(
                 uid=write.uid,
                 reason=reason,
                 action=_ACTIONS[name],
-                text=condition.get("message") or _SENTENCES.get((name, status), reason),
+                text=_text(condition, after),
                 weight="Warning" if (name, status) in _WARNINGS else "Normal",
             )
         )
@@ -135,9 +135,19 @@ _FIRST = {("Accepted", "False"), ("Matched", "True")}
 """What is worth an Event of a resource that had no status: the usual course of things is not."""
 _SENTENCES = {
     ("Accepted", "True"): "It is accepted now.",
-    ("Matched", "True"): "It is connected.",
     ("Matched", "False"): "It is connected to nothing any more.",
 }
+_PEERS = 3
+"""How many ports at the other ends an Event names."""
+
+
+def _text(condition: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    transition = condition["type"], condition["status"]
+    if transition != ("Matched", "True"):
+        return str(condition.get("message") or _SENTENCES.get(transition, condition["reason"]))
+    named = list(after.get("topMatches", ()))[:_PEERS]
+    more = after.get("matches", 0) - len(named)
+    return f"It is connected to {', '.join(named)}{f' and {more} more' if more > 0 else ''}."
 
 
 def route_cut(resource: Resource, peer: PortKey, reason: str) -> Note:

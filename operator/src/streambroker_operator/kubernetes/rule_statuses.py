@@ -226,7 +226,7 @@ class RuleStatuses:
             return None
         body = {
             "observedGeneration": generation,
-            "conditions": conditions_out(conditions, shown.since, self._clock()),
+            "conditions": conditions_out(conditions, shown.since, self._clock(), generation),
         }
         return body if told is None else {**body, **_told_out(told)}
 

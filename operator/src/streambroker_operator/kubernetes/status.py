@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
@@ -78,12 +78,14 @@ class Shown:
         routes: digest of generation and matches, which `Programmed` is about.
         since: of each condition: type, status, time of its last transition.
         programmed: that condition, or None.
+        nearest: generation and message of a `Matched` that is false for `NoMatch`.
     """
 
     content: str = ""
     routes: str = ""
     since: tuple[Since, ...] = ()
     programmed: Condition | None = None
+    nearest: tuple[int, str] = (0, "")
 
     @property
     def ended(self) -> bool:
@@ -112,6 +114,7 @@ def facts_of(
     shown: Shown = NOTHING_SHOWN,
     steered: str | None = None,
     ended: bool | None = False,
+    nearest: str | None = None,
 ) -> Facts:
     """Return what there is to tell of a resource that can be read.
 
@@ -124,9 +127,13 @@ def facts_of(
         steered: which fields are set at run time and by whom, or None.
         ended: whether its agent says that it has ended; None while it was not asked yet. Then
             what is shown stays.
+        nearest: the sentence about a resource that matches nothing; None while it is not known.
+            Then the sentence of the same generation that is shown stays.
     """
     accepted = _accepted(status)
-    matched = _matched(resource, status)
+    if nearest is None:
+        nearest = shown.nearest[1] if shown.nearest[0] == resource.generation else ""
+    matched = _matched(resource, status, nearest)
     routes = _routes_digest(resource.generation, status.matches, _names(status))
     if accepted.status != "True" or matched.status != "True":
         reason = "NotAccepted" if accepted.status != "True" else "NoMatch"
@@ -177,7 +184,7 @@ def written(facts: Facts, shown: Shown, now: float) -> dict[str, Any] | None:
         return None
     return {
         "observedGeneration": facts.generation,
-        "conditions": conditions_out(facts.conditions, shown.since, now),
+        "conditions": conditions_out(facts.conditions, shown.since, now, facts.generation),
         "matches": facts.matches,
         "topMatches": list(facts.top_matches),
         "summary": facts.summary,
@@ -185,7 +192,7 @@ def written(facts: Facts, shown: Shown, now: float) -> dict[str, Any] | None:
 
 
 def conditions_out(
-    conditions: Sequence[Condition], shown: Sequence[Since], now: float
+    conditions: Sequence[Condition], shown: Sequence[Since], now: float, generation: int
 ) -> list[dict[str, Any]]:
     """Return conditions to write, each with the time at which its status last changed.
 
@@ -193,6 +200,7 @@ def conditions_out(
         conditions: what there is to tell.
         shown: those that stand there.
         now: seconds since 1970, UTC.
+        generation: of the resource, which the conditions are about.
     """
     since = {(name, status): time for name, status, time in shown}
     return [
@@ -201,6 +209,7 @@ def conditions_out(
             "status": condition.status,
             "reason": condition.reason,
             "message": condition.message,
+            "observedGeneration": generation,
             "lastTransitionTime": since.get((condition.type, condition.status), time_text(now)),
         }
         for condition in conditions
@@ -252,7 +261,13 @@ def read_shown(status: object) -> Shown:
         routes=_routes_digest(facts.generation, facts.matches, facts.top_matches),
         since=since,
         programmed=next((c for c in conditions if c.type == "Programmed"), None),
+        nearest=next(((facts.generation, c.message) for c in conditions if unmatched(c)), (0, "")),
     )
+
+
+def unmatched(condition: Condition) -> bool:
+    """Return whether a condition is the `Matched` of a resource that nothing fits."""
+    return condition.type == "Matched" and condition.reason == "NoMatch"
 
 
 def summary_of(resource: Resource) -> str:
@@ -281,7 +296,7 @@ def _accepted(status: Status) -> Condition:
     )
 
 
-def _matched(resource: Resource, status: Status) -> Condition:
+def _matched(resource: Resource, status: Status, nearest: str) -> Condition:
     if not status.accepted:
         return Condition(type="Matched", status="False", reason="NotAccepted")
     message = _refusals(status)
@@ -290,9 +305,9 @@ def _matched(resource: Resource, status: Status) -> Condition:
     if status.refused:
         reason = status.refused[0].reason
     elif isinstance(resource, Import) and resource.subscription is None and not resource.streams:
-        reason = "NothingWanted"
+        reason, message = "NothingWanted", "It has neither a subscription nor streams."
     else:
-        reason = "NoMatch"
+        reason, message = "NoMatch", cut(nearest)
     return Condition(type="Matched", status="False", reason=reason, message=message)
 
 
@@ -305,10 +320,10 @@ def _refusals(status: Status) -> str:
 
 
 def ready(conditions: Sequence[Condition]) -> Condition:
-    """Return `Ready`, with the reason of the first condition that is not fulfilled."""
+    """Return `Ready`, with reason and message of the first condition that is not true."""
     for condition in conditions:
         if condition.status != "True":
-            return Condition(type="Ready", status=condition.status, reason=condition.reason)
+            return replace(condition, type="Ready")
     return Condition(type="Ready", status="True", reason="Ready")
 
 

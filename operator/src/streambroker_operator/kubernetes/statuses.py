@@ -47,6 +47,7 @@ class Statuses:
         offer: asks the writer to look at a status; the second argument says whether urgently.
         steered: which fields of a resource are set at run time, in words, or None.
         told: takes the status before and after a write.
+        nearest: returns the sentence about a resource that matches nothing, or None.
         turned: takes an Export of which it is shown from now on that it has ended, or no more.
         applied: takes the seconds from a changed view until its agent runs it.
         clock: seconds since 1970.
@@ -61,6 +62,7 @@ class Statuses:
         *,
         steered: Callable[[Name], str | None] = lambda _: None,
         told: Callable[[StatusWrite, Shown, Mapping[str, Any]], None] = lambda *_: None,
+        nearest: Callable[[Name, int], str | None] = lambda *_: None,
         turned: Callable[[Name], None] = lambda _: None,
         applied: Callable[[float], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
@@ -72,6 +74,7 @@ class Statuses:
         self._offer = offer
         self._steered = steered
         self._told = told
+        self._nearest = nearest
         self._turned = turned
         self._clock = clock
         self._shown: dict[Name, Shown] = {}
@@ -260,7 +263,9 @@ class Statuses:
         status = self._board.status(*name)
         if status is None:
             return None
-        programmed = None
+        programmed = nearest = None
+        if status.accepted and not status.matches and not status.refused:
+            nearest = self._nearest(name, resource.generation)
         if status.accepted and status.matches:
             programmed = self.programming.condition(resource.uid, self._pes(resource))
         return facts_of(
@@ -269,6 +274,7 @@ class Statuses:
             programmed=programmed,
             shown=shown,
             steered=self._steered(name),
+            nearest=nearest,
             ended=self.ending.ended(resource.key) if isinstance(resource, Export) else False,
         )
 
