@@ -140,7 +140,7 @@ class BrokerProcess:
     def url(self) -> str:
         """Wait for the line that says where it listens."""
         line = self.first_line()
-        assert line.startswith("streambroker listening on http://"), self.end()
+        assert line.startswith("streambroker listening on http"), self.end()
         return line.rpartition(" ")[2]
 
     def signal(self, number: signal.Signals) -> None:

@@ -16,6 +16,7 @@ from aiohttp import web
 from streambroker_operator.auth import TokenFile, is_loopback
 from streambroker_operator.errors import AddressError, OpenError
 from streambroker_operator.hinting import HintSender
+from streambroker_operator.kubernetes.tls import Certificate
 from streambroker_operator.rest import create_app
 from streambroker_operator.rest.app import MAX_HEADER
 from streambroker_operator.rest.limits import Limits
@@ -37,8 +38,9 @@ class Broker:
         port: TCP port; 0 picks a free one.
         tokens: file of those who may call; without it anybody may, and the address has to be
             of this machine alone.
-        insecure: listen without tokens at whatever address, and answer to whatever name.
+        insecure: listen without tokens, or without TLS, at any address, and answer to any name.
         limits: how much one caller may ask for.
+        certificate: files of certificate and key; None for no TLS.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Broker:
         tokens: Path | None = None,
         insecure: bool = False,
         limits: Limits | None = None,
+        certificate: tuple[Path, Path] | None = None,
     ) -> None:
         self._db = db
         self._host = host
@@ -57,47 +60,57 @@ class Broker:
         self._tokens = tokens
         self._insecure = insecure
         self._limits = limits
+        self._certificate = certificate
+        self._following: asyncio.Task[None] | None = None
         self.url = ""
 
     async def start(self) -> None:
         """Open the store, fill the board, listen; afterwards `url` is set.
 
         Raises:
-            OpenError: others could reach it, and there are no tokens.
+            OpenError: others could reach it, and there are no tokens or no TLS; or the certificate
+                cannot be used.
             TokensError: the token file cannot be used.
             StoreError: the file cannot be used.
             AddressError: the address is taken.
         """
         tokens = self._guard()
+        shown = None if self._certificate is None else Certificate(*self._certificate)
         self._store = Store(self._db)
         self._sender = HintSender()
         self.runtime = Runtime(self._store, self._sender)
         self.runtime.start()
         local = is_loopback(self._host) and not self._insecure
         app = create_app(self.runtime, tokens, self._limits, local=local)
+        tls = None if shown is None else shown.context
         try:
-            self._runner, self.url = await listen(app, self._host, self._port)
+            self._runner, self.url = await listen(app, self._host, self._port, tls=tls)
         except AddressError:
             self._close()
             raise
+        if shown is not None:
+            self._following = asyncio.create_task(shown.follow())
 
     def _guard(self) -> TokenFile | None:
-        if self._tokens is not None:
-            return TokenFile(self._tokens)
+        """Return the tokens; refuse an address that others reach without tokens or without TLS."""
+        tokens = None if self._tokens is None else TokenFile(self._tokens)
         if is_loopback(self._host):
-            return None
+            return tokens
+        if tokens is None:
+            danger = "without tokens everyone who reaches it can change every route"
+            remedy = "Give a token file with --tokens"
+        elif self._certificate is None:
+            danger = "without TLS everyone on the network can read the tokens"
+            remedy = "Give --tls-cert and --tls-key, or --tls-self-signed"
+        else:
+            return tokens
+        problem = f"{self._host} can be reached from other machines, and {danger}"
         if not self._insecure:
             raise OpenError(
-                f"{self._host} is not of this machine alone, and without tokens whoever reaches it"
-                " can change every route. Give a token file with --tokens, listen at 127.0.0.1, or"
-                " say --insecure if that is what you want."
+                f"{problem}. {remedy}, listen at 127.0.0.1, or accept the risk with --insecure."
             )
-        _log.warning(
-            "%s is not of this machine alone, and this broker asks nobody who they are: whoever "
-            "reaches it can change every route",
-            self._host,
-        )
-        return None
+        _log.warning("%s", problem)
+        return tokens
 
     async def failed(self) -> None:
         """Return never: it has no part that could fail by itself."""
@@ -105,6 +118,8 @@ class Broker:
 
     async def stop(self) -> None:
         """Answer what is under way, then close everything."""
+        if self._following is not None:
+            self._following.cancel()
         self.runtime.close()
         await self._runner.cleanup()
         self._close()

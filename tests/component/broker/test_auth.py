@@ -478,7 +478,7 @@ async def test_an_address_for_others_is_refused_without_tokens(tmp_path: Path, h
 
 async def test_an_address_for_others_is_served_with_tokens(tmp_path: Path) -> None:
     file = write(tmp_path / "tokens.yaml", ENTRIES)
-    broker = Broker(db=tmp_path / "b.db", port=0, host="0.0.0.0", tokens=file)
+    broker = Broker(db=tmp_path / "b.db", port=0, host="0.0.0.0", tokens=file, insecure=True)
     await broker.start()
     try:
         async with aiohttp.ClientSession() as session:

@@ -1,7 +1,8 @@
 """How an agent makes itself known, and the key it gets.
 
 The key is derived, never stored: every replica that has the broker's secret and
-the registration can sign for and check the agent.
+the registration can sign for and check the agent. Where the connection is not encrypted, the
+answer has the key sealed (`key_exchange`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
+from streambroker_core.wire import key_exchange
 from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.fields import Fields
 
@@ -23,6 +25,7 @@ POLL_S = 30
 
 _INSTANCE = re.compile(r"[0-9a-f]{8,64}")
 _SCHEMES = ("grpc+tcp", "grpc+tls", "grpc")
+_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +51,43 @@ class Registered:
     poll_s: int = POLL_S
 
 
-def encode(registration: Registration) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One side of the agreement by which a key is sealed.
+
+    Attributes:
+        private: own private key.
+        public: that belongs to it.
+        purpose: of the secret, see `purpose_of`.
+    """
+
+    private: bytes
+    public: bytes
+    purpose: bytes
+
+
+def purpose_of(pe: PeKey, instance: str) -> bytes:
+    """Return what an agent's key is for."""
+    return canonical([pe.namespace, pe.job, pe.pe, instance])
+
+
+def encode_request(registration: Registration, exchange: Exchange) -> dict[str, Any]:
     """Return the body of the request that registers an agent."""
+    return {**encode(registration), "exchange": exchange.public.hex()}
+
+
+def read_exchange(body: object) -> bytes | None:
+    """Read the public key that an agent offers in the request that registers it; None for none.
+
+    Raises:
+        ManifestError: it is none.
+    """
+    fields = Fields(body)
+    return _hex(fields, "exchange") if fields.has("exchange") else None
+
+
+def encode(registration: Registration) -> dict[str, Any]:
+    """Return what an agent says of itself, as JSON."""
     return {
         "instance": registration.instance,
         "location": registration.location,
@@ -64,7 +102,7 @@ def decode(body: object) -> Registration:
         ManifestError: a field is missing or wrong; the error names it.
     """
     fields = Fields(body)
-    fields.only(("instance", "location", "hint"))
+    fields.only(("instance", "location", "hint", "exchange"))
     instance = fields.text(
         "instance",
         check=lambda text: _INSTANCE.fullmatch(text) is not None,
@@ -81,30 +119,53 @@ def decode(body: object) -> Registration:
     return Registration(instance=instance, location=location, hint=hint)
 
 
-def encode_answer(answer: Registered) -> dict[str, Any]:
-    """Return the body of the answer to a registration."""
-    return {"key": answer.key.hex(), "poll": answer.poll_s}
+def encode_answer(
+    answer: Registered, exchange: Exchange | None = None, offered: bytes | None = None
+) -> dict[str, Any]:
+    """Return the body of the answer to a registration.
+
+    Args:
+        answer: the key and the interval.
+        exchange: seals the key; None for a connection that nobody else reads.
+        offered: public key of the agent.
+
+    Raises:
+        ManifestError: what the agent offered is no public key.
+    """
+    if exchange is None or offered is None:
+        return {"key": answer.key.hex(), "poll": answer.poll_s}
+    sealed = key_exchange.seal(answer.key, exchange.private, offered, exchange.purpose)
+    return {"sealed": sealed.hex(), "exchange": exchange.public.hex(), "poll": answer.poll_s}
 
 
-def decode_answer(body: Mapping[str, Any]) -> Registered:
+def decode_answer(body: Mapping[str, Any], exchange: Exchange | None = None) -> Registered:
     """Read the body of the answer to a registration.
+
+    Args:
+        body: of the answer.
+        exchange: what opens a sealed key; None where none was offered.
 
     Raises:
         ManifestError: a field is missing or wrong; the error names it.
     """
     fields = Fields(body)
-    text = fields.text("key")
-    try:
-        key = bytes.fromhex(text)
-    except ValueError as error:
-        raise fields.bad("key", "is not hexadecimal") from error
+    if exchange is not None and fields.has("sealed"):
+        sealed, offered = _hex(fields, "sealed"), _hex(fields, "exchange")
+        key = key_exchange.seal(sealed, exchange.private, offered, exchange.purpose)
+    else:
+        key = _hex(fields, "key")
     return Registered(key=key, poll_s=fields.integer("poll", POLL_S, low=1, high=86_400))
+
+
+def _hex(fields: Fields, name: str) -> bytes:
+    wanted = "64 lower case hexadecimal digits"
+    text = fields.text(name, check=lambda text: _KEY.fullmatch(text) is not None, wanted=wanted)
+    return bytes.fromhex(text)
 
 
 def derive_key(secret: bytes, pe: PeKey, instance: str) -> bytes:
     """Return the agent's key: HMAC-SHA256 over ``[namespace, job, pe, instance]``."""
-    message = canonical([pe.namespace, pe.job, pe.pe, instance])
-    return hmac.new(secret, message, hashlib.sha256).digest()
+    return hmac.new(secret, purpose_of(pe, instance), hashlib.sha256).digest()
 
 
 def tag_of(key: bytes, registration: Registration) -> str:

@@ -11,10 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from streambroker_operator.cli.errors import OK, UsageError
+from streambroker_operator.cli.errors import OK
 from streambroker_operator.cli.options import one_of
 from streambroker_operator.cli.terminal import say
-from streambroker_operator.cli.up import add_limits, tcp_port
+from streambroker_operator.cli.up import add_limits, pair_of, tcp_port
 
 MAX_DRAIN_S = 600
 """A pod gets less time than that to end, in seconds."""
@@ -60,8 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     from streambroker_operator.rest.limits import Limits
     from streambroker_operator.serving import serve
 
-    if (options.tls_cert is None) != (options.tls_key is None):
-        raise UsageError("Give --tls-cert and --tls-key together, or neither.")
+    certificate = pair_of(options)
     logging.basicConfig(
         level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
@@ -80,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
         host=options.host,
         port=options.port,
         metrics_port=options.metrics_port,
-        certificate=None if options.tls_cert is None else (options.tls_cert, options.tls_key),
+        certificate=certificate,
         limits=Limits(**dict(options.limit)),
         drain_s=options.drain,
     )

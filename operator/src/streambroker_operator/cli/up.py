@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from streambroker_operator.cli.client import Caller
-from streambroker_operator.cli.errors import OK
+from streambroker_operator.cli.errors import OK, UsageError
 from streambroker_operator.cli.options import add_output, caller_of, one_of, remote
 from streambroker_operator.cli.tables import as_json, as_yaml
 from streambroker_operator.cli.terminal import say
@@ -27,7 +27,17 @@ def add(commands: Any) -> None:
     up.add_argument("--port", type=tcp_port, default=8470, help="default 8470; 0 picks a free one")
     up.add_argument("--tokens", type=Path, metavar="FILE", help="who may call; see the documents")
     up.add_argument(
-        "--insecure", action="store_true", help="listen for other machines without tokens"
+        "--insecure",
+        action="store_true",
+        help="let other machines reach a broker without tokens or without TLS",
+    )
+    up.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain to show, PEM")
+    up.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
+    up.add_argument(
+        "--tls-self-signed",
+        type=Path,
+        metavar="DIR",
+        help="show a certificate of an own CA, which is made in DIR, with pairs for agents",
     )
     add_limits(up)
     up.set_defaults(run=_up)
@@ -82,6 +92,7 @@ def _up(options: argparse.Namespace) -> int:
     if options.tokens is not None:
         audit.show()
     broker = Broker(
+        certificate=_certificate(options),
         db=options.db,
         host=options.host,
         port=options.port,
@@ -89,8 +100,41 @@ def _up(options: argparse.Namespace) -> int:
         insecure=options.insecure,
         limits=Limits(**dict(options.limit)),
     )
-    asyncio.run(serve(broker, lambda url: say(f"streambroker listening on {url}\n")))
+    asyncio.run(serve(broker, lambda url: say(_greeting(url, options.tls_self_signed))))
     return OK
+
+
+def _greeting(url: str, folder: Path | None) -> str:
+    if folder is None:
+        return f"streambroker listening on {url}\n"
+    from streambroker_operator.self_signed import CA
+
+    return (
+        f"streambroker listening on {url}\n"
+        f"clients need STREAMBROKER_CA={(folder / CA).absolute()}\n"
+    )
+
+
+def _certificate(options: argparse.Namespace) -> tuple[Path, Path] | None:
+    pair = pair_of(options)
+    if options.tls_self_signed is None:
+        return pair
+    from streambroker_operator.self_signed import write_certificates
+
+    if pair is not None:
+        raise UsageError("Give --tls-self-signed, or --tls-cert and --tls-key, not both.")
+    return write_certificates(options.tls_self_signed, options.host)
+
+
+def pair_of(options: argparse.Namespace) -> tuple[Path, Path] | None:
+    """Return the files of certificate and key; None for no TLS.
+
+    Raises:
+        UsageError: one of them is missing.
+    """
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise UsageError("Give --tls-cert and --tls-key together, or neither.")
+    return None if options.tls_cert is None else (options.tls_cert, options.tls_key)
 
 
 def _version(options: argparse.Namespace) -> int:

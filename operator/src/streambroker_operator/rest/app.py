@@ -113,6 +113,7 @@ def create_app(
     app[TURNS] = Turns()
     app[UNDER_WAY] = {}
     app[PICTURES] = Gallery(runtime)
+    app[pe.EXCHANGE_KEYS] = pe.new_keys()
     app[whatif.FORECASTS] = whatif.Forecasts(app[GAUGES].limits)
     app[reports.REPORTS] = reports.Reports()
     if tokens is not None:

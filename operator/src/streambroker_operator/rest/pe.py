@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import secrets
 
 from aiohttp import web
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
-from streambroker_core.wire import ends, errand, registration, view
+from streambroker_core.wire import ends, errand, key_exchange, registration, view
 from streambroker_core.wire.hints import point_text
+from streambroker_operator.auth import is_loopback
 from streambroker_operator.errors import RequestError
 from streambroker_operator.paths import PE
 from streambroker_operator.rest.authentication import (
@@ -117,7 +120,9 @@ def _current(request: web.Request, pe: PeKey) -> str | None:
 async def register(request: web.Request) -> web.Response:
     """Remember where a PE's agent is and answer its key."""
     pe = pe_of(request)
-    body = registration.decode(await json_body(request))
+    sent = await json_body(request)
+    body, offered = registration.decode(sent), registration.read_exchange(sent)
+    exchange = _exchange(request, pe, body, offered)
     check_tag(request, _current(request, pe))
     runtime = request.app[RUNTIME]
     owner = binding(request, pe, body)
@@ -125,10 +130,43 @@ async def register(request: web.Request) -> web.Response:
     if not same:
         request.app[GAUGES].check_pe(pe)
         request.app[GAUGES].count_registration(pe)
-    registered = registration.encode_answer(await runtime.register(pe, body, owner))
-    answer = json_answer(registered, headers={"Cache-Control": "no-store"})
+    registered = await runtime.register(pe, body, owner)
+    told = await asyncio.to_thread(registration.encode_answer, registered, exchange, offered)
+    answer = json_answer(told, headers={"Cache-Control": "no-store"})
     answer[QUIET] = same
     return answer
+
+
+def _exchange(
+    request: web.Request, pe: PeKey, agent: registration.Registration, offered: bytes | None
+) -> registration.Exchange | None:
+    """Return what seals an agent's key; None where only the two sides read the connection.
+
+    Raises:
+        RequestError: 400 `KeyInClear`, the key would be readable on the network.
+    """
+    if request.secure or (offered is None and is_loopback(request.remote or "")):
+        return None
+    if offered is None:
+        raise RequestError(
+            400,
+            "KeyInClear",
+            "The answer has the agent's key, and others can read this connection. Use https://, or"
+            " send `exchange`, an X25519 public key.",
+        )
+    private, public = request.app[EXCHANGE_KEYS]
+    purpose = registration.purpose_of(pe, agent.instance)
+    return registration.Exchange(private=private, public=public, purpose=purpose)
+
+
+def new_keys() -> tuple[bytes, bytes]:
+    """Return a private key and the public key that belongs to it."""
+    private = secrets.token_bytes(key_exchange.SIZE)
+    return private, key_exchange.public_key(private)
+
+
+EXCHANGE_KEYS: web.AppKey[tuple[bytes, bytes]] = web.AppKey("exchange keys")
+"""The pair of this process by which keys of agents are sealed."""
 
 
 @routes.delete(PE)

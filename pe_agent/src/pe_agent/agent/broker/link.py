@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 import socket
 import threading
 import time
@@ -29,7 +30,7 @@ from pe_agent.tls import Trust
 from pe_agent.tokens import Token
 from streambroker_core.errors import HintError, StreambrokerError
 from streambroker_core.model import PeKey
-from streambroker_core.wire import capability, ends, errand, hints, registration
+from streambroker_core.wire import capability, ends, errand, hints, key_exchange, registration
 from streambroker_core.wire.manifest import API_VERSION
 from streambroker_core.wire.view import View, decode
 
@@ -239,9 +240,10 @@ class BrokerLink:
             self._poll()
 
     def _register(self) -> None:
-        shown = self._token.current()
-        body = registration.encode(self._registration)
-        answer = registration.decode_answer(self._client.request("PUT", self._path, body).body)
+        shown, exchange = self._token.current(), self._exchange()
+        body = registration.encode_request(self._registration, exchange)
+        told = self._client.request("PUT", self._path, body).body
+        answer = registration.decode_answer(told, exchange)
         self._registered_with = shown
         if self._hosts.key not in (b"", answer.key):
             # Keys come from the broker's secret: this one has another file, and knows no ports.
@@ -250,6 +252,14 @@ class BrokerLink:
         self._hosts.store.set("key", answer.key.hex())
         self._poll_seconds = float(answer.poll_s)
         self._register_again = time.monotonic() + REGISTER_SECONDS
+
+    def _exchange(self) -> registration.Exchange:
+        private = secrets.token_bytes(key_exchange.SIZE)
+        return registration.Exchange(
+            private=private,
+            public=key_exchange.public_key(private),
+            purpose=registration.purpose_of(self._hosts.pe, self._registration.instance),
+        )
 
     def _tell_all_again(self) -> None:
         for state in self._hosts.declarations().values():
