@@ -130,6 +130,7 @@ class Job:
         self._log = family.logs / f"{name}.log"
         self._told_to_stop = False
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.phases: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._process = family.start(
             name, ["-m", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -139,7 +140,11 @@ class Job:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(MARK):
-                self._answers.put(json.loads(line[len(MARK) :]))
+                answer = json.loads(line[len(MARK) :])
+                if "phase" in answer:
+                    self.phases.put(answer["phase"])
+                else:
+                    self._answers.put(answer)
                 continue
             with self._log.open("a") as log:
                 log.write(line)

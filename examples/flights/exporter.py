@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pe_agent
-from flights.orders import answer, obey
+from flights.orders import answer, obey, phase
 from flights.tables import FLIGHTS, WEATHER, ddl
 from pe_agent.local import SMALL, session
 
@@ -31,9 +31,11 @@ def main() -> None:
     parser.add_argument("--work", required=True, type=Path)
     options = parser.parse_args()
     spark = session(JOB, cores=2, conf=SMALL)
+    phase("Spark started")
     pe = pe_agent.start(
         spark, job=JOB, broker=options.broker, data_dir=options.work / "agents" / JOB, linger=5
     )
+    phase("agent started")
     queries = {}
     for port, properties in PROPERTIES.items():
         columns = ddl(WEATHER if port == "weather" else FLIGHTS)
@@ -45,6 +47,7 @@ def main() -> None:
             checkpoint=options.work / "checkpoints" / f"{JOB}-{port}",
             trigger={"processingTime": "200 milliseconds"},
         )
+    phase(f"{len(queries)} queries started")
     answer(ready=JOB)
 
     def status() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 import pe_agent
-from flights.orders import answer, obey
+from flights.orders import answer, obey, phase
 from pe_agent.local import SMALL, session
 
 PORT = "in"
@@ -25,9 +25,11 @@ def main() -> None:
     options = _options()
     work, job = options.work, options.job
     spark = session(job, cores=1, conf=SMALL)
+    phase("Spark started")
     pe = pe_agent.start(
         spark, job=job, broker=options.broker, data_dir=work / "agents" / job, linger=5
     )
+    phase("agent started")
     rows = pe.subscribe(
         PORT,
         options.subscription,
@@ -42,6 +44,7 @@ def main() -> None:
 
     writer = rows.writeStream.foreachBatch(keep)
     query = writer.option("checkpointLocation", str(work / "checkpoints" / job)).start()
+    phase("query started")
     answer(ready=job)
 
     def status() -> dict[str, Any]:

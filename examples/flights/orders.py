@@ -17,6 +17,11 @@ def answer(**facts: Any) -> None:
     sys.stdout.flush()
 
 
+def phase(text: str) -> None:
+    """Report how far the job's start is."""
+    answer(phase=text)
+
+
 def obey(handlers: Mapping[str, Callable[..., Any]]) -> None:
     """Carry out orders until one says stop, or whoever gives them is gone.
 

@@ -92,6 +92,8 @@ class Demonstration:
             for name, how in IMPORTERS.items()
         }
         self._jobs: dict[str, Job] = {}
+        self._starting: list[Job] = []
+        self._awaited = ""
         self._exports: dict[str, Any] = {}
         self._asked = 0.0
         self.changes: list[tuple[str, str]] = []
@@ -120,8 +122,10 @@ class Demonstration:
         self._broker = Broker(self._family, self._work)
         self._teller.say(f"broker at {self._broker.url}; starting an exporter, two importers")
         common = ["--broker", self._broker.url, "--work", str(self._work)]
-        jobs = [Job(self._family, EXPORTER, "flights.exporter", common)]
-        for job in (*jobs, *map(self._importer, IMPORTERS)):
+        exporter = Job(self._family, EXPORTER, "flights.exporter", common)
+        jobs = [exporter, *map(self._importer, IMPORTERS)]
+        self._starting += jobs
+        for job in jobs:
             self._ready(job)
         self._wait("route from jfk to delays open", lambda: self._opened("delays", "jfk"))
         self._wait("route from ewr to tower open", lambda: self._opened("tower", "ewr"))
@@ -142,6 +146,8 @@ class Demonstration:
     def _ready(self, job: Job) -> None:
         self._wait(f"job {job.name} ready", job.answered)
         self._jobs[job.name] = job
+        self._show_phases()
+        self._starting.remove(job)
 
     def _change_subscription(self) -> None:
         self._feeder.allow(self._step)
@@ -204,7 +210,8 @@ class Demonstration:
         self._teller.detail(f"tower has ended after batch {left - 1}; data flow on")
         self._feeder.allow(self._step)
         self._wait("data published while tower is away", lambda: self._published("ewr") > head)
-        self._ready(self._importer("tower"))
+        self._starting.append(self._importer("tower"))
+        self._ready(self._starting[0])
         missed = self._published("ewr") - head
         self._teller.detail(f"tower is back; ewr is {missed} epochs ahead of its checkpoint")
         self._holds("return from the checkpoint", "tower", lambda b: b.number >= left, None)
@@ -278,8 +285,18 @@ class Demonstration:
             for audit in self._audits.values():
                 audit.follow()
             self._asked = time.monotonic()
-        begun = any(audit.received for audit in self._audits.values())
-        self._teller.progress(self._progress() if begun else f"waiting: {awaited}")
+        self._show_phases()
+        if any(audit.received for audit in self._audits.values()):
+            self._teller.progress(self._progress())
+        elif awaited != self._awaited and not self._starting:
+            self._awaited = awaited
+            self._teller.say(f"next: {awaited}")
+
+    def _show_phases(self) -> None:
+        """Print how far the jobs are that start at the moment."""
+        for job in self._starting:
+            while not job.phases.empty():
+                self._teller.say(f"{job.name}: {job.phases.get()}")
 
     def _take(self, name: str, status: dict[str, Any]) -> None:
         for port, error in status["failed"].items():
