@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -381,7 +381,15 @@ class Claims:
                     removed.setdefault(stream.id, []).append(number)
                 number = stream.at_or_after(end or number + 1)
             stream.forget_sums(self._places_in)
+        self._forget_missing(removed)
         return removed
+
+    def _forget_missing(self, removed: Mapping[str, list[int]]) -> None:
+        """Forget what is missing before epochs that were removed: it would be gone as well."""
+        names = list(self.streams)
+        last = max((names.index(name) for name in removed), default=0)
+        for name in names[:last]:
+            self.streams[name].missing.clear()
 
     def _places_in(self, stream: str) -> set[int]:
         return {place for reader in self.readers.values() for place in reader.places(stream)}

@@ -109,8 +109,11 @@ class Stream:
         before: rows, bytes and memory of all earlier epochs, by the number of a retained epoch.
             Bytes and memory are counted from where the stream was opened.
         removed: rows below numbers of which there is no epoch any more.
-        whole: from here on no epoch is missing.
+        whole: from here on every epoch is retained.
         alone: retained epochs below ``whole``, ascending.
+        missing: epochs ``[first, next)`` that should be retained and are not in the log, ascending:
+            its files were damaged. Once size or age takes an epoch behind them, they would be gone
+            in any case, and count as removed.
     """
 
     id: str
@@ -124,6 +127,7 @@ class Stream:
     removed: Sums = field(default_factory=Sums)
     whole: int = 0
     alone: list[int] = field(default_factory=list)
+    missing: list[tuple[int, int]] = field(default_factory=list)
     _bytes: int = 0
     _memory: int = 0
     _kept: int = 0
@@ -153,9 +157,39 @@ class Stream:
         if number < self.next and not self.knows(number):
             self.removed[number] = rows_before
 
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Learn which epochs should be retained, in ascending ranges; those not there are missing.
+
+        To be called once all that is there was added.
+        """
+        missing: list[tuple[int, int]] = []
+        for first, next_ in ranges:
+            for low, high in holes(self.present(first, next_), first, next_):
+                joins = bool(missing) and missing[-1][1] == low
+                missing.append((missing.pop()[0] if joins else low, high))
+        self.missing = missing
+
+    def missing_in(self, first: int, next_: int) -> tuple[int, int]:
+        """Return how many epochs of ``[first, next_)`` are missing, and their rows."""
+        parts = [(max(low, first), min(high, next_)) for low, high in self.missing]
+        parts = [(low, high) for low, high in parts if low < high]
+        epochs = sum(high - low for low, high in parts)
+        return epochs, sum(self.rows_between(low, high) for low, high in parts)
+
+    def first(self) -> int:
+        """Return the first epoch that is retained or missing, ``next`` if there is none."""
+        found = self.at_or_after(0)
+        return min(found, self.missing[0][0]) if self.missing else found
+
+    def agreed(self) -> int:
+        """Return up to which epoch all that is gone was removed by agreement."""
+        return min(self.whole, self.missing[0][0]) if self.missing else self.whole
+
     def remove(self, number: int) -> Epoch:
         """Take an epoch out; its sums stay."""
         epoch = self.epochs.pop(number)
+        if self.missing:
+            self.missing = [hole for hole in self.missing if hole[0] > number]
         self.removed[number] = self.before.pop(number)[0]
         self.bytes -= epoch.bytes
         self.memory -= epoch.memory
@@ -194,10 +228,6 @@ class Stream:
         low, high = max(first, self.whole), min(next_, self.next)
         if low < high:
             yield low, high
-
-    def whole_from(self) -> int:
-        """Return the number from which on no epoch is missing."""
-        return self.whole
 
     def knows(self, number: int) -> bool:
         """Whether the sum of rows below a number is known exactly."""

@@ -115,7 +115,7 @@ class Ledger(Planning):
         self._agree(reader)
         for stream in self.streams.values():
             latest = reader.start == "latest"
-            reader.resume[stream.id] = stream.next if latest else stream.at_or_after(0)
+            reader.resume[stream.id] = stream.next if latest else stream.first()
 
     def turn(self, now: float) -> list[Reader]:
         """Let the slowest drop what the log has no room for, one after the other, until it has.

@@ -23,6 +23,9 @@ LIVES = 8
 ROWLESS_BYTES = 1 << 20
 """How many bytes of epochs without rows a reader without control leaves unread, at most."""
 
+_REMOVED = "they were removed while the reader was away"
+_DAMAGED = "files of the exporter's log were removed or cut off, and they were in them"
+
 Gone = tuple[int, int, int | None]
 """Epochs ``[first, next)`` that are gone, and how many rows they had, None if nobody knows."""
 
@@ -417,15 +420,15 @@ class Planning(Claims):
                 for stream in streams[-1:]:
                     reader.cursors[stream.id] = Cursor(next=stream.next, first=stream.next)
             else:
-                for stream in ([s for s in streams if s.epochs] or streams[-1:])[:1]:
-                    first = stream.at_or_after(0)
+                for stream in ([s for s in streams if s.first() < s.next] or streams[-1:])[:1]:
+                    first = stream.first()
                     reader.cursors[stream.id] = Cursor(next=first, first=first)
         reader.opened = True
 
     def _agree(self, reader: Reader) -> None:
-        """Whatever is gone by now, the reader does not miss."""
+        """The reader does not miss what was removed by now, only what is missing from the log."""
         for stream in self.streams.values():
-            reader.agreed[stream.id] = stream.whole_from()
+            reader.agreed[stream.id] = stream.agreed()
 
     def _turn_back(self, reader: Reader) -> None:
         """Let a reader that was turned hold again, once what it has before it is no danger."""
@@ -443,9 +446,9 @@ class Planning(Claims):
         agreed = found if reader.drops else reader.agreed.get(stream.id, 0)
         agreed = min(max(agreed, wanted), found)
         if agreed < found and not ask.lossy:
-            raise DataLossError(
-                stream.id, wanted, found, "they were removed while the reader was away"
-            )
+            missing = stream.missing_in(agreed, found)[0]
+            raise DataLossError(stream.id, wanted, found, _DAMAGED if missing else _REMOVED)
+        lost = stream.missing_in(wanted, agreed)
         from_ = found
         while from_ in stream.epochs and again(stream.epochs[from_], ask.last):
             from_ += 1
@@ -455,8 +458,8 @@ class Planning(Claims):
             stream=stream.id,
             from_=from_,
             next=end,
-            dropped=(agreed - wanted, stream.rows_between(wanted, agreed)),
-            lost=(found - agreed, stream.rows_between(agreed, found)),
+            dropped=(agreed - wanted - lost[0], stream.rows_between(wanted, agreed) - lost[1]),
+            lost=(found - agreed + lost[0], stream.rows_between(agreed, found) + lost[1]),
             duplicates=(from_ - found, stream.rows_between(found, from_)),
             moved=from_ > cursor.next,
         )

@@ -156,20 +156,11 @@ def test_an_index_of_other_frames_is_not_used(three: Path, tmp_path: Path) -> No
     assert recovery.scanned_bytes == 4 * FRAME
 
 
-@pytest.mark.parametrize(
-    ("size", "why"),
-    [
-        (HEADER_BYTES + FRAME, "frame 3 was due, the next segment begins with 4"),
-        (HEADER_BYTES + 2 * FRAME - 5, "a frame's payload is cut short"),
-    ],
-)
-def test_a_segment_that_is_shorter_than_its_index_says_is_looked_at(
-    three: Path, size: int, why: str
-) -> None:
+@pytest.mark.parametrize("size", [HEADER_BYTES + FRAME, HEADER_BYTES + 2 * FRAME - 5])
+def test_a_segment_that_is_shorter_than_its_index_says_is_looked_at(three: Path, size: int) -> None:
     os.truncate(three / SECOND, size)
 
-    with pytest.raises(LogCorrupt, match=why):
-        reopened(three)
+    assert reopened(three)[0] == [body(n) for n in (0, 1, 2, 4, 5)]
 
 
 def test_a_damaged_index_is_replaced_whole(three: Path) -> None:

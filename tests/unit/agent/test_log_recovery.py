@@ -17,7 +17,9 @@ from pe_agent.log import (
     index,
     segments,
 )
+from pe_agent.log import recovery as recovering
 from pe_agent.log.segments import HEADER_BYTES, TORN_SUFFIX
+from support.exports import killed_in
 from support.logs import body, contents, fill, flip, opened, snapshot
 
 FIRST = "0000000001.segment"
@@ -272,10 +274,32 @@ def test_a_damaged_header_in_an_older_segment_is_refused(three: Path, frame: int
     assert caught.value.offset == HEADER_BYTES + frame * frame_bytes()
 
 
-def test_an_older_segment_that_lost_its_end_is_refused(three: Path) -> None:
-    os.truncate(three / SECOND, HEADER_BYTES + frame_bytes())
+@pytest.mark.parametrize("left", [0, 1, frame_bytes(), 2 * frame_bytes() - 1])
+def test_of_an_older_segment_that_was_cut_off_what_is_left_is_kept(three: Path, left: int) -> None:
+    os.truncate(three / SECOND, HEADER_BYTES + left)
+    kept = [body(n) for n in (0, 1, *([2] if left >= frame_bytes() else []), 4, 5)]
 
-    with pytest.raises(LogCorrupt, match="frame 3 was due, the next segment begins with 4"):
+    for _ in range(2):
+        assert reopened(three)[0] == kept
+    assert (three / SECOND).stat().st_size == HEADER_BYTES + left // frame_bytes() * frame_bytes()
+
+
+def test_a_start_that_ends_while_it_takes_in_a_shorter_segment_is_repeated(
+    three: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.truncate(three / SECOND, HEADER_BYTES + frame_bytes() + 5)
+    for name in ("_cut", "_keep_newest"):
+        with killed_in(monkeypatch, recovering, name):
+            reopened(three)
+
+    assert reopened(three)[0] == [body(n) for n in (0, 1, 2, 4, 5)]
+
+
+def test_an_older_segment_that_lost_frames_and_not_its_size_is_refused(three: Path) -> None:
+    os.truncate(three / SECOND, HEADER_BYTES + frame_bytes())
+    os.truncate(three / SECOND, HEADER_BYTES + 2 * frame_bytes())
+
+    with pytest.raises(LogCorrupt, match=SECOND):
         reopened(three)
 
 
@@ -344,11 +368,14 @@ def test_a_damaged_mark_reads_as_nothing_marked(three: Path) -> None:
     assert reopened(three)[0] == [body(n) for n in range(6)]
 
 
-def test_a_segment_cut_short_below_its_header_is_refused(three: Path) -> None:
-    os.truncate(three / SECOND, 100)
+@pytest.mark.parametrize("name", [FIRST, SECOND, "0000000003.segment"])
+def test_a_segment_cut_off_within_its_header_is_set_aside(three: Path, name: str) -> None:
+    os.truncate(three / name, 100)
+    number = int(name[:10])
 
-    with pytest.raises(LogCorrupt, match="cut short"):
-        reopened(three)
+    for _ in range(2):
+        assert reopened(three)[0] == [body(n) for n in range(6) if n // 2 + 1 != number]
+    assert (three / f"{name}.torn").stat().st_size == 100
 
 
 def test_a_half_created_segment_is_removed(three: Path) -> None:

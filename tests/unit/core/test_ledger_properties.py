@@ -184,7 +184,7 @@ class Claims(RuleBasedStateMachine):
         oldest = next((s for s in known if s.epochs), known[-1])
         first = min(oldest.epochs, default=oldest.next)
         later = known[known.index(oldest) + 1 :]
-        if oldest.whole_from() > first or any(s.whole_from() > 0 for s in later):
+        if oldest.whole > first or any(s.whole > 0 for s in later):
             query.strict = False
         return (self.streams.index(oldest.id), first)
 

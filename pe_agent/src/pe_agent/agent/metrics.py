@@ -46,7 +46,12 @@ _EXPORTS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = 
     "export_damaged_segments": (
         "gauge",
         "Segments of the log that are damaged.",
-        lambda e: len(e["damaged"]),
+        lambda e: e["damagedSegments"],
+    ),
+    "export_missing_epochs": (
+        "gauge",
+        "Epochs that are not in the log though nothing removed them.",
+        lambda e: e["missing"],
     ),
 }
 _ROUTES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {

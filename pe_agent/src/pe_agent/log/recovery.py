@@ -9,6 +9,10 @@ frame is one of three:
 - before a mark, and whole frames follow: damage in the middle. Refused.
 - before a mark, and nothing whole follows: cut like a torn tail, for there is
   nothing else to save, and counted in `Recovery.lost_bytes`.
+
+A file that is shorter than what was safe in it was cut off. What is left of it is kept, and so are
+the segments behind it, like those behind a file that was deleted. Which epochs that has cost is
+known to the owner of the log.
 """
 
 import contextlib
@@ -73,6 +77,10 @@ class _Scanned:
     scanned: index.Entries
     data_end: int
     damage: str | None
+    short: bool = False
+    """Frames behind the last one are lost, and a start before this one has reported that."""
+    cut_off: bool = False
+    """The file is shorter than what was safe in it."""
 
     @property
     def end(self) -> int:
@@ -128,6 +136,7 @@ def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> Re
     """
     started = time.perf_counter()
     found = _scan_all(directory, verify, progress)
+    _keep_what_follows(found)
     cut = _first_damage(found)
     cut_bytes = lost = 0
     if cut is not None:
@@ -135,6 +144,10 @@ def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> Re
         _cut(directory, found, cut)
         _tell(found[cut], cut_bytes, lost)
         found = found[: cut + 1]
+    for one in found[:-1]:
+        if one.cut_off:
+            _shorten(directory, one)
+    _set_aside_stumps(directory)
     _remove_leftovers(directory, found)
     report = Recovery(
         frames=sum(one.frames for one in found),
@@ -151,6 +164,39 @@ def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> Re
         report=report,
         found=[(one.number, [*one.runs, one.scanned]) for one in found],
     )
+
+
+def _keep_what_follows(found: list[_Scanned]) -> None:
+    """Take segments that were cut off for the shorter ones they are, where others follow."""
+    for at, one in enumerate(found[:-1]):
+        if one.cut_off and any(later.frames for later in found[at + 1 :]) and not _continues(one):
+            one.damage = None
+
+
+def _shorten(directory: Path, one: _Scanned) -> None:
+    """Remove what is left of a frame at the end of a segment, and note that frames are lost."""
+    fd = os.open(one.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        segments.write_short(fd, one.number, one.first)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    _cut(directory, [one], 0)
+    lost = one.mark - one.end
+    _log.error("segment %s was cut off: %d bytes of its frames are lost", one.path, lost)
+
+
+def _set_aside_stumps(directory: Path) -> None:
+    """Rename segments that were cut off within their first page: they say nothing."""
+    for path in _stumps(directory):
+        path.rename(_torn_path(path))
+        _log.error("segment %s was cut off: all its frames are lost", path)
+    _keep_newest(directory)
+
+
+def _stumps(directory: Path) -> list[Path]:
+    paths = [segments.segment_path(directory, n) for n in segments.numbers(directory)]
+    return [path for path in paths if path.stat().st_size < segments.HEADER_BYTES]
 
 
 def _segment(one: _Scanned) -> Segment:
@@ -174,8 +220,9 @@ def _remove_leftovers(directory: Path, found: list[_Scanned]) -> None:
 
 
 def _scan_all(directory: Path, verify: Verify, progress: Progress | None) -> list[_Scanned]:
-    numbers = segments.numbers(directory)
-    paths = [segments.segment_path(directory, number) for number in numbers]
+    stumps = set(_stumps(directory))
+    paths = [segments.segment_path(directory, number) for number in segments.numbers(directory)]
+    paths = [path for path in paths if path not in stumps]
     meter = _Meter(total=sum(path.stat().st_size for path in paths), progress=progress)
     found: list[_Scanned] = []
     for path in paths:
@@ -229,6 +276,8 @@ def _scan(path: Path, *, verify: Verify, last: bool, meter: _Meter) -> _Scanned:
         scanned=entries,
         data_end=data_end,
         damage=scan.damage,
+        short=header.short,
+        cut_off=window.size < header.mark,
     )
 
 
@@ -255,7 +304,7 @@ def _check_chain(one: _Scanned, after: _Scanned) -> None:
     Dropped segments leave a gap in the numbers, so a gap in the sequence is
     damage only between neighbours.
     """
-    neighbours = after.number == one.number + 1
+    neighbours = after.number == one.number + 1 and not one.short
     if one.damage or (after.first == one.sequence if neighbours else after.first >= one.sequence):
         return
     one.damage = f"frame {one.sequence} was due, the next segment begins with {after.first}"

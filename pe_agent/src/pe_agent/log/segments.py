@@ -6,7 +6,7 @@ A segment begins with one page of its own::
          0     4  magic "SBLS"
          4     4  crc32 of bytes 8..32
          8     4  format version
-        12     4  0
+        12     4  1 if frames behind its last one are lost, which recovery has reported, else 0
         16     8  number of the segment
         24     8  sequence of its first frame
         32     8  mark: offset up to which the file was safe on disk
@@ -63,13 +63,19 @@ class SegmentInfo(NamedTuple):
     bytes: int
     frames: int
 
+    @property
+    def end(self) -> int:
+        """The offset behind its last frame."""
+        return HEADER_BYTES + self.bytes
+
 
 class SegmentHeader(NamedTuple):
-    """The first page of a segment."""
+    """The first page of a segment; ``short`` if frames behind its last one are known to be lost."""
 
     number: int
     sequence: int
     mark: int
+    short: bool = False
 
 
 class Segment:
@@ -232,8 +238,7 @@ def create(directory: Path, number: int, sequence: int) -> Segment:
     """
     path = segment_path(directory, number)
     fresh = path.with_name(path.name + NEW_SUFFIX)
-    rest = _REST.pack(VERSION, 0, number, sequence)
-    head = _FRONT.pack(_MAGIC, zlib.crc32(rest)) + rest + _mark(HEADER_BYTES)
+    head = _front(number, sequence) + _mark(HEADER_BYTES)
     fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     try:
         _write_all(fd, head.ljust(HEADER_BYTES, b"\0"))
@@ -263,19 +268,29 @@ def read_header(fd: int, path: Path) -> SegmentHeader:
     magic, crc = _FRONT.unpack_from(page)
     if magic != _MAGIC or crc != zlib.crc32(page[_FRONT.size : _MARK_OFFSET]):
         raise LogCorrupt(path, offset=0, why="the segment's header is damaged")
-    version, _, number, sequence = _REST.unpack_from(page, _FRONT.size)
+    version, short, number, sequence = _REST.unpack_from(page, _FRONT.size)
     if version > VERSION:
         raise LogVersionUnknown(path, found=version, known=VERSION)
     if segment_path(path.parent, number) != path:
         raise LogCorrupt(path, offset=0, why=f"this is segment {number} under another name")
     mark, mark_crc = _MARK.unpack_from(page, _MARK_OFFSET)
     whole = mark_crc == zlib.crc32(page[_MARK_OFFSET : _MARK_OFFSET + 8])
-    return SegmentHeader(number, sequence, mark if whole else HEADER_BYTES)
+    return SegmentHeader(number, sequence, mark if whole else HEADER_BYTES, short == 1)
+
+
+def write_short(fd: int, number: int, sequence: int) -> None:
+    """Note in the file that frames behind its last one are lost, so that no start refuses that."""
+    os.pwrite(fd, _front(number, sequence, short=1), 0)
 
 
 def write_mark(fd: int, end: int) -> None:
     """Note in the file that everything before `end` is safe."""
     os.pwrite(fd, _mark(end), _MARK_OFFSET)
+
+
+def _front(number: int, sequence: int, short: int = 0) -> bytes:
+    rest = _REST.pack(VERSION, short, number, sequence)
+    return _FRONT.pack(_MAGIC, zlib.crc32(rest)) + rest
 
 
 def _mark(end: int) -> bytes:

@@ -12,12 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from pe_agent.agent.exporting import retained
 from pe_agent.agent.exporting.claims import decode_reader, restore_publisher
 from pe_agent.agent.exporting.emitting import EmittingSide
-from pe_agent.agent.exporting.figures import export_figures
+from pe_agent.agent.exporting.figures import export_figures, missing_epochs
 from pe_agent.agent.exporting.publishing import NotAdmittedError, StageMissingError, epoch_of
 from pe_agent.agent.exporting.reading import ReadingSide
-from pe_agent.agent.exporting.state import SEGMENT_BYTES, steady_clock
+from pe_agent.agent.exporting.state import SEGMENT_BYTES, log, steady_clock
 from pe_agent.agent.exporting.streams import HostedStream
 from pe_agent.agent.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger import Limits, Stream
@@ -56,8 +57,6 @@ class HostedExport(EmittingSide, ReadingSide):
                 segment_bytes=self._segment_bytes,
                 progress=told,
             )
-            self.streams[id_] = hosted
-            self._forget_released(hosted)
             self._restore_stream(hosted, sealed == SEALED, next_, total)
         self.published_rows = sum(s.rows for s in self.ledger.streams.values())
         self.published_rows += sum(had for _, had in earlier)
@@ -80,6 +79,8 @@ class HostedExport(EmittingSide, ReadingSide):
     def _restore_stream(self, hosted: HostedStream, sealed: bool, next_: int, total: int) -> None:
         stream = Stream(hosted.id)
         self.ledger.streams[hosted.id] = stream
+        self._host(hosted)
+        self._forget_released(hosted)
         stream.sealed = sealed
         for m in sorted(hosted.manifests.values(), key=lambda m: m.epoch):
             stream.skip_to(m.epoch, m.rows_before)
@@ -87,6 +88,15 @@ class HostedExport(EmittingSide, ReadingSide):
         next_, total = max((next_, total), hosted.reached)
         if stream.next < next_:
             stream.skip_to(next_, total)
+        level = retained.read(self._store, hosted.id)
+        if level is not None:
+            retained.expect(stream, level)
+        if next_ and not hosted.log.recovered.frames and not sealed:
+            # Its directory was moved away, or emptied: what comes next opens a successor.
+            stream.sealed = True
+            self._store.write("UPDATE streams SET sealed = ? WHERE id = ?", SEALED, hosted.id)
+        for text in missing_epochs(stream):
+            log.error("the log of export %s is damaged: %s", self.key, text)
 
     def declare(self, limits: Limits) -> None:
         """The job declares the export and the broker may not know it yet: so much it may keep.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pe_agent.agent.exporting.deliveries import Delivery
     from pe_agent.agent.exporting.exports import HostedExport
-    from streambroker_core.ledger import Reader
+    from streambroker_core.ledger import Reader, Stream
 
 
 def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
     Returns:
         Rows and bytes by stream, the publisher, bytes held and their limit, the imports an
         admission waits for, since when a task waits and the seconds in all, control tuples by
-        delivery, damaged segments, and by reader what :func:`reader_figures` and
+        delivery, what of its log is damaged, and by reader what :func:`reader_figures` and
         :func:`lag_figures` return.
     """
     ledger, publisher = export.ledger, export.publisher
@@ -51,7 +51,9 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
         "publishedRows": export.published_rows,
         "control": {"accepted": dict(export.accepted), "published": dict(export.published)},
         "gaps": publisher.gaps,
-        "damaged": damaged_segments(export),
+        "damaged": damages(export),
+        "damagedSegments": len(damaged_segments(export)),
+        "missing": sum(n - m for s in ledger.streams.values() for m, n in s.missing),
         "readers": {
             id_: {
                 **reader_figures(reader, export.deliveries.of(id_), now),
@@ -67,6 +69,21 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
 def damaged_segments(export: HostedExport) -> list[str]:
     """Return the segments in which the scrub has met damage, as paths in the export's log."""
     return [segment for stream in export.streams.values() for segment in stream.damaged()]
+
+
+def missing_epochs(stream: Stream) -> list[str]:
+    """Return which epochs are not in a stream's log though nothing removed them, range by range."""
+    return [
+        f"epochs {first} to {next_ - 1} of stream {stream.id}"
+        f" ({stream.rows_between(first, next_):,} rows) are missing"
+        for first, next_ in stream.missing
+    ]
+
+
+def damages(export: HostedExport) -> list[str]:
+    """Return what of an export's log is damaged: epochs that are missing, and segments."""
+    missing = [text for s in export.ledger.streams.values() for text in missing_epochs(s)]
+    return [*missing, *damaged_segments(export)]
 
 
 def reader_figures(reader: Reader, delivery: Delivery, now: float) -> dict[str, Any]:

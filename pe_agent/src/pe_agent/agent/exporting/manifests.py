@@ -283,10 +283,6 @@ class Manifest:
         number = self.agents.index(pe) + 1
         return tuple(b for b in self.blocks if isinstance(b, Away) and b.agent == number)
 
-    def segments(self) -> set[int]:
-        """Return the numbers of the segments its blocks lie in."""
-        return {b.address.segment for b in self.own}
-
 
 def part_told(part: Manifest) -> dict[str, Any]:
     """Return what tells a fellow's part of an epoch from another one, as the fellow has it."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pe_agent.agent.exporting import retained
 from pe_agent.agent.exporting.claims import save_publisher
 from pe_agent.agent.exporting.manifests import Control, Manifest, Stage
 from pe_agent.agent.exporting.spreading import Sealed, SpreadSide, joined
@@ -27,7 +28,7 @@ from pe_agent.log import LogError
 from streambroker_core.control.cutting import head_of
 from streambroker_core.control.placing import Placed, encode, placed_once
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger import Epoch
+from streambroker_core.ledger import Epoch, Stream
 from streambroker_core.publishing import Occupied
 
 log = logging.getLogger("pe_agent")
@@ -251,8 +252,9 @@ class PublishingSide(WaitingSide, SpreadSide):
                 " FROM streams WHERE export = ?",
                 (id_, self.key, ddl, bytes(schema.serialize()), GROWS, query, self.key),
             )
+            retained.write(id_, retained.level_of(Stream(id_)), db)
             self._unnamed.forget(id_, db)
-        self.streams[id_] = stream
+        self._host(stream)
         self.ledger.open(id_)
         self._notify()
         return stream

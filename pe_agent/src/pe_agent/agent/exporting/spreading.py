@@ -6,17 +6,16 @@ in which calls arrive does not matter.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pe_agent.agent.exporting import retained
 from pe_agent.agent.exporting.manifests import Away, Block, part_wanted
 from pe_agent.agent.exporting.state import ExportState
 from pe_agent.agent.exporting.streams import HostedStream
-from streambroker_core.epochs import Stream
 from streambroker_core.model import pe_of
 
 log = logging.getLogger("pe_agent")
@@ -203,19 +202,18 @@ class SpreadSide(ExportState):
         What it will remove is noted durably before: this agent's log may still have manifests
         of such epochs when it is opened again.
         """
-        with self._noting:
-            with self._lock:
-                owed = {(o.stream, o.epoch) for o in self.owed(agent)}
-                had = {id_: self._had(id_) for id_ in streams}
-                publisher = self.publisher
-                common = {
-                    "query": publisher.query,
-                    "batch": -1 if publisher.last is None else publisher.last.batch,
-                    "runs": list(publisher.runs)[:-1],
-                    "aborted": publisher.aborted,
-                }
-            for id_, level in had.items():
-                self._note_level(id_, level)
+        with self._lock:
+            owed = {(o.stream, o.epoch) for o in self.owed(agent)}
+            had = {id_: self._had(id_) for id_ in streams}
+            publisher = self.publisher
+            common = {
+                "query": publisher.query,
+                "batch": -1 if publisher.last is None else publisher.last.batch,
+                "runs": list(publisher.runs)[:-1],
+                "aborted": publisher.aborted,
+            }
+        for id_, level in had.items():
+            self._note_level(id_, level)
         result: dict[str, Any] = {}
         for id_, level in had.items():
             more = sorted(n for s, n in owed if s == id_)
@@ -223,37 +221,33 @@ class SpreadSide(ExportState):
                 result[id_] = None
                 continue
             told = level or {"next": more[-1] + 1, "kept": [], "sealed": True}
-            kept = told["kept"] + [[n, n + 1] for n in more if not _in(n, told["kept"])]
+            kept = told["kept"] + [
+                [n, n + 1] for n in more if not retained.in_ranges(n, told["kept"])
+            ]
             result[id_] = {**told, **common, "kept": kept}
         return result
 
-    def _had(self, id_: str) -> dict[str, Any] | None:
+    def _had(self, id_: str) -> retained.Level | None:
         """Return which epochs there are of a stream, None if there is no log of it any more."""
         stream = self.ledger.streams.get(id_)
-        if stream is None or id_ not in self.streams:
-            return None
-        return {"next": stream.next, "kept": _ranges(stream), "sealed": stream.sealed}
+        return None if stream is None or id_ not in self.streams else retained.level_of(stream)
 
-    def _note_level(self, id_: str, level: dict[str, Any] | None) -> None:
+    def _note_level(self, id_: str, level: retained.Level | None) -> None:
         if level is None:
-            self._store.write("DELETE FROM meta WHERE name = ?", _released(id_))
-            return
-        before = json.loads(self._store.get(_released(id_)) or '{"next": 0, "kept": []}')
-        if _gone(level) > _gone(before):
-            with self._store.transaction(durable=True) as db:
-                db.execute(
-                    "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_released(id_), json.dumps(level))
-                )
+            with self._store.transaction() as db:
+                retained.forget(id_, db)
+        else:
+            retained.note(self._store, id_, level)
 
     def _forget_released(self, hosted: HostedStream) -> None:
         """Take out the epochs of which a fellow may have removed its part."""
-        level = json.loads(self._store.get(_released(hosted.id)) or "null")
+        level = retained.read(self._store, hosted.id)
         if level is not None:
             hosted.remove(
                 [
                     n
                     for n, manifest in hosted.manifests.items()
-                    if manifest.agents and n < level["next"] and not _in(n, level["kept"])
+                    if manifest.agents and not retained.is_kept(n, level)
                 ]
             )
 
@@ -277,22 +271,3 @@ def joined(
         number = agents.index(sealed.agent) + 1
         blocks += [Away(number, size, rows) for rows, size in sealed.blocks]
     return tuple(blocks), tuple(agents)
-
-
-def _released(stream: str) -> str:
-    return f"released/{stream}"
-
-
-def _gone(level: Mapping[str, Any]) -> int:
-    kept: int = sum(next_ - first for first, next_ in level["kept"])
-    return int(level["next"]) - kept
-
-
-def _in(number: int, ranges: Sequence[Sequence[int]]) -> bool:
-    return any(first <= number < next_ for first, next_ in ranges)
-
-
-def _ranges(stream: Stream) -> list[list[int]]:
-    """Return the retained epochs as ranges: the whole end of the stream, and islands before it."""
-    islands = [[n, n + 1] for n in stream.alone]
-    return [*islands, [stream.whole, stream.next]] if stream.whole < stream.next else islands

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from pe_agent.agent.exporting import retained
 from pe_agent.agent.exporting.claims import encode_reader
 from pe_agent.agent.exporting.deliveries import Deliveries
 from pe_agent.agent.exporting.streams import HostedStream
@@ -77,8 +78,6 @@ class ExportState:
         self._lock = threading.RLock()
         self._publishing = threading.RLock()
         """Held around a publish as a whole, also while fellows are called; taken first."""
-        self._noting = threading.Lock()
-        """Held while levels for fellows are noted: an older one must not replace a newer one."""
         self.ledger.restore_cut(json.loads(store.get(f"cut/{key}") or "[]"))
         told = store.get(f"limits/{key}")
         self._told = None if told is None else Limits(**json.loads(told))
@@ -86,8 +85,9 @@ class ExportState:
 
     @property
     def newest(self) -> HostedStream | None:
-        """The stream that grows, None before the first."""
-        return next(reversed(self.streams.values()), None)
+        """The stream that grows, None if the next epoch opens one."""
+        last = next(reversed(self.streams.values()), None)
+        return None if last is None or self.ledger.streams[last.id].sealed else last
 
     def _rows_between(self, stream: str, first: int, next_: int) -> int:
         """Return the rows of epochs ``[first, next_)``, be they there or removed."""
@@ -120,8 +120,9 @@ class ExportState:
             self.streams[name].remove(epochs)
         oldest = True
         for stream in list(self.ledger.streams.values()):
-            oldest = oldest and stream.sealed and not stream.epochs
-            if stream.sealed and not stream.epochs and stream.id in self.streams:
+            empty = stream.sealed and not stream.epochs and not stream.missing
+            oldest = oldest and empty
+            if empty and stream.id in self.streams:
                 self._remove_log(stream.id)
             oldest = oldest and not self.ledger.wanted(stream.id)
             if oldest:
@@ -129,6 +130,14 @@ class ExportState:
                 self._store.write(
                     "UPDATE streams SET sealed = ? WHERE id = ?", FORGOTTEN, stream.id
                 )
+
+    def _host(self, hosted: HostedStream) -> None:
+        """Take in a stream's log; what is retained is noted before it gives back disk."""
+        id_ = hosted.id
+        self.streams[id_] = hosted
+        hosted.before_drop = lambda: retained.note(
+            self._store, id_, retained.level_of(self.ledger.streams[id_])
+        )
 
     def _remove_log(self, id_: str) -> None:
         """Give back the disk of a stream without epochs; what it was stays known."""
@@ -138,6 +147,7 @@ class ExportState:
                 "UPDATE streams SET sealed = ?, next = ?, rows = ? WHERE id = ?",
                 (REMOVED, known.next, known.rows, id_),
             )
+            retained.forget(id_, db)
             self._unnamed.add(id_, db)
         self.streams.pop(id_).log.close()
         self._unnamed.remove(id_)

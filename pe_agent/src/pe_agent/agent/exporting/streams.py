@@ -44,6 +44,8 @@ class HostedStream:
         staged_bytes: what the stages take in the log.
         reached: next epoch and rows before it, by the manifests in the log when it was opened,
             those of removed epochs among them; no number is given twice.
+        before_drop: called before segments are removed, for its owner to note which epochs are
+            retained: what else is missing at the next start was not removed by this agent.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class HostedStream:
         self.stages: dict[str, Stage] = {}
         self.staged_bytes = 0
         self.reached = (0, 0)
+        self.before_drop: Callable[[], None] = lambda: None
         self._segment_bytes = segment_bytes
         self._addresses: dict[int, Address] = {}
         self._space = Space()
@@ -99,7 +102,7 @@ class HostedStream:
 
     def _recover(self, parts: bool) -> None:
         """Build the index from what opening the log found; of published stages no block is read."""
-        present = {s.number for s in self.log.segments()}
+        present = {s.number: s.end for s in self.log.segments()}
         ends: dict[str, tuple[dict[str, Any], Address]] = {}
         published: dict[str, int] = {}
         for address, kind, meta in self.log.found({Kind.MANIFEST, Kind.STAGE_END}):
@@ -110,7 +113,10 @@ class HostedStream:
             manifest = Manifest.decode(meta)
             self.reached = max(self.reached, (manifest.epoch + 1, manifest.rows_after))
             published[manifest.query] = max(manifest.batch, published.get(manifest.query, -1))
-            if manifest.segments() <= present:
+            if all(
+                b.address.offset + b.bytes <= present.get(b.address.segment, 0)
+                for b in manifest.own
+            ):
                 self.manifests[manifest.epoch] = manifest
                 self._addresses[manifest.epoch] = address
         self._recover_stages(
@@ -322,11 +328,19 @@ class HostedStream:
     def _drop(self) -> int | None:
         """Remove what is not needed; return the segment from which on stages may be growing."""
         with self._space.lock:
-            floor = min((s.floor for s in self.stages.values() if not s.complete), default=None)
-            self.log.remove_segments(
-                lambda n: self._space.needed(n) > 0 or (floor is not None and n >= floor)
-            )
+            _, keep = self._needed()
+            due = not all(keep(one.number) for one in self.log.segments()[:-1])
+        if due:
+            self.before_drop()
+        with self._space.lock:
+            floor, keep = self._needed()
+            self.log.remove_segments(keep)
             return floor
+
+    def _needed(self) -> tuple[int | None, Callable[[int], bool]]:
+        """Return from which segment on stages may be growing, and which segments have to stay."""
+        floor = min((s.floor for s in self.stages.values() if not s.complete), default=None)
+        return floor, lambda n: self._space.needed(n) > 0 or (floor is not None and n >= floor)
 
     def _victim(self, floor: int | None) -> int | None:
         left_over = {
