@@ -8,8 +8,8 @@ from pe_agent.local import session
 BROKER = os.environ.get("STREAMBROKER_URL", "http://127.0.0.1:8470")
 SYMBOL = "element_at(array('IBM', 'GOOG', 'AAPL'), int(value % 3) + 1)"
 
-spark = session("feed", cores=1)
-pe = pe_agent.start(spark, job="feed", broker=BROKER, data_dir="first-stream/feed")
+spark = session("exchange", cores=1)
+pe = pe_agent.start(spark, job="exchange", broker=BROKER, data_dir="first-stream/exchange")
 
 ticks = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
 trades = ticks.selectExpr("value AS number", f"{SYMBOL} AS symbol", "value * 37 % 100 AS price")
@@ -18,7 +18,7 @@ query = pe.publish(
     trades,
     "trades",
     properties={"kind": "trade", "exchange": "example"},
-    checkpoint="first-stream/feed-checkpoint",
+    checkpoint="first-stream/exchange-checkpoint",
     trigger={"processingTime": "1 second"},
 )
 print("exporting trades", flush=True)

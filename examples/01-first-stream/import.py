@@ -1,4 +1,4 @@
-"""Import the trades that someone exports, and print them. Ctrl-C ends it."""
+"""Import the trades that another job exports, and print them. Ctrl-C ends it."""
 
 import os
 
@@ -7,14 +7,14 @@ from pe_agent.local import session
 
 BROKER = os.environ.get("STREAMBROKER_URL", "http://127.0.0.1:8470")
 
-spark = session("alerts", cores=1)
-pe = pe_agent.start(spark, job="alerts", broker=BROKER, data_dir="first-stream/alerts")
+spark = session("printer", cores=1)
+pe = pe_agent.start(spark, job="printer", broker=BROKER, data_dir="first-stream/printer")
 
 trades = pe.subscribe("trades", 'kind == "trade"', filter="price > 80")
 
 query = (
     trades.writeStream.format("console")
-    .option("checkpointLocation", "first-stream/alerts-checkpoint")
+    .option("checkpointLocation", "first-stream/printer-checkpoint")
     .start()
 )
 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 
@@ -270,6 +271,45 @@ async def test_a_renamed_property_cuts_nothing_if_both_ends_are_in_one_file(appl
 
     assert code == 0
     assert out.splitlines()[-1] == "0 added, 0 cut, 1 kept, 0 changed"
+
+
+CUTTING = DOCUMENTS.replace("kind: trade", "kind: quote")
+
+
+async def test_apply_that_would_cut_a_route_changes_nothing_if_it_cannot_ask(applied: Cli) -> None:
+    other = written(applied, "b.yaml", CUTTING)
+    code, out, err = await applied("apply", "-f", other)
+    kept = (await applied.rest("GET", "/job/feed/pe/0/export/trades")).body
+    allowed, _, _ = await applied("apply", "-f", other, "--yes")
+
+    assert (code, allowed) == (3, 0)
+    assert kept["spec"]["properties"]["kind"] == "trade"
+    assert "0 added, 1 cut, 0 kept, 0 changed; nothing was applied" in out
+    assert err.splitlines() == [
+        "streambroker: note: apply cuts routes only with --yes or --max-removed N",
+        "streambroker: WouldCut: 1 route would be cut, 0 may be; nothing was changed.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "kind"), [("y\n", 0, "quote"), ("\n", 3, "trade"), ("no\n", 3, "trade")]
+)
+async def test_at_a_terminal_apply_asks_before_it_cuts_a_route(
+    applied: Cli, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, kind: str
+) -> None:
+    monkeypatch.setattr(forecast, "is_terminal", lambda _=None: True)
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    ended, out, _ = await applied("apply", "-f", written(applied, "b.yaml", CUTTING))
+    now = (await applied.rest("GET", "/job/feed/pe/0/export/trades")).body
+
+    assert (ended, now["spec"]["properties"]["kind"]) == (code, kind)
+    assert "Apply, and cut 1 route? [y/N] " in out
+
+
+async def test_a_command_cannot_both_limit_and_allow_cut_routes(cli: Cli) -> None:
+    code, _, err = await cli("apply", "-f", str(cli.file), "--yes", "--max-removed", "1")
+    assert code == 2
+    assert "--max-removed" in err
 
 
 async def test_a_guard_that_holds_says_so_on_the_standard_error(applied: Cli) -> None:

@@ -25,6 +25,13 @@ def add(commands: Any) -> None:
     apply = remote(commands, "apply", "create or replace the resources of YAML files")
     add_file(apply)
     add_dry_run(apply)
+    cuts = apply.add_mutually_exclusive_group()
+    add_guard(
+        cuts,
+        "cut at most N routes, else change nothing and end with 3; without it, apply asks before it"
+        " cuts a route, and refuses where it cannot ask",
+    )
+    cuts.add_argument("-y", "--yes", action="store_true", help="cut routes without asking")
     apply.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     apply.set_defaults(run=_apply)
     whatif = remote(commands, "whatif", "show which routes YAML files would add and cut")
@@ -32,7 +39,7 @@ def add(commands: Any) -> None:
     whatif.add_argument(
         "--delete", action="append", default=[], metavar="KIND/NAME", help="as if this were deleted"
     )
-    add_guard(whatif, foretells=True)
+    add_guard(whatif, "end with 3 if more than N routes would be cut; default 0")
     add_output(whatif, "table", "json", "yaml")
     whatif.set_defaults(run=_whatif)
 

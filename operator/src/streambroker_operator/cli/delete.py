@@ -18,6 +18,7 @@ from streambroker_operator.cli.forecast import (
     MOST,
     add_dry_run,
     add_file,
+    add_guard,
     change_all,
     check_parts,
     foretell,
@@ -38,6 +39,10 @@ def add(commands: Any) -> None:
     delete = remote(commands, "delete", "delete resources, or those of YAML files")
     add_file(delete)
     add_dry_run(delete)
+    add_guard(
+        delete,
+        "cut at most N routes, else change nothing and end with 3; default any number",
+    )
     delete.add_argument("words", nargs="*", metavar=RESOURCE)
     delete.add_argument(
         "--ignore-not-found", action="store_true", help="what is not there is no failure"
@@ -147,7 +152,7 @@ def _delete_ports(caller: Caller, options: argparse.Namespace, removals: Sequenc
         left = part
         while left:
             try:
-                change_all(caller, options, [], left)
+                change_all(caller, options, [], left, options.max_removed)
                 break
             except RequestError as error:
                 absent = _passed_over(error) if options.ignore_not_found else set()

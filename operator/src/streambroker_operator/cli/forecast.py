@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from streambroker_operator.cli.errors import (
 )
 from streambroker_operator.cli.options import one_of
 from streambroker_operator.cli.tables import as_json, as_yaml
-from streambroker_operator.cli.terminal import Colour, paint, plain, say
+from streambroker_operator.cli.terminal import Colour, is_terminal, paint, plain, say
 from streambroker_operator.errors import RequestError
 
 MOST = 1_000
@@ -56,7 +57,7 @@ def add_file(command: argparse.ArgumentParser) -> None:
 
 
 def add_dry_run(command: argparse.ArgumentParser) -> None:
-    """Add ``--dry-run`` and ``--max-removed``."""
+    """Add ``--dry-run``."""
     command.add_argument(
         "--dry-run",
         nargs="?",
@@ -67,19 +68,11 @@ def add_dry_run(command: argparse.ArgumentParser) -> None:
         help="client: only check the file; server: show what it would do, as whatif, and end "
         "with 3 if a route would be cut, unless --max-removed allows it",
     )
-    add_guard(command)
 
 
-def add_guard(command: argparse.ArgumentParser, *, foretells: bool = False) -> None:
-    """Add ``--max-removed``, of a command that changes something or only foretells."""
-    command.add_argument(
-        "--max-removed",
-        type=_count,
-        metavar="N",
-        help="end with 3 if more than N routes would be cut; default 0"
-        if foretells
-        else "cut so many routes at most, else change nothing and end with 3; default any number",
-    )
+def add_guard(command: Any, help_text: str) -> None:
+    """Add ``--max-removed``."""
+    command.add_argument("--max-removed", type=_count, metavar="N", help=help_text)
 
 
 def _count(text: str) -> int:
@@ -148,14 +141,22 @@ def apply_all(caller: Caller, options: argparse.Namespace, resources: Sequence[R
     """Apply resources, as many at once as the broker takes; stop at what is refused."""
     parts = deque(_parts_of(resources))
     check_parts(options, parts)
+    may_be_cut = None if options.yes else options.max_removed or 0
     done = 0
     while parts:
         part = parts.popleft()
         try:
-            change_all(caller, options, part, [])
+            try:
+                change_all(caller, options, part, [], may_be_cut)
+            except RequestError as error:
+                if not _is_confirmed(error, options):
+                    raise
+                change_all(caller, options, part, [], error.facts["cut"])
         except RequestError as error:
             large = error.code == "ForecastTooLarge" and options.max_removed is None
             if not large or len(part) == 1:
+                if error.code == "WouldCut" and options.max_removed is None:
+                    note(["apply cuts routes only with --yes or --max-removed N"])
                 return told(error, part, "applied", done, len(resources))
             half = len(part) // 2
             parts.extendleft((part[half:], part[:half]))
@@ -192,14 +193,21 @@ def change_all(
     options: argparse.Namespace,
     resources: Sequence[Resource],
     deleted: Sequence[Removal],
+    may_be_cut: int | None,
 ) -> None:
     """Make changes at once; show what became of them and of the routes.
+
+    Args:
+        caller: of the broker.
+        options: of the command.
+        resources: to be put.
+        deleted: to be deleted.
+        may_be_cut: the broker refuses the changes if they cut more routes; None for any number.
 
     Raises:
         RequestError: none of them was made, or no answer came.
     """
-    most = options.max_removed
-    query = {} if most is None else {"maxRemoved": str(most)}
+    query = {} if may_be_cut is None else {"maxRemoved": str(may_be_cut)}
     body = _proposal(resources, deleted)
     answer = caller.change("POST", "/apply", body, namespace=options.namespace, **query)
     if answer is None:
@@ -209,6 +217,20 @@ def change_all(
         became = _BECAME.get(one["became"], one["became"])
         say(f"{one['kind'].lower()} {one['port']} {became}\n")
     say(painted(answer["text"]))
+
+
+def _is_confirmed(error: RequestError, options: argparse.Namespace) -> bool:
+    """Show which routes would be cut and ask; return whether the user wants that.
+
+    Only a user at a terminal who has set no limit is asked.
+    """
+    at_terminal = is_terminal(sys.stdin) and is_terminal()
+    if error.code != "WouldCut" or options.max_removed is not None or not at_terminal:
+        return False
+    say(painted(str(error.facts.get("text"))))
+    count = error.facts["cut"]
+    say(f"Apply, and cut {count} route{'s' if count != 1 else ''}? [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def told(
@@ -230,7 +252,7 @@ def told(
         tell(_refusal(problem, resources))
     if not problems:
         tell(error)
-    if error.code != "WouldCut":
+    if done or error.code != "WouldCut":
         how = "refused" if error.status else "failed"
         tally(verb, done, total, refused=max(len(problems), 1), how=how)
     return exit_code(error)

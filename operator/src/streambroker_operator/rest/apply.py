@@ -89,7 +89,7 @@ def _check(proposed: Proposed, most: int | None, forecast: Forecast) -> None:
             409,
             "WouldCut",
             f"{count} would be cut, {most:,} may be; nothing was changed.",
-            facts={"text": tell_forecast(found)},
+            facts={"text": tell_forecast(found), "cut": len(found.cut)},
         )
 
 
