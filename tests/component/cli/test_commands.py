@@ -215,6 +215,7 @@ async def test_a_broker_that_is_away_is_said_with_the_remedy_and_exit_code_4(cli
         (["get", "--request-timeout", "soon"], "write seconds"),
         (["operator", "--drain", "soon"], "no number of seconds"),
         (["operator", "--drain", "-1"], "from 0 to 600"),
+        (["operator", "--statuses-per-s", "-1"], "neither 0 nor a number from 0.1"),
     ],
 )
 def test_wrong_usage_is_one_line_with_the_word_that_was_probably_meant(

@@ -1,4 +1,4 @@
-"""Statuses are written for people and for agents: together no faster than the one may be."""
+"""Statuses are written as fast as the API server answers; those that agents wait for go first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import Any
 from streambroker_operator.kubernetes.api import Answer
 from streambroker_operator.kubernetes.objects import Objects
 from streambroker_operator.kubernetes.registrations import Registrations
-from streambroker_operator.kubernetes.status_pace import BURST, IN_FLIGHT, PER_S, StatusPace
+from streambroker_operator.kubernetes.status_pace import (
+    FIRST_IN_FLIGHT,
+    MOST_IN_FLIGHT,
+    SLOW_S,
+    StatusPace,
+    Window,
+)
 from streambroker_operator.kubernetes.status_writer import Name, StatusWrite, StatusWriter
 from support.api_servers import Call, FakeApi
 from support.kube_calls import true
@@ -23,12 +29,12 @@ COUNT = 300
 class Bench:
     """A writer of statuses with much to do, and agents of as many Imports."""
 
-    def __init__(self, delay_s: float = 0.02) -> None:
+    def __init__(self, delay_s: float = 0.02, per_s: float = 0.0) -> None:
         self.api = FakeApi(self.answer, delay_s)
         self.wanted: set[Name] = {("Export", str(n)) for n in range(COUNT)}
         names = [f"job{n}" for n in range(COUNT)]
         self.board = board_of(*(replace(import_of(f"{x}/p", uid=x), name=x) for x in names))
-        pace = StatusPace()
+        pace = StatusPace(per_s)
         self.writer = StatusWriter(self.api, self, leads=lambda: True, pace=pace)
         self.agents = Registrations(Objects(self.api), self.board, pace)
 
@@ -56,7 +62,7 @@ class Bench:
         async def main() -> tuple[float, float]:
             for name in list(self.wanted):
                 self.writer.offer(name)
-            assert await true(lambda: len(self.wanted) < COUNT - BURST, 60.0)
+            assert await true(lambda: len(self.wanted) < COUNT - 20, 60.0)
             began = asyncio.get_running_loop().time()
             await agents(self.agents)
             first = asyncio.get_running_loop().time() - began
@@ -71,19 +77,98 @@ class Bench:
 
 
 def test_agents_go_ahead_and_the_other_statuses_wait_for_it() -> None:
-    bench = Bench()
+    bench = Bench(per_s=40.0)
 
     async def register(agents: Registrations) -> None:
         jobs = (pe(f"job{n}") for n in range(COUNT))
         await asyncio.gather(*(agents.register(job, registration()) for job in jobs))
 
     first, last = bench.run(register)
-    rest = (2 * COUNT - BURST) / PER_S
+    rest = (2 * COUNT - 20) / 40.0
 
     assert len(bench.writes) == 2 * COUNT
     assert first < rest / 4
     assert rest <= last <= rest + 3
-    assert most_at_once(bench.writes, bench.api.delay_s) == IN_FLIGHT
+    assert most_at_once(bench.writes, bench.api.delay_s) <= MOST_IN_FLIGHT
+
+
+def test_of_requests_that_wait_for_a_place_those_of_agents_get_the_next() -> None:
+    pace, order = StatusPace(), list[str]()
+
+    async def write(name: str, ahead: bool) -> None:
+        async with pace.write(ahead=ahead):
+            order.append(name)
+            await asyncio.sleep(1.0)
+
+    async def main() -> None:
+        names = ["a", "b", "c", "d", "agent"]
+        await asyncio.gather(*(write(name, name == "agent") for name in names))
+
+    run(main())
+
+    assert order[:FIRST_IN_FLIGHT] == ["a", "b"]
+    assert order[FIRST_IN_FLIGHT] == "agent"
+
+
+def test_who_stops_waiting_for_a_place_takes_none_and_blocks_nobody() -> None:
+    pace = StatusPace()
+
+    async def main() -> None:
+        for _ in range(FIRST_IN_FLIGHT):
+            await pace.begin()
+        waiting = [asyncio.ensure_future(pace.begin()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        pace.end()
+        # This one has its place already, and does not know it yet.
+        waiting[1].cancel()
+        await asyncio.wait(waiting, timeout=1.0)
+        assert [one.cancelled() for one in waiting] == [True, True, False]
+        pace.end()
+        pace.end()
+        await asyncio.wait_for(pace.begin(), 1.0)
+
+    run(main())
+
+
+def test_quick_answers_raise_what_is_in_flight_to_the_limit() -> None:
+    window, now = Window(), 0.0
+    for _ in range(1000):
+        window.answered(now, now + 0.005)
+        now += 0.005
+
+    assert window.size == MOST_IN_FLIGHT
+
+
+def test_slow_answers_and_refusals_halve_what_is_in_flight_once_for_all_that_met_them() -> None:
+    window = Window()
+    for n in range(1000):
+        window.answered(n * 0.005, (n + 1) * 0.005)
+
+    for _ in range(MOST_IN_FLIGHT):
+        window.answered(10.0, 10.0 + 2 * SLOW_S)
+    assert window.size == MOST_IN_FLIGHT // 2
+
+    window.answered(11.0, 11.01, refused=True)
+    assert window.size == MOST_IN_FLIGHT // 4
+
+
+def test_one_request_is_always_in_flight() -> None:
+    window = Window()
+    for n in range(100):
+        window.answered(float(n), n + 0.5, refused=True)
+
+    assert window.size == 1
+
+
+def test_an_api_server_far_away_is_not_slow_as_long_as_it_answers_as_it_always_does() -> None:
+    window = Window()
+    for n in range(1000):
+        window.answered(float(n), n + 0.25)
+    assert window.size == MOST_IN_FLIGHT
+
+    window.answered(2000.0, 2001.0)
+    assert window.size == MOST_IN_FLIGHT // 2
 
 
 def most_at_once(calls: list[Call], took_s: float) -> int:
@@ -92,7 +177,7 @@ def most_at_once(calls: list[Call], took_s: float) -> int:
 
 
 def test_what_no_agent_waits_for_is_no_faster_than_the_rest() -> None:
-    bench = Bench(delay_s=0.001)
+    bench = Bench(delay_s=0.001, per_s=40.0)
 
     async def announce(agents: Registrations) -> None:
         bench.wanted.clear()
@@ -106,4 +191,4 @@ def test_what_no_agent_waits_for_is_no_faster_than_the_rest() -> None:
 
     told = [one for one in bench.writes if one.query["fieldManager"] == "streambroker-agent"]
     assert len(told) == COUNT
-    assert first >= (COUNT - BURST) / PER_S
+    assert first >= (COUNT - 20) / 40.0

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streambroker_operator.kubernetes.status_queue import (
+    LIVE,
     LONGEST_DELAY_S,
+    REST,
     SETTLE_S,
+    URGENT,
     StatusQueue,
     delay_s,
 )
@@ -34,7 +37,7 @@ def test_what_is_offered_often_gets_one_turn() -> None:
 def test_a_change_settles_before_its_turn_and_a_refusal_does_not() -> None:
     queue: StatusQueue[str] = StatusQueue()
     queue.offer("change", 0.0)
-    queue.offer("refusal", 0.0, urgent=True)
+    queue.offer("refusal", 0.0, rank=URGENT)
 
     assert taken(queue, 0.0) == ["refusal"]
     assert taken(queue, SETTLE_S) == ["change"]
@@ -44,10 +47,21 @@ def test_the_urgent_go_first() -> None:
     queue: StatusQueue[str] = StatusQueue(settle_s=0.0)
     for name in "abc":
         queue.offer(name, 0.0)
-    queue.offer("d", 1.0, urgent=True)
-    queue.offer("c", 1.0, urgent=True)
+    queue.offer("d", 1.0, rank=URGENT)
+    queue.offer("c", 1.0, rank=URGENT)
 
     assert taken(queue, 1.0) == ["d", "c", "a", "b"]
+
+
+def test_names_of_a_lower_rank_go_first_whenever_they_were_offered() -> None:
+    queue: StatusQueue[str] = StatusQueue(settle_s=0.0)
+    for name in ("rest", "raised", "other"):
+        queue.offer(name, 0.0)
+    queue.offer("live", 1.0, rank=LIVE)
+    queue.offer("raised", 1.0, rank=LIVE)
+    queue.offer("live", 1.0, rank=REST)
+
+    assert taken(queue, 1.0) == ["raised", "live", "rest", "other"]
 
 
 def test_what_changes_while_it_is_written_gets_another_turn() -> None:
@@ -69,7 +83,7 @@ def test_a_failure_comes_back_later_each_time_and_no_offer_hastens_it() -> None:
     for _ in range(3):
         assert queue.take(now) == "a"
         queue.failed("a", now, jitter=1.0)
-        queue.offer("a", now, urgent=True)
+        queue.offer("a", now, rank=URGENT)
         due = queue.next_at()
         assert due is not None
         assert queue.take(due - 0.01) is None
@@ -105,9 +119,9 @@ class Turns(RuleBasedStateMachine):
         self.wanted: set[str] = set()
         self.held: set[str] = set()
 
-    @rule(name=names, urgent=st.booleans())
-    def offer(self, name: str, urgent: bool) -> None:
-        self.queue.offer(name, self.now, urgent=urgent)
+    @rule(name=names, rank=st.sampled_from([URGENT, LIVE, REST]))
+    def offer(self, name: str, rank: int) -> None:
+        self.queue.offer(name, self.now, rank=rank)
         self.wanted.add(name)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 70.0]))
@@ -175,7 +189,7 @@ def test_what_was_quiet_for_a_while_or_is_urgent_waits_no_longer_than_anything_e
         queue.offer("a", now - 1.0)
         queue.take(now)
         queue.done("a", now, wrote=True)
-    queue.offer("a", 9.0, urgent=True)
+    queue.offer("a", 9.0, rank=URGENT)
     assert queue.take(9.0) == "a"
     queue.done("a", 9.0, wrote=True)
 

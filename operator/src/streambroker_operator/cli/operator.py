@@ -18,6 +18,8 @@ from streambroker_operator.cli.up import add_limits, pair_of, tcp_port
 
 MAX_DRAIN_S = 600
 """A pod gets less time than that to end, in seconds."""
+MIN_RATE, MAX_RATE = 0.1, 10_000.0
+"""Statuses per second, where their rate is limited."""
 
 
 def add(commands: Any) -> None:
@@ -46,6 +48,13 @@ def add(commands: Any) -> None:
         default=3.0,
         metavar="SECONDS",
         help="for how long it still answers when it is to end; default 3",
+    )
+    run.add_argument(
+        "--statuses-per-s",
+        type=_rate,
+        default=0.0,
+        metavar="RATE",
+        help="statuses written per second at most; default 0: as fast as the API server answers",
     )
     run.add_argument("--tls-cert", type=Path, metavar="FILE")
     run.add_argument("--tls-key", type=Path, metavar="FILE")
@@ -81,6 +90,7 @@ def _run(options: argparse.Namespace) -> int:
         metrics_port=options.metrics_port,
         certificate=certificate,
         limits=Limits(**dict(options.limit)),
+        statuses_per_s=options.statuses_per_s,
         drain_s=options.drain,
     )
     broker = ClusterBroker(settings)
@@ -105,6 +115,18 @@ def _drain(text: str) -> float:
             f"{text!r} is no number of seconds from 0 to {MAX_DRAIN_S}"
         )
     return seconds
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if rate != 0 and not MIN_RATE <= rate <= MAX_RATE:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither 0 nor a number from {MIN_RATE:g} to {MAX_RATE:g}"
+        )
+    return rate
 
 
 def _address(ip: str, port: int) -> str:

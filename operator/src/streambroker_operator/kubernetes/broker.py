@@ -85,6 +85,8 @@ class Settings:
         certificate: files of certificate and key; None for no TLS.
         limits: how much one caller may ask for.
         release: of this program.
+        statuses_per_s: how many statuses are written per second at most; 0 for no limit but
+            what the API server takes.
         drain_s: for how long it still answers when it is to end: others learn late of that.
         lease_timing: how the Lease is kept.
         timing: how the API server is asked.
@@ -103,6 +105,7 @@ class Settings:
     metrics_port: int = 8471
     certificate: tuple[Path, Path] | None = None
     limits: Limits | None = None
+    statuses_per_s: float = 0.0
     drain_s: float = 3.0
     lease_timing: LeaseTiming = field(default_factory=LeaseTiming)
     timing: Timing = field(default_factory=Timing)
@@ -238,7 +241,8 @@ class ClusterBroker:
                 await asyncio.sleep(RETRY_S)
 
     def _put_together(self, objects: Objects, secret: bytes) -> None:
-        settings, board, pace = self._settings, Board(), StatusPace()
+        settings, board = self._settings, Board()
+        pace = StatusPace(settings.statuses_per_s)
         self.store = KubernetesStore(objects, board, secret=secret, pace=pace)
         self._sender = HintSender()
         self._events = EventWriter(self._api, settings.pod)
@@ -256,11 +260,11 @@ class ClusterBroker:
         self.desk = Desk(board, self.store, self._events, leads=self._leads, relay=self._relay.note)
         self._nearest = Nearest(
             board,
-            lambda name: self.writer.offer(name),  # noqa: PLW0108 - there is no writer yet
+            lambda name: self._offer(name, False),
         )
         self.desk.statuses = Statuses(
             board,
-            lambda name, urgent: self.writer.offer(name, urgent=urgent),
+            self._offer,
             steered=lambda name: self.store.steering.words(name[1]),
             told=self.desk.told,
             nearest=self._nearest.of,
@@ -270,7 +274,7 @@ class ClusterBroker:
         )
         self.desk.rule_statuses = RuleStatuses(
             board,
-            lambda name, urgent: self.writer.offer(name, urgent=urgent),
+            self._offer,
             written=self.desk.told,
         )
         sources = StatusSources(self.desk.statuses, self.desk.rule_statuses)
@@ -282,6 +286,11 @@ class ClusterBroker:
         self.desk.deliver = self.runtime.deliver
         self.desk.why_cut = self.runtime.why_cut
         self.feeder = self._feeder()
+
+    def _offer(self, name: Name, urgent: bool) -> None:
+        """Ask the status writer to look at a resource."""
+        live = name[0] == RULE or self.desk.statuses.live(name)
+        self.writer.offer(name, urgent=urgent, live=live)
 
     def _told_by_replicas(self, secret: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:
         statuses = self.desk.statuses

@@ -152,7 +152,7 @@ class Registrations:
         for resource in self._board.resources_of(pe):
             behind = not only_behind or self._endpoints.is_behind(resource.uid)
             if behind and not self._endpoints.says(resource.uid, registration, account):
-                document = await self._tell(resource, registration, account)
+                document = await self._tell(resource, registration, account, not only_behind)
                 if document is not None:
                     told.append((kind_of(resource), document))
         for kind, document in told:
@@ -161,7 +161,7 @@ class Registrations:
         return max((int(one["metadata"]["resourceVersion"]) for _, one in told), default=0)
 
     async def _tell(
-        self, resource: Resource, registration: Registration, account: str | None
+        self, resource: Resource, registration: Registration, account: str | None, ahead: bool
     ) -> Document | None:
         kind, pe = kind_of(resource), resource.key.owner
         place = Place(kind=kind, namespace=pe.namespace, name=resource.name)
@@ -177,7 +177,7 @@ class Registrations:
             if all(live.get("status", {}).get(name) == value for name, value in status.items()):
                 return live
             body = {**identity(live), "status": status}
-            async with self._pace.ahead():
+            async with self._pace.write(ahead=ahead):
                 applied = await self._objects.apply(
                     place, body, manager=AGENT, force=True, status=True
                 )

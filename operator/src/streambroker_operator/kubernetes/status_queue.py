@@ -20,6 +20,8 @@ LONGEST_PACE_S = 10.0
 """How long what changes all the time waits between two writes at last, in seconds."""
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
+URGENT, LIVE, REST = range(3)
+"""Ranks: of names that are due the lower goes first, and `URGENT` does not wait to settle."""
 _FEW = 1024
 
 
@@ -37,7 +39,7 @@ def delay_s(attempt: int, jitter: float) -> float:
 @dataclass(slots=True)
 class _Entry:
     due: float
-    urgent: bool
+    rank: int
     held: bool
     """It failed before, so `due` may not come sooner."""
 
@@ -54,7 +56,7 @@ class _Pace(NamedTuple):
 
 
 class StatusQueue(Generic[K]):
-    """Names in the order in which they are due, the urgent ones first.
+    """Names in the order of their ranks, then in that in which they are due.
 
     What is written and changes again soon waits longer each time: a status that nobody has time
     to read only takes the API server's time from the changes themselves.
@@ -69,38 +71,44 @@ class StatusQueue(Generic[K]):
         self._settle_s = settle_s
         self._waiting: dict[K, _Entry] = {}
         self._order: list[tuple[float, int, K]] = []
-        self._due: tuple[dict[K, None], dict[K, None]] = ({}, {})
-        self._taken: dict[K, bool | None] = {}
+        self._due: tuple[dict[K, None], ...] = ({}, {}, {})
+        # The rank with which a name was offered again while it was taken, or None.
+        self._taken: dict[K, int | None] = {}
         self._failures: dict[K, int] = {}
         self._paces: dict[K, _Pace] = {}
         self._most_paces = _FEW
         self._number = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._due[0]) + len(self._due[1])
+        return len(self._waiting) + sum(map(len, self._due))
 
-    def offer(self, key: K, now: float, *, urgent: bool = False) -> None:
-        """Ask for a turn; the second of two requests adds nothing but urgency."""
+    def offer(self, key: K, now: float, *, rank: int = REST) -> None:
+        """Ask for a turn; the second of two requests adds nothing but a lower rank."""
         if key in self._taken:
-            self._taken[key] = urgent or bool(self._taken[key])
+            before = self._taken[key]
+            self._taken[key] = rank if before is None else min(rank, before)
             return
-        if key in self._due[0] or key in self._due[1]:
-            if urgent and self._due[1].pop(key, 0) is None:
-                self._due[0][key] = None
-            return
+        for at, names in enumerate(self._due):
+            if key in names:
+                if rank < at:
+                    del names[key]
+                    self._due[rank][key] = None
+                return
         known = self._waiting.get(key)
-        if known is not None and (known.urgent or known.held or not urgent):
-            known.urgent = known.urgent or urgent
-            return
-        due = now if urgent else self._settled_at(key, now)
-        self._wait(key, _Entry(due=due, urgent=urgent, held=False))
+        if known is not None:
+            hastened = rank == URGENT and known.rank != URGENT and not known.held
+            known.rank = min(rank, known.rank)
+            if not hastened:
+                return
+        due = now if rank == URGENT else self._settled_at(key, now)
+        self._wait(key, _Entry(due=due, rank=rank, held=False))
 
     def take(self, now: float) -> K | None:
         """Return the next that is due and hold it until `done` or `failed`; None if none is."""
         while (due := self._next_waiting()) is not None and due <= now:
             key = heapq.heappop(self._order)[2]
             entry = self._waiting.pop(key)
-            self._due[0 if entry.urgent else 1][key] = None
+            self._due[entry.rank][key] = None
         for names in self._due:
             if names:
                 key = next(iter(names))
@@ -111,7 +119,7 @@ class StatusQueue(Generic[K]):
 
     def next_at(self) -> float | None:
         """Return when `take` will have something; None if nothing waits."""
-        if self._due[0] or self._due[1]:
+        if any(self._due):
             return float("-inf")
         return self._next_waiting()
 
@@ -132,7 +140,7 @@ class StatusQueue(Generic[K]):
             self._forget_paces(now)
         again = self._taken.pop(key, None)
         if again is not None:
-            self.offer(key, now, urgent=again)
+            self.offer(key, now, rank=again)
 
     def failed(self, key: K, now: float, *, jitter: float, after_s: float = 0.0) -> None:
         """Let go of what was taken, and give it another turn after a delay.
@@ -145,16 +153,16 @@ class StatusQueue(Generic[K]):
         """
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
-        urgent = bool(self._taken.pop(key, None))
+        again = self._taken.pop(key, None)
         due = now + max(after_s, delay_s(failures, jitter))
-        self._wait(key, _Entry(due=due, urgent=urgent, held=True))
+        self._wait(key, _Entry(due=due, rank=REST if again is None else again, held=True))
 
     def clear(self) -> None:
         """Forget all that waits; what is taken stays so until it is let go."""
         self._waiting.clear()
         self._order.clear()
-        self._due[0].clear()
-        self._due[1].clear()
+        for names in self._due:
+            names.clear()
         self._failures.clear()
         for key in self._taken:
             self._taken[key] = None

@@ -15,7 +15,13 @@ from streambroker_operator.kubernetes.api import Answer, Api, ApiUnreachableErro
 from streambroker_operator.kubernetes.objects import APPLY, Place
 from streambroker_operator.kubernetes.status import MANAGER
 from streambroker_operator.kubernetes.status_pace import StatusPace
-from streambroker_operator.kubernetes.status_queue import StatusQueue, delay_s
+from streambroker_operator.kubernetes.status_queue import (
+    LIVE,
+    REST,
+    URGENT,
+    StatusQueue,
+    delay_s,
+)
 
 TIMEOUT_S = 10.0
 
@@ -118,15 +124,16 @@ class StatusWriter:
         """Whether nothing waits and nothing is under way."""
         return not self._queue and not self._tasks
 
-    def offer(self, name: Name, *, urgent: bool = False) -> None:
+    def offer(self, name: Name, *, urgent: bool = False, live: bool = False) -> None:
         """Ask for a look at a status; nothing happens while this process does not lead.
 
         Args:
             name: of the resource.
             urgent: it is refused, which its user should see first.
+            live: its job runs, so it goes before those that are merely there.
         """
         if self._leads():
-            self._queue.offer(name, self._now(), urgent=urgent)
+            self._queue.offer(name, self._now(), rank=URGENT if urgent else LIVE if live else REST)
             self._wake.set()
 
     def drop_all(self) -> None:
@@ -138,12 +145,14 @@ class StatusWriter:
         try:
             looked = 0
             while True:
+                # A place is taken only when something is due: others may need the last one.
+                await self._due()
                 if not self._token_held:
                     await self._pace.token()
                     # It stays until it is used.
                     self._token_held = True
                 await self._pace.begin()
-                if not await self._next():
+                if not self._next():
                     looked += 1
                     if looked % _MANY == 0:
                         await asyncio.sleep(0)
@@ -152,11 +161,12 @@ class StatusWriter:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _next(self) -> bool:
-        """Begin the next write and say so; give the place back where there is none to begin."""
-        name = await self._due()
-        write = self._drawn(name)
-        if write is None:
+    def _next(self) -> bool:
+        """Begin the next write and return True; give the place back where there is none."""
+        now = self._now()
+        name = self._queue.take(now) if now >= self._paused_until else None
+        write = None if name is None else self._drawn(name)
+        if name is None or write is None:
             self._pace.end()
             return False
         self._token_held = False
@@ -171,15 +181,14 @@ class StatusWriter:
         # It may have been offered again meanwhile, and waits now.
         self._wake.set()
 
-    async def _due(self) -> Name:
+    async def _due(self) -> None:
+        """Return when something is due."""
         while True:
-            now = self._now()
-            if now >= self._paused_until:
-                name = self._queue.take(now)
-                if name is not None:
-                    return name
             at = self._queue.next_at()
-            await self._woken(None if at is None else max(at, self._paused_until))
+            due = None if at is None else max(at, self._paused_until)
+            if due is not None and due <= self._now():
+                return
+            await self._woken(due)
 
     async def _woken(self, until: float | None) -> None:
         """Return when something is new, or at a time."""
@@ -206,6 +215,7 @@ class StatusWriter:
 
     async def _send(self, name: Name, write: StatusWrite) -> None:
         place = Place(kind=write.kind, namespace=write.namespace, name=write.name)
+        began = self._now()
         try:
             answer = await self._api.call(
                 "PATCH",
@@ -222,8 +232,10 @@ class StatusWriter:
             )
         except ApiUnreachableError as error:
             _log.debug("the status of %s %s was not written: %s", write.kind, write.name, error)
+            self._pace.answered(began, refused=True)
             self._again(name, pause=True)
             return
+        self._pace.answered(began, refused=answer.status == 429 or answer.status >= 500)
         self._answered(name, write, answer)
 
     def _answered(self, name: Name, write: StatusWrite, answer: Answer) -> None:

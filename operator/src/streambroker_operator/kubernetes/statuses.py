@@ -316,6 +316,11 @@ class Statuses:
                 found.update(("Export", other.uid) for other in import_.routes)
         return found
 
+    def live(self, name: Name) -> bool:
+        """Return whether the job of a resource has registered an agent for its PE."""
+        resource = self._board.get(*name)
+        return resource is not None and self._registered(resource.key.owner)
+
     def _urgent(self, name: Name) -> bool:
         status = self._board.status(*name)
         return status is not None and not status.accepted
