@@ -110,9 +110,11 @@ async def running_broker(
 class BrokerProcess:
     """``streambroker up`` in a process of its own."""
 
-    def __init__(self, db: Path, *arguments: str) -> None:
+    def __init__(self, db: Path, *arguments: str, descriptors: int | None = None) -> None:
+        limited = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh"]
         self._process = subprocess.Popen(
             [
+                *(limited if descriptors else []),
                 sys.executable,
                 "-m",
                 "streambroker_operator.cli",

@@ -9,11 +9,12 @@ import signal
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from aiohttp import web
 
 from streambroker_operator.auth import TokenFile, is_loopback
+from streambroker_operator.doors import Doors, HttpLog, occupied, places
 from streambroker_operator.errors import AddressError, OpenError
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.kubernetes.tls import Certificate
@@ -83,8 +84,10 @@ class Broker:
         local = is_loopback(self._host) and not self._insecure
         app = create_app(self.runtime, tokens, self._limits, local=local)
         tls = None if shown is None else shown.context
+        limits = self._limits or Limits()
+        room = limits.room(places(limits.connections))
         try:
-            self._runner, self.url = await listen(app, self._host, self._port, tls=tls)
+            self._runner, self.url = await listen(app, self._host, self._port, room=room, tls=tls)
         except AddressError:
             self._close()
             raise
@@ -134,6 +137,7 @@ async def listen(
     host: str,
     port: int,
     *,
+    room: tuple[int, int],
     tls: ssl.SSLContext | None = None,
     option: str = "--port",
 ) -> tuple[web.AppRunner, str]:
@@ -143,23 +147,29 @@ async def listen(
         app: what is asked.
         host: address to listen at.
         port: TCP port; 0 picks a free one.
+        room: connections in all, and of one address.
         tls: shows the certificate; None for plain HTTP.
         option: by which another port is chosen.
 
     Raises:
         AddressError: the address is taken, or is not of this machine.
     """
+    doors = Doors(*room, tls)
+    app.middlewares.insert(0, occupied)
+    app.on_shutdown.append(doors.close)
     runner = web.AppRunner(
         app,
         access_log=None,
+        logger=HttpLog(doors.tally),
         # Bodies are unpacked, and long headers refused, where there is an answer for it.
         auto_decompress=False,
         max_field_size=MAX_HEADER,
         shutdown_timeout=SHUTDOWN_S,
     )
     await runner.setup()
+    server = cast(Callable[[], asyncio.Protocol], runner.server)
     try:
-        await web.TCPSite(runner, host, port, ssl_context=tls).start()
+        await doors.open(host, port, server)
     except OSError as error:
         await runner.cleanup()
         reason = os.strerror(error.errno) if error.errno else str(error)
@@ -169,7 +179,7 @@ async def listen(
         ) from error
     shown = f"[{host}]" if ":" in host else host
     scheme = "http" if tls is None else "https"
-    return runner, f"{scheme}://{shown}:{runner.addresses[0][1]}"
+    return runner, f"{scheme}://{shown}:{doors.port}"
 
 
 class Served(Protocol):

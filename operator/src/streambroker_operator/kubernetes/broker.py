@@ -16,6 +16,7 @@ from aiohttp import web
 from streambroker_core.board import Board, Event, ExportApplied, ImportApplied
 from streambroker_core.model import RULE, Kind, PeKey
 from streambroker_core.wire.told import ToldRules
+from streambroker_operator.doors import places
 from streambroker_operator.errands import Errands, hint_by
 from streambroker_operator.errors import AddressError, RequestError
 from streambroker_operator.hinting import HintSender
@@ -60,6 +61,8 @@ FORGET_S = 60.0
 BEAT_S = 1.0
 RETRY_S = 2.0
 """Pause before the broker's secret is asked for again, in seconds."""
+MOST_PROBES = 64
+"""Connections that the port of probes and metrics may have."""
 UNHINTED_S = 5.0
 """An agent that takes longer to run a change has come by its poll: the hint was lost."""
 
@@ -150,7 +153,8 @@ class ClusterBroker:
         self._objects = objects
         self._put_together(objects, secret)
         tls = None if certificate is None else certificate.context
-        wait_s = (settings.limits or Limits()).agent_wait_s
+        limits = settings.limits or Limits()
+        wait_s = limits.agent_wait_s
         own = Errands(hint_by(self.runtime), wait_s)
         self._errands = errands.LedErrands(
             own, secret, self._leads, lambda: self.lease.leader, wait_s
@@ -161,12 +165,17 @@ class ClusterBroker:
         self._reports = app[REPORTS]
         app.middlewares.insert(0, counting(self.metrics))
         app.middlewares.insert(0, parting(lambda: self._closing))
+        most = places(limits.connections)
+        for_probes = min(MOST_PROBES, most // 4)
         try:
-            self.url = await self._listen(app, settings.port, "--port", tls)
+            room = limits.room(most - for_probes)
+            self.url = await self._listen(app, settings.port, "--port", room, tls)
             probes = create_probes(self._state, self.metrics)
             probes.router.add_post(relay.PATH, self._told_by_replicas(secret))
             probes.router.add_post(errands.PATH, errands.handler(own, secret, self._leads))
-            self.probes_url = await self._listen(probes, settings.metrics_port, "--metrics-port")
+            room = limits.room(for_probes)
+            port = settings.metrics_port
+            self.probes_url = await self._listen(probes, port, "--metrics-port", room)
         except AddressError:
             await self.stop()
             raise
@@ -334,10 +343,15 @@ class ClusterBroker:
         return self.runtime.key(pe, registration)
 
     async def _listen(
-        self, app: web.Application, port: int, option: str, tls: ssl.SSLContext | None = None
+        self,
+        app: web.Application,
+        port: int,
+        option: str,
+        room: tuple[int, int],
+        tls: ssl.SSLContext | None = None,
     ) -> str:
         host = self._settings.host
-        runner, url = await listen(app, host, port, tls=tls, option=option)
+        runner, url = await listen(app, host, port, room=room, tls=tls, option=option)
         self._runners.append(runner)
         return url
 

@@ -32,6 +32,7 @@ from streambroker_operator.rest import (
 from streambroker_operator.rest.authentication import (
     GUARD,
     LOCAL,
+    PRINCIPAL,
     TOKENS,
     Guard,
     audited,
@@ -135,9 +136,9 @@ async def _roomy(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def _told(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Write a line for each request that is no read."""
+    """Write a line for each request that is no read, and whose caller is known."""
     response = await handler(request)
-    if request.method not in ("GET", "HEAD"):
+    if request.method not in ("GET", "HEAD") and PRINCIPAL in request:
         _log.info("%s %s -> %d", request.method, request.path_qs, response.status)
     return response
 

@@ -58,6 +58,8 @@ class Limits:
         agent_wait_s: for how long a request waits for an agent that has to answer it, in seconds.
         pes: how many PEs a job may have: their numbers are below this.
         ports: how many exports, and how many imports, a PE may have.
+        connections: how many there may be at the same time, all together.
+        connections_each: how many of them may be of one address.
     """
 
     writes_per_s: float = 200.0
@@ -75,6 +77,16 @@ class Limits:
     agent_wait_s: float = 10.0
     pes: int = 4_096
     ports: int = 1_024
+    connections: int = 20_000
+    connections_each: int = 10_000
+
+    def room(self, most: int) -> tuple[int, int]:
+        """Return how many connections a port may have in all, and how many of one address.
+
+        Args:
+            most: in all; one address may have half of them at most.
+        """
+        return most, max(1, min(self.connections_each, most // 2))
 
 
 def read_limit(text: str) -> tuple[str, float]:

@@ -232,7 +232,7 @@ async def raw_body(request: web.Request) -> bytes:
         raw = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_long(request) from error
-    except web.RequestPayloadError as error:
+    except (web.RequestPayloadError, ConnectionError) as error:
         raise RequestError(400, "NotJson", "The body does not end as it says.") from error
     return raw if encoding == "identity" else _unpacked(request, raw)
 
