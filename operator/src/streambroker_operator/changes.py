@@ -14,8 +14,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streambroker_core.board import Board, Moved
-from streambroker_core.model import Kind, PeKey, PortKey, Route, kind_of
+from streambroker_core.board import (
+    Board,
+    CaughtUp,
+    Event,
+    ExportApplied,
+    ExportRemoved,
+    ImportApplied,
+    ImportRemoved,
+    Moved,
+    PointMoved,
+    Synced,
+    Unreadable,
+)
+from streambroker_core.model import RULE, Kind, PeKey, PortKey, Resource, Route, kind_of
 from streambroker_core.wire.canonical import canonical
 from streambroker_operator.backing import Stored
 from streambroker_operator.bodies import earlier_body, pe_body, resource_body, route_body
@@ -286,3 +298,46 @@ class ChangeLog:
 def selected(changes: Iterable[Change], namespace: str) -> list[Change]:
     """Return the events that touch a namespace; all for ``*``."""
     return [one for one in changes if namespace == "*" or namespace in one.namespaces]
+
+
+def named_by(board: Board, event: Event) -> list[tuple[Kind, str, int]]:
+    """Return the resources that an event may change, and at which version."""
+    if isinstance(event, ExportApplied | ImportApplied):
+        resource = event.export if isinstance(event, ExportApplied) else event.import_
+        kind = kind_of(resource)
+        known = board.named(kind, resource.key.namespace, resource.name)
+        uids = [resource.uid] if known is None else [known, resource.uid]
+        return [(kind, uid, event.version) for uid in uids]
+    if isinstance(event, ExportRemoved | ImportRemoved):
+        kind = "Export" if isinstance(event, ExportRemoved) else "Import"
+        return [(kind, event.uid, event.version)]
+    if isinstance(event, PointMoved) and event.uid is not None and event.kind != RULE:
+        return [(event.kind, event.uid, event.version)]
+    if isinstance(event, CaughtUp) and event.kind is not None and event.kind != RULE:
+        return [(event.kind, uid, event.version) for uid in board.ahead(event.kind)]
+    # Whoever follows changes is told of ports, not of rules.
+    if not isinstance(event, Unreadable | Synced) or event.kind == RULE:
+        return []
+    if isinstance(event, Unreadable):
+        return [(event.kind, event.uid, event.version)]
+    # All else is known as it is: a list is long.
+    listed = {resource.uid: resource for resource, _ in event.listed}
+    here = board.each_export() if event.kind == "Export" else board.each_import()
+    there = {resource.uid: resource for resource in here}
+    uids = [uid for uid, resource in listed.items() if there.get(uid) != resource]
+    uids += [uid for uid in there if uid not in listed]
+    return [(event.kind, uid, event.version) for uid in uids]
+
+
+def became_of(
+    board: Board, before: Mapping[tuple[Kind, str], tuple[Resource | None, int]]
+) -> Iterable[tuple[Word, Stored]]:
+    """Yield what has become of resources, each as it was before with a version to show it at."""
+    for name, (old, version) in before.items():
+        new = board.get(*name)
+        if new is None and old is not None:
+            yield "DELETED", Stored(resource=old, version=version, changed=True)
+        elif new is not None and new != old:
+            word: Word = "ADDED" if old is None else "MODIFIED"
+            at = board.version_of(*name)
+            yield word, Stored(resource=new, version=at, changed=True)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
@@ -24,6 +25,7 @@ from streambroker_core.board import (
     ExportApplied,
     ExportRemoved,
     FeedLost,
+    FellBack,
     Hint,
     ImportApplied,
     ImportRemoved,
@@ -33,10 +35,11 @@ from streambroker_core.board import (
     RuleRemoved,
     StatusChanged,
     Synced,
-    Unreadable,
 )
+from streambroker_core.board.events import Difference
 from streambroker_core.model import (
     RULE,
+    AnyKind,
     Kind,
     PeKey,
     PortKey,
@@ -58,7 +61,7 @@ from streambroker_core.wire import capability, hints
 from streambroker_core.wire.registration import Registered, Registration, derive_key
 from streambroker_core.wire.view import ImportRoute, View, with_capabilities
 from streambroker_operator.backing import Backing, Stored, applied_event, removed_event
-from streambroker_operator.changes import ChangeLog, Word
+from streambroker_operator.changes import ChangeLog, became_of, named_by
 from streambroker_operator.endings import Endings, HeardEndings
 from streambroker_operator.errors import RequestError
 from streambroker_operator.heard import Heard
@@ -74,6 +77,11 @@ _OfResource: TypeAlias = (
     ExportApplied | ExportRemoved | ImportApplied | ImportRemoved | RuleApplied | RuleRemoved
 )
 
+_FELL_BACK: Mapping[Difference, str] = {
+    "changed": "its older version counts again",
+    "ghost": "it is not there",
+    "missing": "it was deleted, and is back",
+}
 _AT_ONCE = 50
 """Resources that a later list changes in one turn."""
 
@@ -128,6 +136,7 @@ class Runtime:
     Attributes:
         wants_acknowledgements: whether somebody wants to know at once which views agents run.
         rules: commands about rules of patterns.
+        fallen_back: how many writes the store turned out not to have, by kind and difference.
     """
 
     def __init__(
@@ -151,6 +160,7 @@ class Runtime:
         self._loading: asyncio.Task[None] | None = None
         # What the feed tells while a list is being taken in, and is to come after it.
         self._held_back: list[Event] | None = None
+        self.fallen_back: Counter[tuple[AnyKind, Difference]] = Counter()
         self.heard = Heard()
         self.endings: Endings = HeardEndings() if endings is None else endings
         self.changes = ChangeLog(
@@ -422,49 +432,13 @@ class Runtime:
         before = {
             (kind, uid): (self.board.get(kind, uid), version)
             for event in events
-            for kind, uid, version in self._named(event)
+            for kind, uid, version in named_by(self.board, event)
         }
         self._tell(*events)
-        told = list(self._told(before))
+        told = list(became_of(self.board, before))
         self.changes.resources(*told)
         if told:
             self._warn()
-
-    def _named(self, event: Event) -> list[tuple[Kind, str, int]]:
-        """Return the resources that an event may change, and at which version."""
-        if isinstance(event, ExportApplied | ImportApplied):
-            resource = event.export if isinstance(event, ExportApplied) else event.import_
-            kind = kind_of(resource)
-            known = self.board.named(kind, resource.key.namespace, resource.name)
-            uids = [resource.uid] if known is None else [known, resource.uid]
-            return [(kind, uid, event.version) for uid in uids]
-        if isinstance(event, ExportRemoved | ImportRemoved):
-            kind = "Export" if isinstance(event, ExportRemoved) else "Import"
-            return [(kind, event.uid, event.version)]
-        # Whoever follows changes is told of ports, not of rules.
-        if not isinstance(event, Unreadable | Synced) or event.kind == RULE:
-            return []
-        if isinstance(event, Unreadable):
-            return [(event.kind, event.uid, event.version)]
-        # All else is known as it is: a list is long.
-        listed = {resource.uid: resource for resource, _ in event.listed}
-        here = self.board.each_export() if event.kind == "Export" else self.board.each_import()
-        there = {resource.uid: resource for resource in here}
-        uids = [uid for uid, resource in listed.items() if there.get(uid) != resource]
-        uids += [uid for uid in there if uid not in listed]
-        return [(event.kind, uid, event.version) for uid in uids]
-
-    def _told(
-        self, before: Mapping[tuple[Kind, str], tuple[Resource | None, int]]
-    ) -> Iterable[tuple[Word, Stored]]:
-        for name, (old, version) in before.items():
-            new = self.board.get(*name)
-            if new is None and old is not None:
-                yield "DELETED", Stored(resource=old, version=version, changed=True)
-            elif new is not None and new != old:
-                word: Word = "ADDED" if old is None else "MODIFIED"
-                at = self.board.version_of(*name)
-                yield word, Stored(resource=new, version=at, changed=True)
 
     def owner(self, pe: PeKey) -> str | None:
         """Return the name of the token that a PE's agent is bound to; None if to none."""
@@ -578,6 +552,17 @@ class Runtime:
             self.changes.touch_status(action.kind, action.uid)
         elif isinstance(action, Hint):
             self._hint(action)
+        elif isinstance(action, FellBack):
+            self._report(action)
+
+    def _report(self, order: FellBack) -> None:
+        self.fallen_back[order.kind, order.difference] += 1
+        place = _FELL_BACK[order.difference]
+        _log.warning(
+            "%s with uid %s: the API server lost the change that this broker had made, after a "
+            "restore for instance; %s",
+            *(order.kind, order.uid, place),
+        )
 
     def _wake(self, pe: PeKey) -> None:
         for future in self._waiting.pop(pe, set()):

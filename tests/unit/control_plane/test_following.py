@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import example, given, settings
@@ -13,6 +13,8 @@ from streambroker_core.board import (
     ExportApplied,
     ExportRemoved,
     FeedLost,
+    ImportApplied,
+    ImportRemoved,
     PointMoved,
     Synced,
     Unreadable,
@@ -20,6 +22,7 @@ from streambroker_core.board import (
 from streambroker_core.model import Kind
 from streambroker_operator.kubernetes.following import (
     Following,
+    _applied,
     mark_of,
     read,
     sighting_of,
@@ -96,6 +99,27 @@ class Rig:
     def write(self, kind: Kind, place: int, variant: int) -> None:
         self.told[kind].append(self.store.write(kind, f"n{place}", variant))
 
+    def write_here(self, kind: Kind, place: int, variant: int) -> None:
+        """Write through this broker, whose board sees the answer ahead of the feed."""
+        if variant == 2:  # refused before it is written
+            return
+        self.write(kind, place, variant)
+        body = self.told[kind][-1][1]
+        event = _applied(read(kind, sighting_of(body)), mark_of(body).version)
+        assert isinstance(event, ExportApplied | ImportApplied)
+        self.tell([replace(event, early=True)])
+
+    def delete_here(self, kind: Kind, place: int, _: int) -> None:
+        """Delete through this broker, which gets no version of the deletion."""
+        found = self.store.find(kind, f"n{place}")
+        if found is None:
+            return
+        uid = found["metadata"]["uid"]
+        known = self.board.version_of(kind, uid)
+        self.told[kind].append(self.store.delete(uid))
+        removed = ExportRemoved if kind == "Export" else ImportRemoved
+        self.tell([removed(uid=uid, version=known, early=True)])
+
     def touch(self, kind: Kind, place: int, _: int) -> None:
         found = self.store.find(kind, f"n{place}")
         if found is not None:
@@ -128,8 +152,15 @@ class Rig:
         """Have a list made, for a whole one or a sweep, that arrives later."""
         feed = self.feeds[kind]
         self.asked[kind] = Answer(
-            self.store.of(kind), self.store.version, feed.high, feed.session, whole=variant == 0
+            self.store.of(kind),
+            self.store.version,
+            self.high(kind),
+            feed.session,
+            whole=variant == 0,
         )
+
+    def high(self, kind: Kind) -> int:
+        return max(self.feeds[kind].high, self.board.newest(kind))
 
     def arrive(self, kind: Kind, *_: int) -> None:
         answer = self.asked.pop(kind, None)
@@ -146,7 +177,7 @@ class Rig:
         version, world = self.copy
         feed = self.feeds[kind]
         bodies = [body for body in world.values() if body["kind"] == kind]
-        answer = Answer(bodies, version, feed.high, feed.session, whole=variant == 0)
+        answer = Answer(bodies, version, self.high(kind), feed.session, whole=variant == 0)
         if answer.whole:
             self.take_whole(kind, answer, restored=False)
         else:
@@ -219,7 +250,8 @@ class Rig:
 
     def question(self, kind: Kind) -> Answer:
         feed = self.feeds[kind]
-        return Answer(self.store.of(kind), self.store.version, feed.high, feed.session, whole=True)
+        high = self.high(kind)
+        return Answer(self.store.of(kind), self.store.version, high, feed.session, whole=True)
 
     def relist(self, kind: Kind) -> None:
         if not self.take_whole(kind, self.question(kind), restored=False):
@@ -296,6 +328,81 @@ def test_an_old_list_tears_nothing_down(plan: list[Step]) -> None:
         rig.step(step)
     for kind in KINDS:
         rig.sweep(kind)
+
+    rig.assert_quiet()
+
+
+HERE = ("write_here", "write_here", "delete_here")
+
+
+@settings(deadline=None, max_examples=300)
+@given(plan=steps(*HERE))
+def test_writes_from_here_are_overtaken_by_nothing_older(plan: list[Step]) -> None:
+    """They are on the board before the feed reports them, if it ever does."""
+    rig = Rig()
+    for step in plan:
+        rig.step(step)
+    for _ in range(2):
+        for kind in KINDS:
+            rig.sweep(kind)
+
+    rig.assert_quiet()
+
+
+@settings(deadline=None, max_examples=300)
+@given(plan=steps(*HERE, "save", "save", "restore", "outgrow"))
+@example(
+    # A change from here, and a store that has lost it and is past its version.
+    plan=[
+        ("write", "Import", 0, 0),
+        ("deliver", "Import", 0, 0),
+        ("save", "Import", 0, 0),
+        ("write_here", "Import", 0, 1),
+        ("outgrow", "Import", 0, 0),
+    ]
+)
+@example(
+    # The same, and a status is written before anybody compares.
+    plan=[
+        ("write", "Import", 0, 0),
+        ("deliver", "Import", 0, 0),
+        ("save", "Import", 0, 0),
+        ("write_here", "Import", 0, 1),
+        ("outgrow", "Import", 0, 0),
+        ("touch", "Import", 0, 0),
+        ("deliver", "Import", 0, 0),
+    ]
+)
+@example(
+    # A deletion from here that the store has lost.
+    plan=[
+        ("write", "Import", 0, 0),
+        ("deliver", "Import", 0, 0),
+        ("save", "Import", 0, 0),
+        ("delete_here", "Import", 0, 0),
+        ("outgrow", "Import", 0, 0),
+    ]
+)
+@example(
+    # A deletion and another object of the name, both lost.
+    plan=[
+        ("write", "Import", 0, 0),
+        ("deliver", "Import", 0, 0),
+        ("save", "Import", 0, 0),
+        ("delete_here", "Import", 0, 0),
+        ("write_here", "Import", 0, 1),
+        ("outgrow", "Import", 0, 0),
+    ]
+)
+def test_a_write_from_here_that_a_restore_has_lost_leaves_what_the_store_lists(
+    plan: list[Step],
+) -> None:
+    rig = Rig()
+    for step in plan:
+        rig.step(step)
+    for _ in range(2):
+        for kind in KINDS:
+            rig.sweep(kind)
 
     rig.assert_quiet()
 

@@ -11,6 +11,7 @@ import pytest
 
 from streambroker_core.board import (
     Board,
+    CaughtUp,
     ExportApplied,
     ExportRemoved,
     FeedLost,
@@ -152,3 +153,22 @@ async def test_a_feed_that_is_cut_does_not_leave_half_a_list(runtime: Runtime, t
     await runtime.load(LATER)
 
     assert picture(runtime.board) == picture(expected())
+
+
+async def test_a_write_that_the_store_has_lost_is_logged_counted_and_shown_to_followers(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    filtered = replace(IMPORT, filter="price > 1.0", generation=2)
+    runtime.deliver(ImportApplied(import_=filtered, version=14, early=True))
+    place = runtime.changes.count
+
+    runtime.deliver(CaughtUp(kind="Import", version=20))
+
+    assert runtime.board.imports() == [IMPORT]
+    assert runtime.fallen_back == {("Import", "changed"): 1}
+    assert [r.message for r in caplog.records if "lost the change" in r.message] == [
+        "Import with uid i: the API server lost the change that this broker had made, after a"
+        " restore for instance; its older version counts again"
+    ]
+    news = runtime.changes.after(place, 10) or []
+    assert [change.name for change in news].count("import") == 1

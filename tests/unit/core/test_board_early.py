@@ -8,13 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.board import (
+    Action,
     Board,
     CaughtUp,
     ExportApplied,
     ExportRemoved,
     FeedLost,
+    FellBack,
     ImportApplied,
     ImportRemoved,
+    PointMoved,
     RoutesChanged,
     Synced,
 )
@@ -155,3 +158,47 @@ def test_what_the_feed_has_seen_as_it_was_written_stays() -> None:
     board.handle(ImportApplied(import_=FILTERED, version=14))
     board.handle(CaughtUp(kind="Import", version=15))
     assert generation(board) == 2
+
+
+def fallen(actions: list[Action]) -> list[tuple[str, str]]:
+    return [(action.uid, action.difference) for action in actions if isinstance(action, FellBack)]
+
+
+def test_a_change_that_a_restored_store_has_lost_falls_back_to_what_the_feed_lists() -> None:
+    """Two replicas, of which one made the change: their boards are equal again."""
+    made, other = (board_of(TRADES, ALERTS, version=10) for _ in range(2))
+    made.handle(ImportApplied(import_=FILTERED, version=14, early=True))
+    assert fallen(made.handle(CaughtUp(kind="Import", version=20))) == [("i", "changed")]
+    assert fallen(other.handle(CaughtUp(kind="Import", version=20))) == []
+    assert made.imports() == other.imports() == [ALERTS]
+    assert routes(made) == routes(other) == [("i", None)]
+    assert made.versions() == other.versions()
+    assert fallen(made.handle(CaughtUp(kind="Import", version=21))) == []
+
+
+def test_a_status_that_a_restored_store_writes_shows_that_the_change_is_lost() -> None:
+    board = board_of(TRADES, ALERTS, version=10)
+    board.handle(ImportApplied(import_=FILTERED, version=14, early=True))
+    board.handle(PointMoved(kind="Import", version=13, uid="i"))
+    assert routes(board) == [("i", "price > 1.0")]
+    actions = board.handle(PointMoved(kind="Import", version=16, uid="i"))
+    assert fallen(actions) == [("i", "changed")]
+    assert routes(board) == [("i", None)]
+
+
+def test_the_feeds_word_counts_where_a_restored_store_uses_a_version_again() -> None:
+    board = board_of(TRADES, ALERTS, version=10)
+    board.handle(ImportApplied(import_=FILTERED, version=14, early=True))
+    other = replace(ALERTS, filter="price > 2.0", generation=2)
+    assert fallen(board.handle(ImportApplied(import_=other, version=14))) == [("i", "changed")]
+    assert routes(board) == [("i", "price > 2.0")]
+
+
+def test_what_was_deleted_from_here_and_is_listed_all_the_same_is_back_after_two_sweeps() -> None:
+    board = board_of(TRADES, ALERTS, version=10)
+    board.handle(ImportRemoved(uid="i", version=10, early=True))
+    # The first list may have been made before the deletion, which has no version of its own.
+    assert fallen(board.handle(CaughtUp(kind="Import", version=20))) == []
+    assert routes(board) == []
+    assert fallen(board.handle(CaughtUp(kind="Import", version=21))) == [("i", "missing")]
+    assert routes(board) == [("i", None)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from streambroker_core.model import (
     AnyKind,
@@ -252,7 +252,24 @@ class StatusChanged:
     uid: str
 
 
-Action: TypeAlias = Hint | RoutesChanged | StatusChanged
+Difference: TypeAlias = Literal["missing", "changed", "ghost"]
+"""What is wrong with what is known of a resource: it is not known, known otherwise, or gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FellBack:
+    """Order: report that the store does not have a write that was seen ahead of the feed.
+
+    The resource is as the feed lists it again. Either the store was restored from an older copy,
+    or the resource went before the feed reported it.
+    """
+
+    kind: AnyKind
+    uid: str
+    difference: Difference
+
+
+Action: TypeAlias = Hint | RoutesChanged | StatusChanged | FellBack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Keep the newest known state of all resources of one kind.
 
 Events come late, twice, out of order, or not at all. The shelf decides what each
-one is worth, by four rules:
+one is worth, by five rules:
 
 - An event is late if the resource is known at its version or a higher one, if
   the resource is known to be gone, or if the last list is as young as the event.
@@ -10,6 +10,10 @@ one is worth, by four rules:
 - Two resources of one name cannot exist together: the lower version is gone.
 - Versions that go down mean that the store behind the feed was restored. A new
   session begins; what the list leaves out is gone, whatever version it had.
+
+- What was seen ahead of the feed, in the answer to a write, counts until the feed has come to
+  its version. From then on the feed counts, whatever it says: a restored store may have lost
+  the write, and never reports it.
 
 Who is gone is remembered until nothing older can come: until the next list, or
 until the feed is known to have caught up. What is there and cannot be read is kept
@@ -20,9 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from streambroker_core.board.events import Unreadable
+from streambroker_core.board.events import Difference, Unreadable
 from streambroker_core.model import Export, Import, Rule
 
 R = TypeVar("R", Export, Import, Rule)
@@ -48,6 +52,7 @@ class _Held(Generic[R]):
     """A resource, its version, the version up to which that is known, its session.
 
     ``told`` is the version up to which the feed told of it: lower where it was seen ahead of it.
+    ``fed`` is the resource as the feed told of it last; None before that, or if it went.
     """
 
     entry: R | Unreadable
@@ -55,6 +60,7 @@ class _Held(Generic[R]):
     seen: int
     session: int
     told: int
+    fed: R | Unreadable | None
 
     @property
     def resource(self) -> R | None:
@@ -62,12 +68,22 @@ class _Held(Generic[R]):
         return None if isinstance(self.entry, Unreadable) else self.entry
 
 
-class _Grave(NamedTuple):
-    """Of a resource that went: at which version, in which session, and its name if known."""
+class _Grave(Generic[R]):
+    """Of a resource that went: at which version, in which session, and its name if known.
 
-    version: int
-    session: int
-    name: tuple[str, str] | None
+    ``fed`` is the resource as the feed told of it last, at the version ``told``, if it went ahead
+    of the feed; ``doubted`` if the feed has caught up once since without reporting that.
+    """
+
+    __slots__ = ("doubted", "fed", "name", "session", "told", "version")
+
+    def __init__(self, version: int, session: int, name: tuple[str, str] | None) -> None:
+        self.version = version
+        self.session = session
+        self.name = name
+        self.fed: R | Unreadable | None = None
+        self.told = 0
+        self.doubted = False
 
 
 def _name(entry: R | Unreadable) -> tuple[str, str]:
@@ -77,11 +93,16 @@ def _name(entry: R | Unreadable) -> tuple[str, str]:
 
 
 class Shelf(Generic[R]):
-    """All resources of one kind, by uid."""
+    """All resources of one kind, by uid.
+
+    Attributes:
+        undone: resources that were seen ahead of the feed, and that the feed did not confirm when
+            it came to that version, with the difference; whoever reports them empties it.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, _Held[R]] = {}
-        self._gone: dict[str, _Grave] = {}
+        self._gone: dict[str, _Grave[R]] = {}
         self._names: dict[tuple[str, str], tuple[int, str]] = {}
         self._session = 0
         # Whoever is not here at this version was told to be gone, or never was.
@@ -90,6 +111,7 @@ class Shelf(Generic[R]):
         self.point = 0
         self.synced = False
         self.stale = False
+        self.undone: list[tuple[str, Difference]] = []
 
     def __iter__(self) -> Iterator[R]:
         every = (held.resource for held in self._held.values())
@@ -139,24 +161,42 @@ class Shelf(Generic[R]):
         if not early:
             self._reach(version)
         held = self._held.get(entry.uid)
-        told = 0 if early else version
         if held is not None:
-            held.told = max(held.told, told)
-            return [] if version <= held.seen else self._put(self._seen(entry, version, told))
-        if version <= self._listed_at or entry.uid in self._gone:
+            return self._change(held, entry, version, early=early)
+        grave = self._gone.get(entry.uid)
+        if grave is not None and grave.fed is not None and not early and version > grave.told:
+            grave.fed, grave.told = entry, version
+        if version <= self._listed_at or grave is not None:
             return []
-        return self._admit(entry, version, told)
+        return self._admit(entry, version, early=early)
 
-    def touch(self, uid: str | None, version: int) -> None:
-        """Take in that the feed came to a version, and with it a resource as it was."""
+    def _change(
+        self, held: _Held[R], entry: R | Unreadable, version: int, *, early: bool
+    ) -> list[Change[R]]:
+        if early:
+            later = version > held.seen
+            return self._put(self._seen(entry, version, held.told, held.fed)) if later else []
+        if version <= held.told:
+            return []
+        held.told, held.fed = version, entry
+        if version < held.seen:
+            return []
+        if version == held.seen and entry != held.entry:
+            self.undone.append((entry.uid, "changed"))
+        return self._put(self._seen(entry, version, version, entry))
+
+    def touch(self, uid: str | None, version: int) -> list[Change[R]]:
+        """Take in that the feed came to a version, and with it a resource as it told of it."""
         self._reach(version)
         held = None if uid is None else self._held.get(uid)
-        if held is not None:
-            held.told = max(held.told, version)
-        if held is not None and version > held.seen:
-            self._put(self._seen(held.entry, version, version))
+        if held is None:
+            return []
+        entry = held.entry if held.fed is None else held.fed
+        if version > held.seen and entry != held.entry:
+            self.undone.append((held.entry.uid, "changed"))
+        return self._change(held, entry, version, early=False)
 
-    def _admit(self, entry: R | Unreadable, version: int, told: int) -> list[Change[R]]:
+    def _admit(self, entry: R | Unreadable, version: int, *, early: bool) -> list[Change[R]]:
         changes: list[Change[R]] = []
         name = _name(entry)
         known = self._names.get(name)
@@ -164,11 +204,16 @@ class Shelf(Generic[R]):
             if version < known[0]:
                 self._bury(entry.uid, version)
                 return []
-            changes += self._drop(known[1], version)
-        return changes + self._put(self._seen(entry, version, told))
+            changes += self._drop(known[1], version, early=early)
+        told, fed = (0, None) if early else (version, entry)
+        return changes + self._put(self._seen(entry, version, told, fed))
 
-    def _seen(self, entry: R | Unreadable, version: int, told: int) -> _Held[R]:
-        return _Held(entry=entry, version=version, seen=version, session=self._session, told=told)
+    def _seen(
+        self, entry: R | Unreadable, version: int, told: int, fed: R | Unreadable | None
+    ) -> _Held[R]:
+        return _Held(
+            entry=entry, version=version, seen=version, session=self._session, told=told, fed=fed
+        )
 
     def _put(self, fresh: _Held[R]) -> list[Change[R]]:
         """Hold a resource, and what is known of it; an equal one stays the same object."""
@@ -176,9 +221,8 @@ class Shelf(Generic[R]):
         held = self._held.get(uid)
         same = held is not None and held.entry == fresh.entry
         if held is not None and same:
+            fresh.fed = held.entry if fresh.fed is fresh.entry else fresh.fed
             fresh.entry = held.entry
-        if held is not None:
-            fresh.told = max(fresh.told, held.told)
         self._held[uid] = fresh
         name = _name(fresh.entry)
         if name[1]:
@@ -198,49 +242,92 @@ class Shelf(Generic[R]):
             self._reach(version)
         held = self._held.get(uid)
         if held is None:
-            if version > self._listed_at:
+            if version > self._listed_at or uid in self._gone:
                 self._bury(uid, version)
             return []
         at = max(version, held.seen) if early else version
-        return self._drop(uid, at) if at >= held.seen else []
+        if at >= held.seen:
+            return self._drop(uid, at, early=early)
+        if version >= held.told:
+            held.told, held.fed = version, None
+        return []
 
-    def _drop(self, uid: str, version: int) -> list[Change[R]]:
+    def _drop(self, uid: str, version: int, *, early: bool = False) -> list[Change[R]]:
         held = self._held.pop(uid, None)
+        last = held or self._gone.get(uid)
+        grave = self._bury(uid, version, None if held is None else _name(held.entry))
+        if early and last is not None:
+            grave.fed, grave.told = last.fed, last.told
         if held is None:
-            self._bury(uid, version)
             return []
         name = _name(held.entry)
-        self._bury(uid, version, name)
         if self._names.get(name, (0, ""))[1] == uid:
             self._names[name] = (version, uid)
         return [Change(uid=uid, old=held.resource, new=None)]
 
-    def _bury(self, uid: str, version: int, name: tuple[str, str] | None = None) -> None:
+    def _bury(self, uid: str, version: int, name: tuple[str, str] | None = None) -> _Grave[R]:
         known = self._gone.get(uid)
         if name is None and known is not None:
             name = known.name
-        self._gone[uid] = _Grave(version, self._session, name)
+        grave = self._gone[uid] = _Grave(version, self._session, name)
+        return grave
 
     def _buried_after(self, uid: str, version: int) -> bool:
         grave = self._gone.get(uid)
         return grave is not None and grave.version > version and grave.session == self._session
 
-    def caught_up(self, version: int) -> None:
-        """Take in that nothing older than a version comes any more; forget who was gone by then."""
+    def caught_up(self, version: int) -> list[Change[R]]:
+        """Take in that nothing older than a version comes any more; forget who was gone by then.
+
+        What went ahead of the feed by then, and what the feed lists all the same, is back.
+        """
+        changes: list[Change[R]] = []
         self._listed_at = max(self._listed_at, version)
-        settled = [uid for uid, grave in self._gone.items() if grave.version <= version]
-        for uid in settled:
-            name = self._gone.pop(uid).name
-            if name is not None and self._names.get(name, (0, ""))[1] == uid:
-                del self._names[name]
+        for uid, grave in list(self._gone.items()):
+            if grave.version > version:
+                continue
+            if grave.fed is not None and not grave.doubted:
+                # The deletion has no version of its own: the feed may report it after this.
+                grave.doubted = True
+                continue
+            del self._gone[uid]
+            if grave.name is not None and self._names.get(grave.name, (0, ""))[1] == uid:
+                del self._names[grave.name]
+            changes += self._revive(grave)
+        return changes
 
     def unconfirmed(self, version: int) -> list[Change[R]]:
-        """Take in that the feed told of all that there was at a version; drop what else is here.
+        """Take in that the feed told of all that there was at a version.
 
-        That was seen ahead of the feed, and went before the feed saw it so.
+        What was seen ahead of the feed by then, and not by the feed, is as the feed told of it
+        last: as it is listed, or gone.
         """
-        gone = [u for u, held in self._held.items() if held.told < held.seen <= version]
-        return [change for uid in gone for change in self._drop(uid, self._held[uid].seen)]
+        changes: list[Change[R]] = []
+        for uid, held in list(self._held.items()):
+            if not held.told < held.seen <= version:
+                continue
+            if held.fed is None:
+                self.undone.append((uid, "ghost"))
+                changes += self._drop(uid, held.seen)
+            else:
+                self.undone.append((uid, "changed"))
+                fresh = self._seen(held.fed, held.told, held.told, held.fed)
+                fresh.seen = fresh.told = held.seen
+                changes += self._put(fresh)
+        return changes
+
+    def _revive(self, grave: _Grave[R]) -> list[Change[R]]:
+        """Bring back what went ahead of the feed, and what the feed lists all the same."""
+        entry = grave.fed
+        if entry is None or self.named(*_name(entry)) is not None:
+            return []
+        self.undone.append((entry.uid, "missing"))
+        return self._put(self._seen(entry, grave.told, grave.told, entry))
+
+    def ahead(self) -> list[str]:
+        """Return the uids of all that was seen ahead of the feed, or went ahead of it."""
+        gone = [uid for uid, grave in self._gone.items() if grave.fed is not None]
+        return [uid for uid, held in self._held.items() if held.told < held.seen] + gone
 
     def lost(self) -> None:
         """Note that the feed broke off: what was seen so far is of an old session."""
@@ -262,6 +349,7 @@ class Shelf(Generic[R]):
                 seen=max(own, version),
                 session=0,
                 told=max(own, version),
+                fed=entry,
             )
             for entry, own in entries
         }
@@ -326,6 +414,8 @@ class Shelf(Generic[R]):
         uid = fresh.entry.uid
         held = self._held.get(uid)
         if held is not None and held.session == self._session and held.version > version:
+            if fresh.told > held.told:
+                held.told, held.fed = fresh.told, fresh.entry
             return []
         if self._buried_after(uid, version) or self._outlived(fresh.entry, version):
             return []

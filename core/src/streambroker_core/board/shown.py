@@ -70,6 +70,10 @@ class Shown:
     def _shelf(self, kind: AnyKind) -> Shelf[Any]:
         return self.rules.shelf if kind == RULE else self._side(kind).shelf
 
+    def ahead(self, kind: Kind) -> list[str]:
+        """Return the uids of resources that writes from here have changed ahead of the feed."""
+        return self._side(kind).shelf.ahead()
+
     def _route(self, export_uid: str, import_uid: str) -> Route | None:
         export = self._exports.shelf.get(export_uid)
         import_ = self._imports.shelf.get(import_uid)

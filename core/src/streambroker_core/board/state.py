@@ -21,6 +21,7 @@ from streambroker_core.board.events import (
     ExportApplied,
     ExportRemoved,
     FeedLost,
+    FellBack,
     Hint,
     ImportApplied,
     ImportRemoved,
@@ -185,29 +186,32 @@ class Board(Shown):
 
     def _caught_up_with(self, version: int, kind: AnyKind | None) -> Iterator[None]:
         """Take in that a feed, or all feeds have passed a version."""
+        if kind is None:
+            self._forget(version)
+            return iter(())
         if kind == "Export":
             return self._export_changes(self._passed(self._exports.shelf, version))
         if kind == "Import":
             return self._import_changes(self._passed(self._imports.shelf, version))
-        self._forget(version, kind)
-        return iter(())
+        return self._rule_changes(self._passed(self.rules.shelf, version))
 
     def _passed(self, shelf: Shelf[R], version: int) -> list[Change[R]]:
         """Take in that a feed has told of all that there was at a version."""
         shelf.touch(None, version)
-        changes = shelf.unconfirmed(version)
-        shelf.caught_up(version)
-        return changes
+        return shelf.unconfirmed(version) + shelf.caught_up(version)
 
     def _feed(self, event: PointMoved | FeedLost | CaughtUp) -> Iterator[None]:
-        """Take in what is about no resource, or changes none but those nobody told of."""
+        """Take in what is about no resource, or changes only what was seen ahead of the feed."""
         if isinstance(event, CaughtUp):
             return self._caught_up_with(event.version, event.kind)
         if isinstance(event, FeedLost):
             self._shelf(event.kind).lost()
-        else:
-            self._shelf(event.kind).touch(event.uid, event.version)
-        return iter(())
+            return iter(())
+        if event.kind == "Export":
+            return self._export_changes(self._exports.shelf.touch(event.uid, event.version))
+        if event.kind == "Import":
+            return self._import_changes(self._imports.shelf.touch(event.uid, event.version))
+        return self._rule_changes(self.rules.shelf.touch(event.uid, event.version))
 
     def _agent(self, event: AgentRegistered | PeDeclared | PeWithdrawn) -> None:
         pe = event.pe
@@ -242,13 +246,8 @@ class Board(Shown):
         if self._settled:
             self._dirty.add(pe)
 
-    def _forget(self, version: int, kind: AnyKind | None) -> None:
-        """Forget who was gone at a version that a feed, or all feeds have passed."""
-        if kind is not None:
-            shelf = self._shelf(kind)
-            shelf.touch(None, version)
-            shelf.caught_up(version)
-            return
+    def _forget(self, version: int) -> None:
+        """Forget who was gone at a version that all feeds have passed."""
         self._caught_up = max(self._caught_up, version)
         self._exports.shelf.caught_up(version)
         self._imports.shelf.caught_up(version)
@@ -432,11 +431,19 @@ class Board(Shown):
         for uid in sorted(self._dirty_rules if self._settled else self.rules.shelf.uids()):
             yield StatusChanged(kind=RULE, uid=uid)
         self._dirty_rules.clear()
+        yield from self._fell_back()
         self._dirty.clear()
         self._left.clear()
         self._new.clear()
         self._moved.clear()
         self._settled = True
+
+    def _fell_back(self) -> Iterator[Action]:
+        for kind in (*self._dirty_statuses, RULE):
+            undone = self._shelf(kind).undone
+            for uid, difference in undone:
+                yield FellBack(kind=kind, uid=uid, difference=difference)
+            undone.clear()
 
     def _moved_by_pe(self) -> dict[PeKey, list[Moved]]:
         """Return what became of routes, by the exporter's PE."""

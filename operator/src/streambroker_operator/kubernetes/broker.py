@@ -6,7 +6,8 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +15,7 @@ from typing import Any, get_args
 from aiohttp import web
 
 from streambroker_core.board import Board, Event, ExportApplied, ImportApplied
-from streambroker_core.model import RULE, Kind, PeKey
+from streambroker_core.model import RULE, AnyKind, Kind, PeKey
 from streambroker_core.wire.told import ToldRules
 from streambroker_operator.doors import places
 from streambroker_operator.errands import Errands, hint_by
@@ -463,15 +464,22 @@ class ClusterBroker:
             hints_sent=self._sender.sent,
             hints_lost=self._hints_lost,
             sweeps=sum(feed.sweeps for feed in feeds.values()),
-            sweep_differences={
-                **{(kind, "ghost"): feed.swept for kind, feed in feeds.items()},
-                **{(k, what): n for k, feed in feeds.items() for what, n in feed.mended.items()},
-            },
+            sweep_differences=self._differences(),
             relists={kind: max(0, feed.relists - 1) for kind, feed in feeds.items()},
             feeder_restarts=self.feeder.restarts,
             writes=writes_of(self.writer.figures, self._events, self.lease, self._objects.writes),
             reviews=dict(self._reviews.counts),
         )
+
+    def _differences(self) -> Mapping[tuple[AnyKind, str], int]:
+        found: Counter[tuple[AnyKind, str]] = Counter()
+        for (kind, difference), number in self.runtime.fallen_back.items():
+            found[kind, difference] += number
+        for kind, feed in self.feeder.feeds.items():
+            found[kind, "ghost"] += feed.swept
+            for what, number in feed.mended.items():
+                found[kind, what] += number
+        return found
 
     def _agents(self) -> dict[AgentState, int]:
         """Return how many agents are in which state; nothing where others hear of them."""

@@ -8,7 +8,9 @@ from typing import Any
 from streambroker_core.board import (
     AgentRegistered,
     Board,
+    CaughtUp,
     FeedLost,
+    FellBack,
     Hint,
     PeDeclared,
     RoutesChanged,
@@ -211,3 +213,14 @@ def test_a_rule_never_moves_the_point_of_exports_and_imports() -> None:
     board.handle(RuleApplied(rule=rule("u1"), version=999))
 
     assert board.point == point
+
+
+def test_a_rule_from_here_that_the_store_has_lost_goes_with_the_next_sweep() -> None:
+    board = board_of(rule("u1"))
+    board.handle(RuleApplied(rule=rule("u2", "cheap"), version=14, early=True))
+    assert board.handle(CaughtUp(kind=RULE, version=13)) == []
+
+    actions = board.handle(CaughtUp(kind=RULE, version=20))
+
+    assert FellBack(kind=RULE, uid="u2", difference="ghost") in actions
+    assert told(board) == [("dear", "")]
