@@ -44,7 +44,7 @@ demo: $(READY) ## three Spark jobs on the flights data, rerouted while they run,
 	$(BIN)/python examples/demo.py $(DEMO)
 
 .PHONY: chart
-chart: $(READY) ## write what is made from the chart's values and the CRDs, and deploy/streambroker.yaml
+chart: $(READY) ## write what is made from the chart's values and the CRDs, and deploy/base/streambroker.yaml
 	$(BIN)/python charts/generate.py
 
 .PHONY: images

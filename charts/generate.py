@@ -6,7 +6,7 @@ made                                            from
 ``streambroker/templates/crd-*.yaml``           ``crds/*.yaml``
 descriptions in ``streambroker/values.schema.json``  comments in ``streambroker/values.yaml``
 ``streambroker/README.md``                      both
-``deploy/streambroker.yaml``                    the chart, with the values it has by itself
+``deploy/base/streambroker.yaml``               the chart, with a key that the broker makes
 ==============================================  =============================================
 
 Run by ``make chart``; ``--check`` writes nothing and ends with 1 if something is not up to date.
@@ -28,11 +28,12 @@ import yaml
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts/streambroker"
 NAMESPACE = "streambroker"
-KEY_TEXT = """\
-# The Secret streambroker-key is not here: a key that stands in a file is none. Make it once:
-#   kubectl -n streambroker create secret generic streambroker-key \\
-#     --from-literal=key="$(openssl rand -hex 32)"
+HEAD = """\
+# Made from charts/streambroker by `make chart`. The Secret streambroker-key is not here: the broker
+# makes it if it is missing, because a key in a public file is none.
 """
+ONE_FILE = {"key": {"create": False, "byBroker": True}}
+"""Values of the rendered file."""
 
 _LINE = re.compile(r"^( *)([A-Za-z]+):(.*)$")
 
@@ -170,13 +171,12 @@ ORDER = ("CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRo
 
 
 def one_file() -> str:
-    """Return all objects as one file, without the key, which every cluster makes for itself."""
-    objects = [each for each in rendered() if each["kind"] != "Secret"]
+    """Return all objects as one file, without the key, which every broker makes for itself."""
+    objects = rendered(ONE_FILE)
     kinds = {kind: number for number, kind in enumerate(ORDER)}
     objects.sort(key=lambda o: (kinds.get(o["kind"], len(ORDER)), o["kind"], o["metadata"]["name"]))
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    head = "# Made from charts/streambroker by `make chart`.\n" + KEY_TEXT
-    return head + "---\n" + "---\n".join(dump(each) for each in [namespace, *objects])
+    return HEAD + "---\n" + "---\n".join(dump(each) for each in [namespace, *objects])
 
 
 # ---- all of it -------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def sources() -> Iterator[tuple[Path, str]]:
     schema = json.loads((CHART / "values.schema.json").read_text())
     yield CHART / "values.schema.json", schema_text(schema, comments)
     yield CHART / "README.md", readme(yaml.safe_load(text), comments)
-    yield ROOT / "deploy/streambroker.yaml", one_file()
+    yield ROOT / "deploy/base/streambroker.yaml", one_file()
 
 
 def main() -> int:

@@ -52,6 +52,7 @@ VARIANTS: dict[str, Values] = {
         "podDisruptionBudget": {"enabled": False},
         "serviceAccount": {"create": False},
     },
+    "a key that the broker makes": {"key": {"create": False, "byBroker": True}},
     "everything else": {
         "commonLabels": {"team": "streams"},
         "image": {"repository": "images.example.com/broker", "digest": "sha256:" + "a" * 64},

@@ -53,6 +53,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (include "streambroker.fullname" .) .Values.lease.name -}}
 {{- end -}}
 
+{{- /* Not empty where the broker makes the key. */ -}}
+{{- define "streambroker.keybybroker" -}}
+{{- if and .Values.key.byBroker (not .Values.key.create) }}true{{ end -}}
+{{- end }}
+
 {{- define "streambroker.key" -}}
 {{- default (printf "%s-key" (include "streambroker.fullname" .)) .Values.key.name -}}
 {{- end -}}

@@ -38,9 +38,10 @@ def test_the_charts_crds_are_those_of_the_repository_and_are_kept(name: str) -> 
 
 
 def test_the_one_file_has_the_objects_of_an_install_and_no_key() -> None:
-    made = charts.objects(name="streambroker", namespace="streambroker")
-    installed = {charts.key_of(x): x for x in made if x["kind"] not in ("Pod", "Secret")}
-    found = {charts.key_of(x): x for x in documents(charts.ROOT / "deploy/streambroker.yaml")}
+    values = {"key": {"create": False, "byBroker": True}}
+    made = charts.objects(values, name="streambroker", namespace="streambroker")
+    installed = {charts.key_of(x): x for x in made if x["kind"] != "Pod"}
+    found = {charts.key_of(x): x for x in documents(charts.ROOT / "deploy/base/streambroker.yaml")}
     namespace = ("Namespace", "", "streambroker")
     assert found.pop(namespace) == {
         "apiVersion": "v1",
@@ -50,16 +51,8 @@ def test_the_one_file_has_the_objects_of_an_install_and_no_key() -> None:
     assert found == installed
 
 
-def test_the_one_file_says_how_the_key_is_made() -> None:
-    text = (charts.ROOT / "deploy/streambroker.yaml").read_text()
-    head = text.partition("---\n")[0].replace("\\\n#", "")
-    key = charts.one(charts.objects(namespace="streambroker"), "Secret")["metadata"]["name"]
-    assert f"kubectl -n streambroker create secret generic {key} " in head
-    assert "--from-literal=key=" in head
-
-
 def test_definitions_and_accounts_come_before_what_needs_them() -> None:
-    kinds = [each["kind"] for each in documents(charts.ROOT / "deploy/streambroker.yaml")]
+    kinds = [each["kind"] for each in documents(charts.ROOT / "deploy/base/streambroker.yaml")]
     assert kinds[:3] == ["Namespace", "CustomResourceDefinition", "CustomResourceDefinition"]
     assert kinds.index("ServiceAccount") < kinds.index("Deployment")
 

@@ -25,6 +25,7 @@ from support.waiting import until
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 STREAMS = "/apis/streambroker.io/v1alpha1"
+OVERLAY = charts.ROOT / "deploy/overlays/jobs"
 FOREIGN = ("Certificate", "PrometheusRule", "ServiceMonitor")
 
 
@@ -233,15 +234,58 @@ def test_the_api_server_takes_every_object(
     assert len(done.stdout.splitlines()) == len(made)
 
 
-def test_the_one_file_is_applied_by_kubectl_and_again_without_a_change(cluster: ApiServer) -> None:
-    path = str(charts.ROOT / "deploy/streambroker.yaml")
-    first = cluster.kubectl("apply", "--server-side", "-f", path)
+def test_the_overlay_is_what_the_chart_makes_for_the_namespace_of_the_examples(
+    cluster: ApiServer,
+) -> None:
+    values = {"watchNamespaces": ["jobs"], "key": {"create": False, "byBroker": True}}
+    made = charts.objects(values, name="streambroker", namespace="streambroker")
+    built = cluster.kubectl("kustomize", str(OVERLAY)).stdout
+    found = {charts.key_of(x): x for x in yaml.safe_load_all(built)}
+
+    assert found.pop(("Namespace", "", "streambroker"))
+    assert found.pop(("Namespace", "", "jobs"))
+    assert found == {charts.key_of(x): x for x in made if x["kind"] != "Pod"}
+
+
+def test_without_helm_the_overlay_is_applied_and_the_broker_connects_the_examples(
+    cluster: ApiServer, tmp_path: Path
+) -> None:
+    overlay = str(OVERLAY)
+    first = cluster.kubectl("apply", "--server-side", "-k", overlay)
     assert first.stderr.strip() == ""
-    again = cluster.kubectl("diff", "--server-side", "-f", path)
+    again = cluster.kubectl("diff", "--server-side", "-k", overlay)
     assert (again.returncode, again.stdout) == (0, "")
-    cluster.kubectl("delete", "--wait=false", "-f", path)
-    cluster.remove_namespace("streambroker")
+    cluster.await_kinds()
+    streams = str(charts.ROOT / "examples/kubernetes/streams.yaml")
+    assert cluster.kubectl("apply", "-f", streams).stderr.strip() == ""
+    options = options_of(cluster, "streambroker")
+    audience = ("https://kubernetes.default.svc",)
+    token = token_of(cluster, "streambroker", "streambroker", audiences=audience)
+    assert key(cluster, "streambroker") is None
+
+    with operator(cluster, tmp_path, "streambroker", *options, token=token):
+        made = key(cluster, "streambroker")
+        until(
+            lambda: status_of(cluster, "jobs", "imports", "alerts-trades").get("matches") == 1,
+            30.0,
+            "the import of the examples is connected",
+        )
+    with operator(cluster, tmp_path, "streambroker", *options, token=token):
+        assert key(cluster, "streambroker") == made is not None
+
+    cluster.kubectl("delete", "-f", streams)
+    cluster.kubectl("delete", "--wait=false", "-k", overlay)
+    for name in ("streambroker", "jobs"):
+        cluster.remove_namespace(name)
     remove_crds(cluster)
+
+
+def options_of(cluster: ApiServer, place: str) -> list[str]:
+    """Return the options that the Deployment gives to a broker, but for its addresses."""
+    deployment = get(cluster, f"/apis/apps/v1/namespaces/{place}/deployments/streambroker")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    of_the_place = ("--host", "--port", "--metrics-port")
+    return [x for x in container["args"][1:] if x.partition("=")[0] not in of_the_place]
 
 
 def test_the_api_server_takes_the_examples(cluster: ApiServer) -> None:
@@ -353,10 +397,7 @@ def test_the_rights_of_the_chart_are_enough_to_follow_what_it_watches_and_nothin
     }[watched]
     helm.install(charts.CHART, charts.RELEASE, {"watchNamespaces": value})
     cluster.await_kinds()
-    deployment = get(cluster, f"/apis/apps/v1/namespaces/{place}/deployments/streambroker")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    of_the_place = ("--host", "--port", "--metrics-port")
-    options = [x for x in container["args"][1:] if x.partition("=")[0] not in of_the_place]
+    options = options_of(cluster, place)
     audience = ("https://kubernetes.default.svc",)
     token = token_of(cluster, place, "streambroker", audiences=audience)
 

@@ -307,6 +307,8 @@ def test_notes_give_the_next_commands(values: charts.Values) -> None:
     assert "helm -n sb test streambroker" in notes
     assert "kubectl get streams" in notes
     assert ("TLS is off" in notes) == ("tls" not in values)
+    key = values.get("key", {})
     assert ("create secret generic streambroker-key" in notes) == (
-        values.get("key", {}).get("create") is False
+        key.get("create") is False and not key.get("byBroker")
     )
+    assert ("The brokers make the Secret" in notes) == bool(key.get("byBroker"))

@@ -64,6 +64,17 @@ def test_the_broker_has_the_documented_verbs_and_no_other(watched: Any) -> None:
     assert given == documented()
 
 
+def test_a_broker_that_makes_its_key_may_create_secrets_and_nothing_more() -> None:
+    values = {"key": {"create": False, "byBroker": True}}
+    before, after = roles(charts.objects()), roles(charts.objects(values))
+    more = {
+        name: [rule for one in each for rule in granted(name, one)] for name, each in after.items()
+    }
+    known = {rule for name, each in before.items() for one in each for rule in granted(name, one)}
+    added = {rule for each in more.values() for rule in each} - known
+    assert added == {("own", "", "secrets", (), frozenset({"create"}))}
+
+
 def test_people_and_programs_have_the_documented_verbs_and_no_other() -> None:
     told = {
         (words[0], group_of(row[1]), resource, (), frozenset(charts.words(row[3])))

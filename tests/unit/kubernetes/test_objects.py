@@ -336,6 +336,23 @@ async def test_a_secret_that_cannot_be_used_is_named(answer: Answer, words: str)
     assert words in str(caught.value)
 
 
+async def test_a_missing_secret_is_made_and_one_that_another_replica_made_is_taken() -> None:
+    """Of two that make it at the same time one gets 409, and both read the same."""
+    body = {"metadata": {}, "data": {"key": base64.b64encode(b"k" * 32).decode()}}
+    there = Answer(status=200, body=body)
+    for made in (Answer(status=201, body={"metadata": {}}), failure(409)):
+        api = Scripted(answers=[failure(404), made, there])
+        assert await read_secret(Objects(api), "streams", "broker", make=True) == b"k" * 32
+        assert [method for method, _ in api.asked] == ["GET", "POST", "GET"]
+
+
+async def test_a_secret_that_may_not_be_made_is_an_error() -> None:
+    api = Scripted(answers=[failure(404), failure(403)])
+    with pytest.raises(RequestError) as caught:
+        await read_secret(Objects(api), "streams", "broker", make=True)
+    assert "create the Secret streams/broker" in str(caught.value)
+
+
 async def test_the_secret_is_what_the_kubernetes_secret_holds() -> None:
     body = {"metadata": {}, "data": {"key": base64.b64encode(b"k" * 32).decode()}}
     api = Scripted(answers=[Answer(status=200, body=body)])

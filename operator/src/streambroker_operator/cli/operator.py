@@ -37,6 +37,9 @@ def add(commands: Any) -> None:
     )
     run.add_argument("--lease-name", default="streambroker", metavar="NAME")
     run.add_argument("--secret-name", default="streambroker", metavar="NAME")
+    run.add_argument(
+        "--make-secret", action="store_true", help="create the Secret of --secret-name if missing"
+    )
     run.add_argument("--host", default="127.0.0.1")
     run.add_argument("--port", type=tcp_port, default=8470, help="of REST; default 8470")
     run.add_argument(
@@ -85,6 +88,7 @@ def _run(options: argparse.Namespace) -> int:
         address=_address(pod_ip, options.metrics_port),
         lease_name=options.lease_name,
         secret_name=options.secret_name,
+        make_secret=options.make_secret,
         host=options.host,
         port=options.port,
         metrics_port=options.metrics_port,

@@ -83,6 +83,7 @@ class Settings:
             agent is ever told to be away.
         lease_name: of the Lease, in the namespace of ``access``.
         secret_name: of the Secret, there as well.
+        make_secret: whether the broker creates that if it is missing.
         host: address to listen at.
         port: of REST; 0 picks a free one.
         metrics_port: of probes and metrics, likewise.
@@ -109,6 +110,7 @@ class Settings:
     metrics_port: int = 8471
     certificate: tuple[Path, Path] | None = None
     limits: Limits | None = None
+    make_secret: bool = False
     statuses_per_s: float = 0.0
     drain_s: float = 3.0
     lease_timing: LeaseTiming = field(default_factory=LeaseTiming)
@@ -242,7 +244,10 @@ class ClusterBroker:
         while True:
             try:
                 return await read_secret(
-                    objects, self._settings.access.namespace, self._settings.secret_name
+                    objects,
+                    self._settings.access.namespace,
+                    self._settings.secret_name,
+                    make=self._settings.make_secret,
                 )
             except RequestError as error:
                 if error.status != 503:

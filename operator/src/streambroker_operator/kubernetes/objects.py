@@ -227,6 +227,32 @@ class Objects:
         answer = await self._send("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}", what)
         return None if answer.status == 404 else _document(_good(answer, what))
 
+    async def make_secret(self, namespace: str, name: str, data: Mapping[str, str]) -> None:
+        """Create an immutable Secret; one that is there already stays as it is.
+
+        Args:
+            namespace: where.
+            name: of the Secret.
+            data: its entries, in base64.
+
+        Raises:
+            RequestError: the API server refuses it, or cannot be asked now.
+        """
+        what = f"create the Secret {namespace}/{name}"
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "namespace": namespace},
+            "type": "Opaque",
+            "immutable": True,
+            "data": dict(data),
+        }
+        answer = await self._send(
+            "POST", f"/api/v1/namespaces/{namespace}/secrets", what, body=body
+        )
+        if answer.status != 409:
+            _good(answer, what)
+
     async def _write(self, method: str, path: str, what: str, **more: Any) -> Answer:
         """Send what changes an object, and count what came of it."""
         part = "status" if path.endswith("/status") else "spec"

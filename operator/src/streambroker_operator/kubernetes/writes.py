@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -76,17 +77,31 @@ ENTRY = "key"
 """Under which name it stands in the Kubernetes Secret."""
 
 
-async def read_secret(objects: Objects, namespace: str, name: str) -> bytes:
+async def read_secret(objects: Objects, namespace: str, name: str, *, make: bool = False) -> bytes:
     """Return the broker's secret from a Kubernetes Secret.
+
+    Args:
+        objects: single objects of the API server.
+        namespace: of the Secret.
+        name: of the Secret.
+        make: whether to create it if it is missing. Of several replicas that do, one succeeds,
+            and the others read what it made.
 
     Raises:
         StoreError: there is none, or it is too short.
-        RequestError: 503, the API server cannot be asked now.
+        RequestError: 503, the API server cannot be asked now; 403, it may not be made.
     """
     document = await objects.read_secret(namespace, name)
     where = f"The Secret {namespace}/{name}"
+    if document is None and make:
+        made = base64.b64encode(secrets.token_bytes(MIN_SECRET)).decode()
+        await objects.make_secret(namespace, name, {ENTRY: made})
+        document = await objects.read_secret(namespace, name)
     if document is None:
-        raise StoreError(f"{where} is not there. Make it, or name another with --secret-name.")
+        raise StoreError(
+            f"{where} is not there. Make it, let the broker make it with --make-secret, or name"
+            " another with --secret-name."
+        )
     text = (document.get("data") or {}).get(ENTRY, "")
     try:
         found = base64.b64decode(text, validate=True)
