@@ -188,8 +188,8 @@ def test_the_first_example_prints_what_its_filter_lets_through_and_takes_another
         ):
             until(lambda: shown(told), 120, "trades printed")
             assert all(price > 80 for _, _, price in shown(told))
-            assert "default/feed/0/trades" in streambroker(url, "get", "routes")
-            streambroker(url, "set-filter", "alerts", "0", "trades", 'symbol == "IBM"')
+            assert "default/exchange/0/trades" in streambroker(url, "get", "routes")
+            streambroker(url, "set-filter", "printer", "0", "trades", 'symbol == "IBM"')
             until(lambda: shown(told)[-1][2] <= 80, 60, "trades printed under the other filter")
             changed = next(i for i, row in enumerate(shown(told)) if row[2] <= 80)
             assert {symbol for _, symbol, _ in shown(told)[changed:]} == {"IBM"}

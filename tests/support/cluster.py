@@ -28,6 +28,7 @@ from support.waiting import until
 
 CRDS = Path(__file__).parents[2] / "crds"
 GROUP = "/apis/streambroker.io/v1alpha1"
+KINDS = {"Export", "Import", "PatternProcessor"}
 
 JSON = "application/json"
 YAML = "application/yaml"
@@ -291,9 +292,16 @@ class ApiServer:
         self.await_kinds()
 
     def await_kinds(self) -> None:
-        """Wait until Exports and Imports are served, some time after the server is ready."""
-        for plural in ("exports", "imports"):
+        """Wait until all kinds are served and described, some time after the server is ready."""
+        for plural in ("exports", "imports", "patternprocessors"):
             until(partial(self._serves, plural), 30.0, f"{plural} are served")
+        until(lambda: self.published().keys() >= KINDS, 30.0, "the kinds are described")
+
+    def published(self) -> dict[str, Any]:
+        """Return the schemas of the OpenAPI document by kind; empty until the server has it."""
+        document = self.request("GET", f"/openapi/v3{GROUP}").body
+        schemas = document["components"]["schemas"] if isinstance(document, dict) else {}
+        return {name.rpartition(".")[2]: schema for name, schema in schemas.items()}
 
     def _serves(self, plural: str) -> bool:
         return self.request("GET", f"{GROUP}/{plural}").status == 200

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from streambroker_operator.cli.describe import REMEDIES
 from support.brokers import running_broker
 from support.commands import DOCUMENTS, Cli
 
@@ -102,6 +103,20 @@ async def test_describe_shows_who_is_not_connected_and_what_to_do(cli: Cli) -> N
     assert "Not connected, the nearest first:" in import_
     assert "  default/audit/1/quotes  SubscriptionFalse: " in export
     assert "To do" not in export
+
+
+async def test_describe_shows_the_reason_of_a_refused_resource_once(cli: Cli) -> None:
+    taken = (
+        "apiVersion: streambroker.io/v1alpha1\nkind: Export\nmetadata: {name: NAME}\n"
+        "spec: {job: j, port: NAME, streamId: s}\n"
+    )
+    cli.file.write_text("---\n".join(taken.replace("NAME", name) for name in ("one", "two")))
+    await cli("apply", "-f", str(cli.file))
+    _, out, _ = await cli("describe", "export/two")
+
+    assert out.count("is held by an older Export") == 1
+    assert out.splitlines()[-1] == "  " + REMEDIES["StreamIdTaken"]
+    assert "default/alerts/0/trades  StreamIdTaken" in out
 
 
 async def test_describe_says_first_what_is_nearest_to_the_mistake(cli: Cli) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from streambroker_operator.cli import top as top_command
 from streambroker_operator.rest import reports
 from support.agents import AgentProcess, Publishing, Reading, rows
 from support.brokers import Rest, running_broker
@@ -185,7 +186,7 @@ async def test_an_end_is_shown_and_whether_the_importer_has_read_all(
 ) -> None:
     await report(cli.rest, *(reader(**one) for one in readers), **said)
     (route,) = await top(cli.rest)
-    _, out, _ = await cli("top", "--once")
+    _, out, _ = await cli("top", "--once", "-o", "wide")
     head, row = (line.split("  ") for line in out.splitlines())
 
     assert (route["ended"], route["readToEnd"]) == (ended, read)
@@ -264,10 +265,16 @@ async def test_without_a_terminal_top_shows_its_table_once(cli: Cli, clock: Cloc
         reader(delivered=12_340, sentBytes=20_480, **behind, congestion=40, **counted),
         waiting=True,
     )
-    code, out, err = await cli("top")
+    code, out, err = await cli("top", "-o", "wide")
     head, row = (line.split() for line in out.splitlines())
+    _, narrow, _ = await cli("top")
+    short_head, short_row = (line.split("  ") for line in narrow.splitlines())
 
     assert (code, err) == (0, "")
+    assert [cell.strip() for cell in short_head if cell] == top_command._NARROW
+    assert [cell.strip() for cell in short_row if cell] == [
+        *("waits", "feed/0/trades", "alerts/0/trades", "1,234", "1,500", "1m", "5s", "2", "1", "0s")
+    ]
     assert head[:5] == ["CONGESTION", "FULL", "EXPORT", "IMPORT", "ROWS/S"]
     assert row == [
         *("waits", "40%", "default/feed/0/trades", ALERTS, "1,234", "2.0Ki"),
@@ -282,7 +289,7 @@ async def test_top_answers_json_for_programs_and_takes_ports(cli: Cli) -> None:
     code, other, err = await cli("top", "routes", "other/0/port", "--once")
 
     assert json.loads(out)["routes"][0]["import"] == ALERTS
-    assert ALERTS in mine
+    assert " alerts/0/trades " in mine
     assert (code, other, "UnknownPort" in err) == (1, "", True)
 
 

@@ -328,6 +328,16 @@ def test_who_waits_is_shown_on_a_narrow_terminal_with_long_names() -> None:
     assert "waits" in top.screen(top.Picture([route], {}), "http://b", "", 80, 24, NOON)
 
 
+def test_the_table_that_is_printed_once_fits_120_columns() -> None:
+    figures = {"rowsPerSecond": 850_000, "lagRows": 1_500_000, "droppedRows": 12_000}
+    names = {"export": "default/airports/0/departures", "import": "default/delays/0/departures"}
+    lines = top.lines_of([{**QUIET, **figures, **names}], within="default")
+
+    assert max(map(len, lines)) <= 120
+    assert "  airports/0/departures  delays/0/departures  " in lines[1]
+    assert len(top.lines_of([{**QUIET, **figures, **names}])[0]) > 150
+
+
 def test_routes_that_somebody_waits_for_come_first() -> None:
     states: list[dict[str, Any]] = [
         {**QUIET, "import": "idle"},

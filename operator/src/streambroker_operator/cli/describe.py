@@ -95,7 +95,9 @@ def _resource(caller: Caller, kind: str, item: Item) -> str:
         *_block("Spec", as_yaml([shown]).rstrip("\n").split("\n")),
         *_block("Status", _status(status)),
         *_block("Routes", _cut([_route_line(route, kind) for route in routes], f"routes {key}")),
-        *_block("Not connected, the nearest first", [_pair_line(pair, kind) for pair in near]),
+        *_block(
+            "Not connected, the nearest first", [_pair_line(pair, kind, status) for pair in near]
+        ),
         *_to_do([*lint, *_advice(status, near, routed=bool(routes), told=bool(lint))]),
     ]
     return _text(lines)
@@ -157,7 +159,7 @@ def _advice(status: Item, near: Sequence[Item], *, routed: bool, told: bool) -> 
     """
     if not status.get("accepted", True):
         reason = str(status.get("reason"))
-        return [f"{reason}: {REMEDIES.get(reason, 'see the message above.')}"]
+        return [REMEDIES.get(reason, "See the message above.")]
     reasons = list(dict.fromkeys(str(pair["reason"]) for pair in near))
     if routed or told:
         reasons = [reason for reason in reasons if reason in NEAR]
@@ -172,9 +174,13 @@ def _route_line(route: Item, kind: str) -> str:
     return f"{arrow}  {route['policy']}{filter_}"
 
 
-def _pair_line(pair: Item, kind: str) -> str:
+def _pair_line(pair: Item, kind: str, status: Item) -> str:
+    """Return a line for a pair, without the message that the status has already."""
     other = pair["import"] if kind == "exports" else pair["export"]
-    return f"{other}  {pair['reason']}: {pair['message']}"
+    message = str(pair["message"])
+    if shown := status.get("message"):
+        message = message.removeprefix(str(shown)).removeprefix("; ")
+    return f"{other}  {pair['reason']}" + (f": {message}" if message else "")
 
 
 def _pe(caller: Caller, kind: str, item: Item) -> str:

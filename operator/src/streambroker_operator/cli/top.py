@@ -59,6 +59,9 @@ HEAD = [
 """What is looked for stands where a narrow terminal still shows it."""
 FIGURES = tuple(name for name in HEAD if name not in ("EXPORT", "IMPORT", "POLICY"))
 """What changes all the time."""
+_NARROW = ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S", "LAG ROWS", "LAG TIME", "BLOCKED"]
+_NARROW += ["DROPPED", "LOST", "AGE"]
+"""What the table has unless it is wide: it fits 120 columns."""
 _RIGHT = (1, *range(4, 14))
 _CLEAR = "\x1b[H\x1b[J"
 _COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}
@@ -87,7 +90,7 @@ def add(commands: Any) -> None:
     top.add_argument("--once", action="store_true", help="do not go on; so without a terminal")
     top.add_argument("--interval", type=_interval, default=INTERVAL_S, metavar="SECONDS")
     top.add_argument("--sort", type=one_of(*_SORTS), default="state", metavar="|".join(_SORTS))
-    add_output(top, "table", "json", "yaml")
+    add_output(top, "table", "wide", "json", "yaml")
     add_everywhere(top)
     top.set_defaults(run=_top)
 
@@ -119,8 +122,8 @@ def _top(options: argparse.Namespace) -> int:
         ]
         return Picture(routes, {pe: of for pe, of in fellows.items() if pe in homes}, *jobs)
 
-    if options.once or options.output != "table" or not is_terminal():
-        return _once(ask(), options.output)
+    if options.once or options.output not in ("table", "wide") or not is_terminal():
+        return _once(ask(), options.output, namespace)
     _live(ask, options.interval, caller.url)
     return OK
 
@@ -163,7 +166,7 @@ def _of(routes: Sequence[Item], targets: Sequence[Target]) -> list[Item]:
     return [r for r in routes if any(chosen("routes", [r], target.name) for target in targets)]
 
 
-def _once(picture: Picture, output: str) -> int:
+def _once(picture: Picture, output: str, namespace: str) -> int:
     routes, fellows, sides, rules, waiting = picture
     if output == "json":
         jobs = {"sides": list(sides), "rules": list(rules), "ruleWaiting": list(waiting)}
@@ -172,7 +175,8 @@ def _once(picture: Picture, output: str) -> int:
         say(as_yaml(routes))
     else:
         below = [*side_lines(sides, time.time()), *rule_lines(rules, waiting)]
-        say("\n".join([*lines_of(routes), *below, *fellow_lines(fellows)]) + "\n")
+        table = lines_of(routes) if output == "wide" else lines_of(routes, within=namespace)
+        say("\n".join([*table, *below, *fellow_lines(fellows)]) + "\n")
     return OK
 
 
@@ -221,23 +225,32 @@ def screen(picture: Picture, url: str, note: str, columns: int, rows: int, now: 
     return "\n".join([*lines, *body][: max(1, rows - 1)])
 
 
-def lines_of(routes: Sequence[Item], columns: int | None = None) -> list[str]:
+def lines_of(
+    routes: Sequence[Item], columns: int | None = None, *, within: str | None = None
+) -> list[str]:
     """Return the table's lines, its head first, coloured where that is wanted.
 
     Args:
         routes: as the broker answers them.
         columns: where lines are cut; None for nowhere.
+        within: None for all columns; else the columns that fit 120 characters, with ports of this
+            namespace without its name.
     """
     if not routes:
         return ["no routes"]
     rows = [HEAD, *(row_of(route) for route in routes)]
+    right = [place in _RIGHT for place in range(len(HEAD))]
+    if within is not None:
+        kept = [HEAD.index(name) for name in _NARROW]
+        rows = [[row[place].removeprefix(f"{within}/") for place in kept] for row in rows]
+        right = [right[place] for place in kept]
     widths = widths_of(rows)
     colours: list[Colour | None] = [None, *(_COLOURS.get(state_of(r)) for r in routes)]
     lines = []
     for row, colour in zip(rows, colours, strict=True):
         cells = [
-            cell.rjust(width) if place in _RIGHT else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if to_the_right else cell.ljust(width)
+            for cell, width, to_the_right in zip(row, widths, right, strict=True)
         ]
         lines.append(paint("  ".join(cells).rstrip()[:columns], colour))
     return lines
