@@ -31,12 +31,10 @@ CONF = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.python.daemon.module": "pe_agent.spark_daemon",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
 }
-"""Halves the fixed cost of a micro-batch on a local disk (measured; see benchmarks/), and prints no
-traceback when the JVM closes a worker's connection.
+"""Halves the fixed cost of a micro-batch on a local disk (measured; see benchmarks/).
 
 ``spark.hadoop.fs.file.impl`` is left alone: Spark's RocksDB, in which operators keep their state,
 takes no other local file system than Hadoop's own.
