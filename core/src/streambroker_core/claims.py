@@ -129,6 +129,8 @@ class Holder:
         away: for how many seconds it has been away, 0 if it lives.
         query: the streaming query that reads, None if that is not known.
         moved: when it finished an epoch last.
+        ring: the exports for which its query waits and which, in the end, wait for this one; None
+            if it is not in such a ring, see :mod:`chains <streambroker_core.chains>`.
     """
 
     reader: str
@@ -137,6 +139,7 @@ class Holder:
     away: float
     query: str | None = None
     moved: float = 0.0
+    ring: tuple[str, ...] | None = None
 
 
 class Lag(NamedTuple):

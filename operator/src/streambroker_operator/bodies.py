@@ -39,12 +39,14 @@ def resource_body(board: Board, stored: Stored, endings: Endings) -> dict[str, A
 def shown(stored: Stored, status: Status | None, endings: Endings) -> dict[str, Any]:
     """Return a resource's manifest with a status; an empty one where there is none.
 
-    An Export's says, too, whether it has ended.
+    An Export's says, too, whether it has ended, and what of its log is damaged, if any is.
     """
     resource = stored.resource
     found = {} if status is None else _status_body(status)
     if status is not None and isinstance(resource, Export):
         found["ended"] = status.accepted and endings.shows(resource)
+        damaged = endings.damage(resource) if status.accepted else ""
+        found.update({"damaged": damaged} if damaged else {})
     return {**write_manifest(resource, version=stored.version), "status": found}
 
 
@@ -59,6 +61,7 @@ def _status_body(status: Status) -> dict[str, Any]:
             {"export": str(pair.export), "reason": pair.reason, "message": pair.message}
             for pair in status.refused
         ],
+        **({"ring": status.ring} if status.ring else {}),
     }
 
 

@@ -187,6 +187,14 @@ class ChangeLog:
         """Note that a resource's status is another; `settle` tells of it."""
         self._statuses[(kind, uid)] = None
 
+    def show(self, exports: Iterable[PortKey]) -> None:
+        """Tell of Exports of which something else is shown now."""
+        for key in exports:
+            export = self._board.export_at(key)
+            if export is not None:
+                self.touch_status("Export", export.uid)
+        self.settle()
+
     def resources(self, *changed: tuple[Word, Stored]) -> None:
         """Tell of Exports and Imports, then of all that changed with them."""
         for word, stored in changed:

@@ -110,6 +110,19 @@ async def test_an_export_has_ended_as_its_agent_tells_until_it_tells_no_more(pai
     assert "ended" not in (await pair("GET", I)).body["status"]
 
 
+async def test_damage_that_an_agent_reports_is_in_its_export_until_it_reports_none(
+    pair: Rest,
+) -> None:
+    hole = "epochs 3 to 5 of stream s (30 rows) are missing"
+    shown = []
+    for damaged in ([hole, "s/0000000007.segment"], []):
+        body = {"exports": {"trades": {"damaged": damaged}}}
+        assert (await pair("PUT", "/job/feed/pe/0/report", body)).status == 200
+        one, several = await pair("GET", X), await pair("GET", "/exports")
+        shown += [x["status"].get("damaged") for x in (one.body, *several.body["items"])]
+    assert shown == [f"{hole}; s/0000000007.segment."] * 2 + [None] * 2
+
+
 async def test_who_looks_at_a_view_without_having_one_says_nothing_of_ends(pair: Rest) -> None:
     await polled(pair, "trades")
     await pair("GET", "/job/feed/pe/0")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.exporting.waiting import SELF_WAIT_SECONDS, SelfWaitError
+from streambroker_core.chains import RING_SECONDS
 from streambroker_core.ledger import Ask
 from support.exports import Bench, bench, rows
 
@@ -174,3 +175,52 @@ def test_a_limit_holds_for_a_query_that_waits_at_its_gate_as_well(made: Bench) -
         made.now += 1
     assert made.export.waits_for() == []
     assert made.admit(1) == {"admitted": True}
+
+
+# ---- rings over several jobs -------------------------------------------------------------------
+
+BACK = "default/alerts/0/back"
+
+
+def ask_for(made: Bench, seconds: int, chain: list[str]) -> None:
+    """Ask for admission for a while, as the importer's agent reports for what its query waits."""
+    for _ in range(seconds):
+        made.export.note_chains(OTHER, {"other": chain})
+        assert "waiting" in made.admit(1)
+        made.now += 1
+
+
+def test_a_wait_that_leads_back_over_another_job_is_refused_and_names_the_way(made: Bench) -> None:
+    plan(made, "other", OTHER)
+    made.publish(0, rows(0, 9))
+    ask_for(made, 30, [BACK])
+    ask_for(made, int(RING_SECONDS), [BACK, made.export.key])
+    with pytest.raises(SelfWaitError, match=f"{OTHER} has not .* waits for {BACK}, which waits"):
+        made.admit(1)
+    made.export.note_chains(OTHER, {"other": []})
+    assert "waiting" in made.admit(1)
+
+
+def test_of_a_reader_only_the_agent_of_its_import_reports(made: Bench) -> None:
+    plan(made, "other", OTHER)
+    made.publish(0, rows(0, 9))
+    for _ in range(int(2 * RING_SECONDS)):
+        made.export.note_chains(OWN, {"other": [made.export.key], "nobody": [made.export.key]})
+        assert "waiting" in made.admit(1)
+        made.now += 1
+
+
+def test_an_export_that_gives_up_after_a_time_is_in_no_chain(made: Bench) -> None:
+    plan(made, "other", OTHER)
+    made.publish(0, rows(0, 9))
+    assert made.export.chain("q", gated=False) == [], "nobody has asked yet"
+    made.admit(1)
+    assert made.export.chain("q", gated=False) == [made.export.key]
+    assert made.export.chain("another", gated=False) == []
+    assert made.export.chain("another", gated=True) == [made.export.key]
+    made.export.note_chains(OTHER, {"other": [BACK]})
+    assert made.export.chain("q", gated=False) == [made.export.key, BACK]
+    made.now += 2 * RING_SECONDS
+    assert made.export.chain("q", gated=False) == []
+    made.limit(max_bytes=10, wait_limit=60.0)
+    assert made.export.chain("q", gated=True) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,35 @@ def test_a_query_that_waits_for_itself_is_let_through_to_be_refused(made: Bench)
     made.holders["out"] = held_by("other") + held_by(one["reader"])
     made.replies[A] = lambda body: answer(plan("s", 0, 0 if body["limit"] == {} else 4))
     assert made.next(one, frame="f1")["offset"]["streams"]["s"]["next"] == 4
+
+
+def test_a_query_in_a_ring_is_let_through_to_be_refused(made: Bench) -> None:
+    one = opened(made)
+    begin(made, "f1", exports=["out"])
+    (holder,) = held_by("other", "default/third/0/in")
+    made.holders["out"] = [replace(holder, ring=("default/third/0/out",))]
+    made.replies[A] = lambda body: answer(plan("s", 0, 0 if body["limit"] == {} else 4))
+    assert made.next(one, frame="f1")["offset"]["streams"]["s"]["next"] == 4
+
+
+def test_for_what_a_query_waits_is_known_of_each_of_its_readers(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "TOGETHER", 0.0)
+    one = opened(made)
+    begin(made, "f1", exports=["out"])
+    queries, asked = made.host.queries, []
+
+    def chain(port: str, query: str, gated: bool) -> list[str]:
+        asked.append((port, query, gated))
+        return ["default/alerts/0/out"]
+
+    queries.chain_of = chain
+    made.holders["out"] = held_by("other")
+    assert made.next(one, frame="f1")["gated"] == "out"
+    told = queries.chains([one["reader"], "unknown"])
+    assert told == {one["reader"]: ["default/alerts/0/out"]}
+    assert asked == [("out", "q", True)]
 
 
 def test_a_job_that_stands_still_for_itself_is_let_through_to_be_refused(

@@ -66,6 +66,9 @@ def told(before: Status | None, after: Status) -> list[tuple[str, str]]:
         (REFUSED, Status(), [("Normal", "Accepted")]),
         (REFUSED, MATCHED, [("Normal", "Accepted"), ("Normal", "Matched")]),
         (MATCHED, replace(MATCHED, matches=2), []),
+        (MATCHED, replace(MATCHED, ring="a waits for b"), [("Warning", "WaitsInRing")]),
+        (replace(MATCHED, ring="a waits for b"), replace(MATCHED, ring="a waits for c"), []),
+        (replace(MATCHED, ring="a waits for b"), MATCHED, []),
     ],
 )
 def test_each_transition_is_told_and_nothing_else(

@@ -140,6 +140,18 @@ async def test_the_last_word_of_an_agent_is_told_beside_the_view_that_it_runs() 
     assert since >= 0.5
 
 
+async def test_damage_is_told_with_its_age_and_the_instance_that_reported_it() -> None:
+    leader, harm = Leader(), {"trades": "epochs 3 to 5 are missing."}
+    async with relay_to(leader) as (one, session):
+        one.note_damage(FEED, {})
+        one.note_damage(FEED, harm)
+        await one._send(session)
+
+    ((who, damaged, ago, instance),) = leader.told.damaged
+    assert (who, damaged, instance) == (FEED, harm, str(FEED))
+    assert 0 <= ago < 10
+
+
 async def test_many_long_words_are_told_in_several_bodies_that_are_taken() -> None:
     leader = Leader()
     most = ends_of(f"p{n:062}" for n in range(100))

@@ -511,6 +511,63 @@ def test_ends_of_a_pe_that_has_no_view_are_no_fault() -> None:
     assert bench.ended() == []
 
 
+HOLE = {"trades": "epochs 3 to 5 of stream s (30 rows) are missing."}
+
+
+def damaged(bench: Bench) -> list[str]:
+    """Write what was offered; return what each Export that was written says of damage."""
+    writes = [write for name in bench.asked() if (write := bench.write(name)) is not None]
+    return [
+        next((c["message"] for c in w.status["conditions"] if c["type"] == "Damaged"), "")
+        for w in writes
+        if w.kind == "Export"
+    ]
+
+
+def test_damage_that_an_agent_reports_is_a_condition_until_it_reports_none() -> None:
+    bench = running()
+    bench.statuses.damage_heard(pe("feed"), HOLE)
+    assert damaged(bench) == [HOLE["trades"]]
+    bench.statuses.damage_heard(pe("feed"), HOLE)
+    assert damaged(bench) == []
+    bench.statuses.damage_heard(pe("feed"), {})
+    assert damaged(bench) == [""]
+    assert bench.turned == [EXPORT, EXPORT]
+
+
+def test_another_who_leads_keeps_what_is_written_of_damage_until_the_agent_reports() -> None:
+    bench = running()
+    bench.statuses.damage_heard(pe("feed"), HOLE)
+    damaged(bench)
+    bench.statuses.lead(True)
+    bench.statuses.offer_all()
+    assert damaged(bench) == []
+    bench.statuses.damage_heard(pe("feed"), {})
+    assert damaged(bench) == [""]
+
+
+def test_damage_that_an_earlier_instance_reported_is_passed_over() -> None:
+    bench = running()
+    bench.statuses.damage_heard(pe("feed"), HOLE, 0.5, "another instance")
+    assert damaged(bench) == []
+
+
+def test_a_ring_of_waiting_jobs_is_a_condition_at_both_ends() -> None:
+    bench = running()
+    back = import_of("feed/news", subscription='kind == "answer"')
+    answers = export_of("alerts/answers", properties={"kind": "answer"})
+    bench.version += 2
+    bench.tell(ExportApplied(export=answers, version=bench.version - 1))
+    bench.tell(ImportApplied(import_=back, version=bench.version))
+    writes = [write for name in bench.asked() if (write := bench.write(name)) is not None]
+    found = {
+        (w.kind, w.uid): c for w in writes for c in w.status["conditions"] if c["type"] == "InRing"
+    }
+    assert len(found) == 4
+    assert {c["reason"] for c in found.values()} == {"WaitsInRing"}
+    assert all(" waits for " in c["message"] for c in found.values())
+
+
 def test_what_cannot_be_read_has_a_status_too() -> None:
     bench = Bench()
     bench.asked()

@@ -283,6 +283,7 @@ class Status:
         matches: how many routes it has.
         peers: the first ten ports it is connected to.
         refused: pairs that fail for filter or schema alone, at most twenty.
+        ring: a sentence about the ring of waiting jobs that one of its routes is part of, or empty.
     """
 
     accepted: bool = True
@@ -291,3 +292,4 @@ class Status:
     matches: int = 0
     peers: tuple[PortKey, ...] = ()
     refused: tuple[RefusedPair, ...] = ()
+    ring: str = ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from streambroker_core.board.events import AgentRegistered, Status, Unreadable
 from streambroker_core.board.half import Half
+from streambroker_core.board.rings import Edge, Ring, Rings, waiting
 from streambroker_core.board.rulebook import RuleBook
 from streambroker_core.board.shelf import Shelf
 from streambroker_core.board.views import ACCEPTED, route_of, view_of
@@ -63,6 +64,34 @@ class Shown:
         # All others are accepted, and match nothing.
         self._statuses: dict[tuple[Kind, str], Status] = {}
         self._settled = False
+        self._rings = Rings(self.waits, self._relays)
+
+    def _relays(self, pe: PeKey) -> bool:
+        return bool(self._imports.of_pe(pe) and self._exports.of_pe(pe))
+
+    def waits(self, pe: PeKey) -> Iterator[Edge]:
+        """Yield the routes to other PEs for which a PE's Exports wait without end."""
+        for export in self._exports.holders(pe):
+            yield from waiting(export, self.routes_of("Export", export.uid))
+
+    def rings(self) -> list[Ring]:
+        """Return the jobs that may wait for each other, in order of their first PEs."""
+        return self._rings.all()
+
+    def _ring_told(self, kind: Kind, uid: str) -> str:
+        """Return a sentence about the ring that a resource is part of; empty if of none."""
+        resource = self._side(kind).shelf.get(uid)
+        ring = None if resource is None else self._rings.of(resource.key.owner)
+        if resource is None or ring is None:
+            return ""
+        for route in self.routes_of(kind, uid):
+            export = self._exports.shelf.get(route.export_uid)
+            if export is None:
+                continue
+            for edge in waiting(export, (route,)):
+                if {edge.export.owner, edge.import_.owner} <= ring.members:
+                    return ring.told(resource.key.namespace)
+        return ""
 
     def _side(self, kind: Kind) -> Half[Any]:
         return self._exports if kind == "Export" else self._imports

@@ -10,6 +10,7 @@ orders; a half-filled board would tear down what is merely not known yet.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import cast
 
@@ -90,6 +91,8 @@ class Board(Shown):
         self._dirty_rules: set[str] = set()
         # Pairs whose route is another since views were settled, and the route as it was.
         self._moved: dict[tuple[str, str], Route | None] = {}
+        # PEs at both ends of routes that came, went, or wait in another way.
+        self._rerouted: set[tuple[PeKey, PeKey]] = set()
 
     # ---- what goes in ----------------------------------------------------
 
@@ -262,8 +265,10 @@ class Board(Shown):
 
     def _export_changes(self, changes: Iterable[Change[Export]]) -> Iterator[None]:
         concerned: dict[str, Export | None] = {}
+        limited: set[str] = set()
         for change in changes:
             yield None
+            limited |= _limited(change)
             if change.moves and change.old is not None:
                 for peer, was, _ in self._exports.pair(change.old, {}, self._imports):
                     self._mark("Import", peer)
@@ -285,7 +290,7 @@ class Board(Shown):
             outcomes = self._matcher.matches_of_export(uid)
             for peer, was, now in self._exports.pair(export, outcomes, self._imports):
                 self._mark("Import", peer)
-                if was is not now:
+                if was is not now or uid in limited:
                     self._move(export, self._imports.shelf.get(peer), was, now)
 
     def _import_changes(self, changes: Iterable[Change[Import]]) -> Iterator[None]:
@@ -374,7 +379,11 @@ class Board(Shown):
         """Note that a pair's outcome is another."""
         old = was if isinstance(was, Match) else None
         new = now if isinstance(now, Match) else None
-        if old == new or export is None or import_ is None:
+        if export is None or import_ is None:
+            return
+        if self._settled:
+            self._rerouted.add((export.key.owner, import_.key.owner))
+        if old == new:
             return
         self._marks.move(export, import_, old, new)
         if self._settled:
@@ -421,6 +430,11 @@ class Board(Shown):
 
     def _settle(self) -> Iterator[Action]:
         self._marks.settle()
+        rerouted = self._rerouted if self._settled else ((pe, pe) for pe in self._versions)
+        for pe in self._rings.look(rerouted):
+            self._dirty_statuses["Export"].update(self._exports.of_pe(pe))
+            self._dirty_statuses["Import"].update(self._imports.of_pe(pe))
+        self._rerouted.clear()
         moved = self._moved_by_pe()
         for pe in sorted(self._dirty if self._settled else self._versions):
             yield from self._settle_view(pe, moved.get(pe, ()))
@@ -491,10 +505,20 @@ class Board(Shown):
         before = self._statuses.pop((kind, uid), ACCEPTED)
         if after is None:
             return []
+        ring = self._ring_told(kind, uid) if after.matches else ""
+        if ring:
+            after = replace(after, ring=ring)
         if after != ACCEPTED:
             self._statuses[(kind, uid)] = after
         same = before == after and self._settled and (kind, uid) not in self._new
         return [] if same else [StatusChanged(kind=kind, uid=uid)]
+
+
+def _limited(change: Change[Export]) -> set[str]:
+    """Return the Export that is to wait for another time than before."""
+    old, new = change.old, change.new
+    waits = old and new and old.buffer.wait_limit_s != new.buffer.wait_limit_s
+    return {change.uid} if waits else set()
 
 
 def _of_rules(event: Event) -> bool:

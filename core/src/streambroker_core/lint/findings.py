@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 from streambroker_core.board import Board
+from streambroker_core.board.rings import RING, Ring
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.explain import Survey
 from streambroker_core.explain.words import shown
@@ -58,16 +59,18 @@ class Scene:
     Attributes:
         known: all resources.
         met: matches and near refusals of each Import, by the Export's uid.
+        rings: jobs that may wait for each other.
     """
 
     known: Survey
     met: Mapping[str, Mapping[str, Outcome]]
+    rings: Sequence[Ring] = ()
 
 
 def scene(board: Board, known: Survey) -> Scene:
     """Return what a board's resources meet now."""
     found = {import_.uid: board.outcomes("Import", import_.uid) for import_ in known.imports}
-    return Scene(known=known, met=found)
+    return Scene(known=known, met=found, rings=board.rings())
 
 
 def offers_of(known: Survey) -> Offers:
@@ -119,6 +122,7 @@ def lint(scene: Scene) -> list[Finding]:
     for export in _in_order(known.exports):
         taken = _taken(known, export)
         found += taken or lint_export(export, imported=export.uid in imported)
+    found = [*_rings(scene), *found]
     return [*_clashes(offers), *found] if known.whole else found
 
 
@@ -263,6 +267,16 @@ def _together(
         )
         message = f"column `{column_name}` is {types_text(counts)} that it imports"
         yield Finding(code="ColumnTypesDiffer", about=import_, message=message)
+
+
+def _rings(scene: Scene) -> Iterator[Finding]:
+    """Yield the rings of waiting jobs of which all routes may be seen."""
+    exports = {export.key: export for export in scene.known.exports}
+    imports = {import_.key for import_ in scene.known.imports}
+    for ring in scene.rings:
+        if all(e.export in exports and e.import_ in imports for e in ring.round):
+            about = exports[ring.round[0].export]
+            yield Finding(code=RING, about=about, message=ring.told())
 
 
 def _clashes(offers: Offers) -> Iterator[Finding]:

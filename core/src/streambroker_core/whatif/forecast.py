@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from streambroker_core.board import Board
+from streambroker_core.board.rings import RING, Edge, Ring, found_rings, waiting
 from streambroker_core.board.views import route_of
 from streambroker_core.matching import IndexMatcher, Match, Outcome
 from streambroker_core.model import (
     Export,
     Import,
     Kind,
+    PeKey,
     PortKey,
     Resource,
     Route,
@@ -70,8 +72,8 @@ class Problem:
         code: the word for it.
         detail: a sentence.
         refused: whether the change would not be made at all. One that would be
-            made and leads to nothing, as its port or its stream id is another's,
-            has this False.
+            made and leads to nothing, as its port or its stream id is another's, or
+            to jobs that may wait for each other in a ring, has this False.
     """
 
     index: int
@@ -126,6 +128,7 @@ def forecast(
         for pair, route in before.items()
         if pair not in after
     ]
+    problems += _rings(overlay, before, after, put)
     changed = [
         Changed(route=route, was=before[pair])
         for pair, route in after.items()
@@ -212,6 +215,35 @@ def _left_out(overlay: Overlay, put: dict[int, Resource]) -> list[Problem]:
             detail = f"{kind} {name_of(resource)}: {taken} is held by an older one, {older.key}."
             found.append(_problem(index, resource, code, detail, refused=False))
     return found
+
+
+def _rings(
+    overlay: Overlay, before: _Routes, after: _Routes, put: dict[int, Resource]
+) -> list[Problem]:
+    """Return a problem for each ring of waiting jobs that there would be and is not now."""
+    board = overlay.board
+    gone = {(route.export, route.import_) for route in before.values()}
+    come: dict[PeKey, list[Edge]] = {}
+    for route in after.values():
+        export = overlay.get("Export", route.export_uid)
+        if isinstance(export, Export):
+            come.setdefault(route.export.owner, []).extend(waiting(export, (route,)))
+
+    def waits(pe: PeKey) -> Iterator[Edge]:
+        yield from (edge for edge in board.waits(pe) if edge not in gone)
+        yield from come.get(pe, ())
+
+    there = {ring.members for ring in board.rings()}
+    seeds = sorted({edge.import_.owner for edges in come.values() for edge in edges})
+    rings = [ring for ring in found_rings(seeds, waits) if ring.members not in there]
+    return [_ring(ring, put) for ring in rings if put]
+
+
+def _ring(ring: Ring, put: dict[int, Resource]) -> Problem:
+    ports = {port for edge in ring.round for port in edge}
+    named = [index for index, resource in put.items() if resource.key in ports]
+    index = min(named or put)
+    return _problem(index, put[index], RING, ring.told(), refused=False)
 
 
 # ---- routes before and after -------------------------------------------------------------------

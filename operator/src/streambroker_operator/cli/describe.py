@@ -123,6 +123,10 @@ def _status(status: Item) -> list[str]:
         lines.append(f"Message:  {status['message']}")
     if status.get("ended"):
         lines.append("Ended:    yes, its program has said that nothing will follow")
+    if status.get("damaged"):
+        lines.append(f"Damaged:  {status['damaged']}")
+    if status.get("ring"):
+        lines.append(f"Ring:     {status['ring']}")
     return [*lines, f"Matches:  {status.get('matches', 0)}"]
 
 

@@ -310,7 +310,8 @@ class ClusterBroker:
     def _told_by_replicas(self, secret: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:
         statuses = self.desk.statuses
         rules = self.desk.rule_statuses.heard
-        return relay.handler(secret, statuses.heard, statuses.ends_heard, rules)
+        damaged = statuses.damage_heard
+        return relay.handler(secret, statuses.heard, statuses.ends_heard, rules, damaged)
 
     def _rules_told(self, pe: PeKey, told: ToldRules, more: bool) -> None:
         """Have it written what an agent says of its job's rules, by whoever leads."""

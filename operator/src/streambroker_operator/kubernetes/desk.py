@@ -140,7 +140,7 @@ class Desk:
 
 
 class ShownEndings:
-    """What statuses say of the ends of exports, which is the same at every replica.
+    """What statuses say of ends and damage of exports, which is the same at every replica.
 
     Args:
         statuses: takes what agents tell; says what is shown.
@@ -159,6 +159,17 @@ class ShownEndings:
         if not self._leads():
             self._relay.note_ends(pe, ends)
         return ()
+
+    def take_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
+        """Likewise."""
+        self._statuses.damage_heard(pe, damaged)
+        if not self._leads():
+            self._relay.note_damage(pe, damaged)
+        return ()
+
+    def damage(self, resource: Resource) -> str:
+        """Return what the status of an Export says of damage to its log."""
+        return self._statuses.shows_damage(resource.uid)
 
     def shows(self, resource: Resource) -> bool:
         """Say whether the status of an Export says that it has ended."""

@@ -129,9 +129,16 @@ def transitions(
     return found
 
 
-_ACTIONS = {"Accepted": "Accept", "Matched": "Match", "Active": "Run"}
-_WARNINGS = {("Accepted", "False"), ("Active", "False")}
-_FIRST = {("Accepted", "False"), ("Matched", "True")}
+_ACTIONS = {
+    "Accepted": "Accept",
+    "Matched": "Match",
+    "Active": "Run",
+    "InRing": "Match",
+    "Damaged": "Keep",
+}
+_ALARMS = {("InRing", "True"), ("Damaged", "True")}
+_WARNINGS = {("Accepted", "False"), ("Active", "False"), *_ALARMS}
+_FIRST = {("Accepted", "False"), ("Matched", "True"), *_ALARMS}
 """What is worth an Event of a resource that had no status: the usual course of things is not."""
 _SENTENCES = {
     ("Accepted", "True"): "It is accepted now.",

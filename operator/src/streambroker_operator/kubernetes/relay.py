@@ -1,6 +1,7 @@
 """What agents say, told by the replica that they ask to the one that writes statuses.
 
-That is which views they run, which of their exports have ended, and what has become of rules.
+That is which views they run, which of their exports have ended or have damaged logs, and what has
+become of rules.
 
 Rule 1: what is told is a gain in knowledge and nothing else: it may be lost, come twice, or late.
     Of ends, which may be taken back, it is said how long ago an agent told; who is told of none, by
@@ -16,8 +17,8 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -36,11 +37,14 @@ PAUSE_S = 0.02
 AT_ONCE = 1_000
 ENDS_AT_ONCE = 200
 """Of these each may be as long as a header: a body has at most 1 MiB."""
+DAMAGE_AT_ONCE = 10
 RULES_AT_ONCE = 4
 """Of these each may be as long as a report."""
 MOST = 20_000
 FRESH_S = 60.0
 TIMEOUT_S = 2.0
+
+T = TypeVar("T")
 
 _log = logging.getLogger("streambroker.relay")
 
@@ -53,11 +57,13 @@ class Told(NamedTuple):
         ends: whose agent says what of the ends of exports, how long ago, and which instance it is.
         rules: whose agent says what of the rules of its job, and whether it has said something of
             more.
+        damaged: whose agent says what of damaged logs, how long ago, and which instance it is.
     """
 
     runs: list[tuple[PeKey, str, float, str]]
     ends: list[tuple[PeKey, Ends, float, str]]
     rules: list[tuple[PeKey, ToldRules, bool]] = []  # noqa: RUF012 - never changed
+    damaged: list[tuple[PeKey, dict[str, str], float, str]] = []  # noqa: RUF012 - never changed
 
 
 class Relay:
@@ -81,6 +87,7 @@ class Relay:
         self._waiting: dict[PeKey, tuple[str, float, str]] = {}
         self._ends: dict[PeKey, tuple[str, float, str]] = {}
         self._rules: dict[PeKey, tuple[ToldRules, bool]] = {}
+        self._damaged: dict[PeKey, tuple[Mapping[str, str], float, str]] = {}
         self._news = asyncio.Event()
         self._trouble = False
 
@@ -94,6 +101,12 @@ class Relay:
         """Have it told which exports have ended, as an agent said at this moment."""
         if len(self._ends) < MOST:
             self._ends[pe] = wire.encode(ends), time.monotonic(), self._instance_of(pe)
+            self._news.set()
+
+    def note_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> None:
+        """Have it told which logs are damaged, as an agent said at this moment."""
+        if len(self._damaged) < MOST:
+            self._damaged[pe] = dict(damaged), time.monotonic(), self._instance_of(pe)
             self._news.set()
 
     def note_rules(self, pe: PeKey, told: ToldRules, more: bool) -> None:
@@ -113,19 +126,20 @@ class Relay:
                 await self._news.wait()
                 await asyncio.sleep(PAUSE_S)
                 self._news.clear()
-                while self._waiting or self._ends or self._rules:
+                while self._waiting or self._ends or self._rules or self._damaged:
                     await self._send(session)
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
         runs, ends = _taken(self._waiting, AT_ONCE), _taken(self._ends, ENDS_AT_ONCE)
         rules = {pe: self._rules.pop(pe) for pe in list(self._rules)[:RULES_AT_ONCE]}
+        damaged = _taken(self._damaged, DAMAGE_AT_ONCE)
         leader = self._leader()
         if not leader:
             return
         told = {str(pe): write_told(several) for pe, (several, _) in rules.items()}
         more = [str(pe) for pe, (_, several) in rules.items() if several]
         found = {"at": time.time(), "runs": runs, "ended": ends, "rules": told, "moreRules": more}
-        body = json.dumps(found).encode()
+        body = json.dumps({**found, "damaged": damaged}).encode()
         shown = {"Authorization": sealed(self._secret, body)}
         try:
             async with session.post(leader + PATH, data=body, headers=shown) as answer:
@@ -148,7 +162,7 @@ class Relay:
         self._trouble = bool(trouble)
 
 
-def _taken(waiting: dict[PeKey, tuple[str, float, str]], most: int) -> dict[str, list[Any]]:
+def _taken(waiting: dict[PeKey, tuple[T, float, str]], most: int) -> dict[str, list[Any]]:
     """Take out what has waited for longest; return it with its age in the place of its time."""
     now, names = time.monotonic(), list(waiting)[:most]
     taken = {pe: waiting.pop(pe) for pe in names}
@@ -160,6 +174,7 @@ def handler(
     take: Callable[[PeKey, str, float, str], None],
     take_ends: Callable[[PeKey, Ends, float, str], None],
     take_rules: Callable[[PeKey, ToldRules, bool], None] = lambda *_: None,
+    take_damage: Callable[[PeKey, dict[str, str], float, str], None] = lambda *_: None,
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     """Return what answers `PATH`.
 
@@ -169,6 +184,7 @@ def handler(
         take_ends: takes which of its exports have ended, as it said so many seconds ago.
         take_rules: takes what it says of the rules of its job, and whether it has said something of
             more.
+        take_damage: takes which of its logs are damaged, as it said so many seconds ago.
     """
 
     async def acknowledged(request: web.Request) -> web.Response:
@@ -184,6 +200,8 @@ def handler(
             take_ends(*other)
         for third in told.rules:
             take_rules(*third)
+        for fourth in told.damaged:
+            take_damage(*fourth)
         return web.Response(status=204)
 
     return acknowledged
@@ -210,9 +228,17 @@ def read(secret: bytes, shown: str, body: bytes, now: float) -> Told:
                 (PeKey.parse(pe), read_told(Fields(rules)), pe in told.get("moreRules", ()))
                 for pe, rules in told.get("rules", {}).items()
             ],
+            damaged=[
+                (PeKey.parse(pe), _texts(damaged), float(ago), str(instance))
+                for pe, (damaged, ago, instance) in told.get("damaged", {}).items()
+            ],
         )
     except (ValueError, KeyError, TypeError, AttributeError, ManifestError) as error:
         raise _refused() from error
+
+
+def _texts(told: dict[str, Any]) -> dict[str, str]:
+    return {str(port): str(text) for port, text in told.items()}
 
 
 def sealed(secret: bytes, body: bytes) -> str:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from streambroker_core.board import Status
+from streambroker_core.board.rings import RING
 from streambroker_core.model import Export, Import, Resource
 from streambroker_core.properties import Value
 from streambroker_core.wire.canonical import digest
@@ -33,7 +34,7 @@ Truth: TypeAlias = Literal["True", "False", "Unknown"]
 Since: TypeAlias = tuple[str, str, str]
 """Type and status of a condition, and since when it has that."""
 
-_TYPES = ("Accepted", "Matched", "Programmed", "Ready", "Steered", "Ended")
+_TYPES = ("Accepted", "Matched", "Programmed", "Ready", "Steered", "Ended", "InRing", "Damaged")
 _TRUTHS: Mapping[str, Truth] = {"True": "True", "False": "False"}
 _PLAIN = re.compile(r"[^\s\"'\[\]=]+")
 
@@ -79,6 +80,7 @@ class Shown:
         since: of each condition: type, status, time of its last transition.
         programmed: that condition, or None.
         nearest: generation and message of a `Matched` that is false for `NoMatch`.
+        damaged: message of `Damaged`; empty where that is not there.
     """
 
     content: str = ""
@@ -86,6 +88,7 @@ class Shown:
     since: tuple[Since, ...] = ()
     programmed: Condition | None = None
     nearest: tuple[int, str] = (0, "")
+    damaged: str = ""
 
     @property
     def ended(self) -> bool:
@@ -114,6 +117,7 @@ def facts_of(
     shown: Shown = NOTHING_SHOWN,
     steered: str | None = None,
     ended: bool | None = False,
+    damaged: str | None = "",
     nearest: str | None = None,
 ) -> Facts:
     """Return what there is to tell of a resource that can be read.
@@ -126,6 +130,8 @@ def facts_of(
         shown: what stands there.
         steered: which fields are set at run time and by whom, or None.
         ended: whether its agent says that it has ended; None while it was not asked yet. Then
+            what is shown stays.
+        damaged: what its agent says to be damaged of its log; None while it was not asked yet. Then
             what is shown stays.
         nearest: the sentence about a resource that matches nothing; None while it is not known.
             Then the sentence of the same generation that is shown stays.
@@ -142,11 +148,14 @@ def facts_of(
         programmed = _kept(shown, routes)
     found = [accepted, matched, programmed, ready((accepted, matched, programmed))]
     if steered:
-        found.append(
-            Condition(type="Steered", status="True", reason="Steered", message=cut(steered))
-        )
+        found.append(_true("Steered", "Steered", steered))
     if status.accepted and (shown.ended if ended is None else ended):
         found.append(_ENDED)
+    if status.ring:
+        found.append(_true("InRing", RING, f"{status.ring[:1].upper()}{status.ring[1:]}"))
+    damaged = shown.damaged if damaged is None else damaged
+    if status.accepted and damaged:
+        found.append(_true("Damaged", "LogDamaged", damaged))
     return Facts(
         generation=resource.generation,
         conditions=tuple(found),
@@ -261,6 +270,7 @@ def read_shown(status: object) -> Shown:
         routes=_routes_digest(facts.generation, facts.matches, facts.top_matches),
         since=since,
         programmed=next((c for c in conditions if c.type == "Programmed"), None),
+        damaged=next((c.message for c in conditions if c.type == "Damaged"), ""),
         nearest=next(((facts.generation, c.message) for c in conditions if unmatched(c)), (0, "")),
     )
 
@@ -285,6 +295,10 @@ def time_text(now: float) -> str:
 
 
 # ---- conditions ----------------------------------------------------------
+
+
+def _true(type_: str, reason: str, message: str) -> Condition:
+    return Condition(type=type_, status="True", reason=reason, message=cut(message))
 
 
 def _accepted(status: Status) -> Condition:

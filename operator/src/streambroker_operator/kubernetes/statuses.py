@@ -23,7 +23,7 @@ from streambroker_core.board import (
 from streambroker_core.matching import Match
 from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, Resource, kind_of
 from streambroker_core.wire.ends import Ends
-from streambroker_operator.kubernetes.ending import Ending
+from streambroker_operator.kubernetes.ending import Damage, Ending
 from streambroker_operator.kubernetes.programming import AgentState, Programming
 from streambroker_operator.kubernetes.status import (
     NOTHING_SHOWN,
@@ -48,7 +48,8 @@ class Statuses:
         steered: which fields of a resource are set at run time, in words, or None.
         told: takes the status before and after a write.
         nearest: returns the sentence about a resource that matches nothing, or None.
-        turned: takes an Export of which it is shown from now on that it has ended, or no more.
+        turned: takes an Export of which it is shown from now on that it has ended, or that its log
+            is damaged, or no more.
         applied: takes the seconds from a changed view until its agent runs it.
         clock: seconds since 1970.
         monotonic: seconds of a clock that nobody sets.
@@ -84,6 +85,7 @@ class Statuses:
             self._version, self._registered, applied=applied, clock=monotonic
         )
         self.ending = Ending(monotonic)
+        self.damage = Damage(monotonic)
 
     # ---- what comes in ---------------------------------------------------
 
@@ -108,7 +110,7 @@ class Statuses:
         """Note what a status says; say whether that is another thing than before."""
         before = self._shown.get(name)
         self._shown[name] = shown
-        if before is not None and before.ended != shown.ended:
+        if before is not None and ((before.ended, before.damaged) != (shown.ended, shown.damaged)):
             self._turned(name)
         return before is None or before.content != shown.content
 
@@ -165,9 +167,11 @@ class Statuses:
         if found is None:
             self.programming.withdrawn(pe)
             self.ending.withdrawn(pe)
+            self.damage.withdrawn(pe)
         else:
             self.programming.registered(pe, found.instance)
             self.ending.registered(pe, found.instance)
+            self.damage.registered(pe, found.instance)
 
     def heard(
         self, pe: PeKey, version: str, ago_s: float = 0.0, instance: str | None = None
@@ -189,6 +193,25 @@ class Statuses:
             if ended is not None and ended != self.shows_end(export.uid):
                 self._offer(("Export", export.uid), False)
 
+    def damage_heard(
+        self,
+        pe: PeKey,
+        damaged: Mapping[str, str],
+        ago_s: float = 0.0,
+        instance: str | None = None,
+    ) -> None:
+        """Take in which logs are damaged, as of `Damage`, and have looked at what says else."""
+        if not self.damage.heard(pe, damaged, ago_s, instance):
+            return
+        view = self._board.view(pe)
+        for port, export in view.exports.items() if view is not None else ():
+            if damaged.get(port, "") != self.shows_damage(export.uid):
+                self._offer(("Export", export.uid), False)
+
+    def shows_damage(self, uid: str) -> str:
+        """Return what an Export's status says of damage to its log; empty for none."""
+        return self._shown.get(("Export", uid), NOTHING_SHOWN).damaged
+
     def shows_end(self, uid: str) -> bool:
         """Say whether an Export's status says that it has ended."""
         return self._shown.get(("Export", uid), NOTHING_SHOWN).ended
@@ -197,6 +220,7 @@ class Statuses:
         """Take in whether this process leads, and so hears of all agents, from now on."""
         self.programming.presence.lead(leads)
         self.ending.lead()
+        self.damage.lead()
 
     def listen(self) -> None:
         """Have looked at what concerns agents that have gone away; asked of who leads each second.
@@ -276,6 +300,7 @@ class Statuses:
             steered=self._steered(name),
             nearest=nearest,
             ended=self.ending.ended(resource.key) if isinstance(resource, Export) else False,
+            damaged=self.damage.damaged(resource.key) if isinstance(resource, Export) else "",
         )
 
     def agent_state(self, pe: PeKey) -> AgentState:

@@ -105,11 +105,7 @@ def _take_ends(request: web.Request, pe: PeKey, *, polls: bool) -> None:
         told = ends.decode(text or "")
     except ManifestError as error:
         raise RequestError(400, "HeaderInvalid", str(error)) from error
-    for key in runtime.endings.take(pe, told):
-        export = runtime.board.export_at(key)
-        if export is not None:
-            runtime.changes.touch_status("Export", export.uid)
-            runtime.changes.settle()
+    runtime.changes.show(runtime.endings.take(pe, told))
 
 
 def _current(request: web.Request, pe: PeKey) -> str | None:

@@ -46,6 +46,9 @@ SHORTEST_S = 0.5
 MOST_PES = 20_000
 MOST_READERS = 2_000
 MOST_FELLOWS = 256
+MOST_DAMAGED = 100
+MAX_DAMAGE = 1_000
+"""Characters of what is shown of the damage to one log."""
 STALE_S = 90.0
 """A report older than this is of an agent that reports no more."""
 FULL = 80
@@ -82,7 +85,8 @@ class Report:
     """One agent's figures, by export port and import key, and when they came (monotonic).
 
     ``waiting_since`` has the exports that wait at this moment, by port; ``ended`` whether an export
-    has ended, by port, of those of which that was said; ``states`` how many routes are in each of
+    has ended, by port, of those of which that was said; ``damaged`` what is damaged of the logs of
+    exports, by port, of those that are not whole; ``states`` how many routes are in each of
     `STATES`, each in the first that it is in; ``rules`` what is told of rules of patterns, and of
     ``more_rules`` other reports tell; ``sides`` the side inputs of the job's queries;
     ``rule_figures`` what their rules have done, ``rule_waiting`` which operators wait for time.
@@ -93,6 +97,7 @@ class Report:
     waiting: frozenset[tuple[str, str]]
     waiting_since: Mapping[str, str]
     ended: Mapping[str, bool]
+    damaged: Mapping[str, str]
     states: Mapping[str, int]
     fellows: tuple[Fellow, ...] = ()
     rules: ToldRules = field(default_factory=dict)
@@ -283,6 +288,7 @@ def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
     waiting: set[tuple[str, str]] = set()
     since: dict[str, str] = {}
     ended: dict[str, bool] = {}
+    damaged: dict[str, str] = {}
     exports = Fields(body).child("exports")
     for port in exports.names():
         fields = exports.child(port)
@@ -291,6 +297,9 @@ def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
             since[port] = begun
         if fields.has("ended"):
             ended[port] = fields.boolean("ended", False)
+        harm = "; ".join(str(one) for one in fields.items("damaged", most=MOST_DAMAGED))
+        if harm:
+            damaged[port] = f"{harm[:MAX_DAMAGE]}."
         for import_ in fields.items("waitingFor", most=MOST_READERS):
             waiting.add((port, str(import_)))
         for number, reader in enumerate(fields.items("readers", most=MOST_READERS)):
@@ -301,6 +310,7 @@ def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
         waiting=frozenset(waiting),
         waiting_since=since,
         ended=ended,
+        damaged=damaged,
         states=Counter(
             _state(found, pair in waiting, ended.get(pair[0], False))
             for pair, found in figures.items()
@@ -368,6 +378,8 @@ async def put_report(request: web.Request) -> web.Response:
     request.app[RUNTIME].heard.note(pe)
     request.app[RUNTIME].heard.told(pe, report.fellows)
     request.app[RUNTIME].rules.heard(pe, report.rules, more=report.more_rules)
+    shown = request.app[RUNTIME].endings.take_damage(pe, report.damaged)
+    request.app[RUNTIME].changes.show(shown)
     answer = json_answer({"again": request.app[REPORTS].take(pe, report)})
     answer[QUIET] = True
     return answer

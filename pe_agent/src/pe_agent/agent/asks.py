@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from streambroker_core.chains import MAX_CHAIN
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.ledger import Ask
@@ -93,6 +94,19 @@ def read_ranges(body: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return ranges
 
 
+def read_chains(body: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Read for which exports the queries of readers wait, by reader; an older agent says nothing.
+
+    Raises:
+        BodyInvalidError: it is something else.
+    """
+    try:
+        fields = Fields(body).child("waits")
+        return {r: _texts(fields, r, MAX_CHAIN) or [] for r in fields.names()}
+    except ManifestError as error:
+        raise BodyInvalidError(f"`waits` of peer.watch is not as it has to be: {error}") from None
+
+
 def _check_rest(fields: Fields) -> None:
     fields.optional_text("filter", longest=_TEXT)
     fields.optional_text("schema", longest=_TEXT)
@@ -137,10 +151,10 @@ def _numbers(fields: Fields, key: str, *, required: bool = False) -> dict[str, i
     return {stream: child.integer(stream, high=_MOST) for stream in child.names()}
 
 
-def _texts(fields: Fields, key: str) -> list[str] | None:
+def _texts(fields: Fields, key: str, most: int = _MOST) -> list[str] | None:
     if not fields.has(key):
         return None
-    found = fields.items(key, most=_MOST)
+    found = fields.items(key, most=most)
     if not all(isinstance(one, str) for one in found):
         raise fields.bad(key, "has to be a list of texts")
     return found

@@ -118,6 +118,8 @@ class Hosts:
             self._holders,
             self.control_log,
         )
+        self.imports.queries.chain_of = self._chain
+        self.imports.peers.chains = self.imports.queries.chains
         self.scrub = Scrub()
         for (key,) in self.store.query(_EXPORTS):
             self._recover(self._host(key), progress)
@@ -155,6 +157,11 @@ class Hosts:
         """Return who makes an export wait; nobody if there is none of that name."""
         export = self._exports.get(f"{self.pe}/{port}")
         return [] if export is None else export.waits_for()
+
+    def _chain(self, port: str, query: str, gated: bool) -> list[str]:
+        """Return for which exports a query waits at one of ours, see `WaitingSide.chain`."""
+        export = self._exports.get(f"{self.pe}/{port}")
+        return [] if export is None else export.chain(query, gated=gated)
 
     def _host(self, key: str) -> HostedExport:
         with self._lock:

@@ -16,7 +16,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from pe_agent.agent.asks import MAX_LEASE, BodyInvalidError, read_ask, read_ranges, under
+from pe_agent.agent.asks import (
+    MAX_LEASE,
+    BodyInvalidError,
+    read_ask,
+    read_chains,
+    read_ranges,
+    under,
+)
 from pe_agent.agent.exporting.blocks import BlockReader, Latest, NotPlannedError, Read, Sent
 from pe_agent.agent.fellows.grants import Grant
 from pe_agent.agent.hosts import Hosts
@@ -243,6 +250,8 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 hosted = self._hosts.export(export)
                 for reader in of["readers"]:
                     hosted.renew(reader, import_, lease)
+                waits = read_chains(of)
+                hosted.note_chains(import_, {r: waits.get(r, []) for r in of["readers"]})
                 if of["capability"] is not None:
                     asked = {"export": export, "import": import_, "capability": of["capability"]}
                     self._hosts.peer(asked)

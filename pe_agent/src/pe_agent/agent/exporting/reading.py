@@ -272,6 +272,7 @@ class ReadingSide(SpreadSide):
         for id_ in self.ledger.evicted:
             self.deliveries.forget(id_)
             self.waits.forget(id_)
+            self.chains.forget((id_,))
             self._store.write("DELETE FROM readers WHERE export = ? AND id = ?", self.key, id_)
         self.ledger.evicted.clear()
 

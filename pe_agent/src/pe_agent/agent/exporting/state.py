@@ -23,6 +23,7 @@ from pe_agent.agent.exporting.waits import Waits
 from pe_agent.agent.store import FORGOTTEN, REMOVED, Store
 from pe_agent.agent.unnamed import Unnamed
 from pe_agent.log import Committer
+from streambroker_core.chains import Chains
 from streambroker_core.ledger import Ledger, Limits
 from streambroker_core.publishing import Publisher
 
@@ -65,6 +66,7 @@ class ExportState:
         self.publisher = Publisher(key)
         self.deliveries = Deliveries(self.streams, self._rows_between)
         self.waits = Waits()
+        self.chains = Chains(key)
         self.published_rows = 0
         self.accepted: Counter[str] = Counter()
         self.published: Counter[str] = Counter()

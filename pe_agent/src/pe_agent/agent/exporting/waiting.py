@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Mapping, Sequence
 
 from pe_agent.agent.exporting.state import ExportState
+from pe_agent.agent.exporting.waits import ASKS_SECONDS
+from streambroker_core.chains import RING_SECONDS
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Holder
 from streambroker_core.model import job_of
@@ -24,6 +28,9 @@ class SelfWaitError(StreambrokerError):
 class WaitingSide(ExportState):
     """Whom an export waits for. All public calls are safe from any thread."""
 
+    _told_to_wait: tuple[str, float] = ("", -math.inf)
+    """The query that asked for admission last and has to wait, and when."""
+
     def waits_for(self) -> list[Holder]:
         """Return who makes the export wait at this moment, slowest first; asking is waiting."""
         with self._lock:
@@ -34,7 +41,7 @@ class WaitingSide(ExportState):
         self.waits.asked(now, [h.reader for h in holders])
         limit, since = self.ledger.limits.wait_limit, self.waits.since(now)
         if limit is None or since is None or now - since < limit:
-            return holders
+            return self.chains.marked(holders, now)
         self._let_drop(now)
         self.waits.asked(now, ())
         return []
@@ -61,7 +68,31 @@ class WaitingSide(ExportState):
         holders = self._holders(now)
         if holders:
             self._refuse_self(query, holders, now)
+            self._told_to_wait = query, now
         return holders
+
+    def note_chains(self, import_: str, chains: Mapping[str, Sequence[str]]) -> None:
+        """Take in for which exports the queries of readers wait, as the agent of theirs reports."""
+        with self._lock:
+            for id_, chain in chains.items():
+                reader = self.ledger.readers.get(id_)
+                if reader is not None and reader.import_ == import_:
+                    self.chains.note(id_, chain, self._clock())
+
+    def chain(self, query: str, *, gated: bool) -> list[str]:
+        """Return the exports for which a query waits here, this one first; empty if it does not.
+
+        Args:
+            query: that publishes here.
+            gated: it reads nothing because the export is full; else it waits if a task of it has
+                asked for admission in vain.
+        """
+        with self._lock:
+            now, (asked, at) = self._clock(), self._told_to_wait
+            waits = gated or (asked == query and now - at <= ASKS_SECONDS)
+            if not waits or self.ledger.limits.wait_limit is not None:
+                return []
+            return self.chains.behind(self.ledger.blocked_by(now), now)
 
     def _refuse_self(self, query: str, holders: list[Holder], now: float) -> None:
         own = next((h for h in holders if h.query == query), None)
@@ -71,6 +102,15 @@ class WaitingSide(ExportState):
                 f" query that reads that import is the one that publishes here: it would wait for"
                 " itself. Give the export a larger buffer.maxBytes, read and publish in two"
                 " queries, or read that import under `drop`."
+            )
+        ring = next((h for h in holders if h.ring is not None), None)
+        if ring is not None:
+            raise SelfWaitError(
+                f"export {self.key} is full of rows that {ring.import_} has not finished; the query"
+                f" that reads that import waits for {', '.join(ring.ring or ('it',))}, which waits"
+                " for this export in turn. They wait for each other in a ring, and nothing in it"
+                f" has moved for {RING_SECONDS:.0f} s. Read one of the imports in the ring under"
+                " `drop`, or give an export in it a buffer.waitLimit or a larger buffer.maxBytes."
             )
         job = job_of(self.key)
         still = now - max(self.waits.since(now) or now, *(h.moved for h in holders))

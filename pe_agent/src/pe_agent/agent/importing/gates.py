@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,12 @@ class Query:
 
 
 class Queries:
-    """All queries of one PE's job that were told of. Safe from any thread."""
+    """All queries of one PE's job that were told of. Safe from any thread.
+
+    Attributes:
+        chain_of: returns for which exports a query waits at one of this PE, by port, query, and
+            whether it reads nothing for that.
+    """
 
     def __init__(
         self, pe: str, news: News, holders: Callable[[str], Sequence[Holder]] = lambda _: ()
@@ -65,6 +70,7 @@ class Queries:
             news: counts what happens, by key of import or export.
             holders: returns who makes an export of this PE wait, by port.
         """
+        self.chain_of: Callable[[str, str, bool], list[str]] = lambda *_: []
         self._pe = pe
         self._job = job_of(pe) + "/"
         self._news = news
@@ -128,9 +134,25 @@ class Queries:
         return shut
 
     def _own(self, query: Query, holders: Sequence[Holder], still: bool) -> bool:
-        """Whether it is the query itself that holds an export, or its job, which stands still."""
+        """Whether it is the query itself that holds an export, or its job, which stands still.
+
+        A query holds it itself, too, where others in between wait for each other.
+        """
         itself = not query.readers.isdisjoint(h.reader for h in holders)
+        itself = itself or any(h.ring is not None for h in holders)
         return itself or (still and all(h.import_.startswith(self._job) for h in holders))
+
+    def chains(self, readers: Iterable[str]) -> dict[str, list[str]]:
+        """Return for which exports the queries of some readers wait, of those that do."""
+        now = time.monotonic()
+        with self._lock:
+            known = [q for q in self._known.values() if q.until > now and q.exports]
+        of = {r: self._chain([q for q in known if r in q.readers]) for r in readers}
+        return {reader: chain for reader, chain in of.items() if chain}
+
+    def _chain(self, queries: Sequence[Query]) -> list[str]:
+        found = (self.chain_of(port, q.id, q.gated) for q in queries for port in q.exports)
+        return list(dict.fromkeys(key for chain in found for key in chain))
 
     def key(self, port: str) -> str:
         """Return the key of a port of this PE."""

@@ -34,7 +34,11 @@ class _Watched:
 
 
 class Peers:
-    """One watch per other agent: it brings heads and carries the leases of our readers."""
+    """One watch per other agent: it brings heads and carries the leases of our readers.
+
+    Attributes:
+        chains: returns for which exports the queries of readers wait, by reader.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class Peers:
             unfinished: returns address, export and import of what living readers have planned
                 and not acknowledged, also where the route is gone.
         """
+        self.chains: Callable[[Iterable[str]], dict[str, list[str]]] = lambda _: {}
         self._news = news
         self._alive = alive
         self._unfinished = unfinished
@@ -156,7 +161,7 @@ class Peers:
                 "heads": self._heads.get(export),
                 "ended": export in self._ended,
                 "imports": {
-                    import_: {"capability": imports[import_], "readers": alive.get(import_, [])}
+                    import_: self._asked(imports[import_], alive.get(import_, []))
                     for import_ in imports
                 },
             }
@@ -199,6 +204,15 @@ class Peers:
             raise AgentUnreachableError("; ".join(refused))
         if not moved and time.monotonic() - began < 0.01:
             watched.stopped.wait(0.05)
+
+    def _asked(self, capability: str | None, readers: list[str]) -> dict[str, Any]:
+        """Return what is said of an import; for what its queries wait only if they do."""
+        waits = self.chains(readers)
+        return {
+            "capability": capability,
+            "readers": readers,
+            **({"waits": waits} if waits else {}),
+        }
 
     def _note_refused(self, told: Mapping[str, str | None]) -> None:
         """Note of which exports an agent that answers tells nothing, and why."""

@@ -1,0 +1,78 @@
+"""Chains of waiting from agent to agent: which wait leads back to the export that waits."""
+
+from __future__ import annotations
+
+from streambroker_core.chains import FRESH_SECONDS, RING_SECONDS, Chains
+from streambroker_core.ledger import Holder
+
+E, F = "default/a/0/out", "default/b/0/out"
+
+
+def holder(reader: str = "r", size: int = 10, moved: float = 0.0) -> Holder:
+    return Holder(
+        reader=reader, import_="default/b/0/in", bytes=size, away=0.0, query="q", moved=moved
+    )
+
+
+def ring(chains: Chains, *holders: Holder, now: float) -> list[tuple[str, ...] | None]:
+    return [h.ring for h in chains.marked(holders, now)]
+
+
+def reported(chains: Chains, until: float, *chain: str, reader: str = "r") -> None:
+    """Report a chain every other second from 100 on."""
+    now = 100.0
+    while now <= until:
+        chains.note(reader, chain, now)
+        now += 2
+
+
+def test_a_chain_that_leads_back_counts_once_it_has_lasted() -> None:
+    chains = Chains(E)
+    reported(chains, 108, F, E)
+    assert ring(chains, holder(), now=100 + RING_SECONDS - 0.1) == [None]
+    assert ring(chains, holder(), now=100 + RING_SECONDS) == [(F,)]
+
+
+def test_a_chain_that_leads_elsewhere_is_no_ring() -> None:
+    chains = Chains(E)
+    reported(chains, 200, F)
+    assert ring(chains, holder(), now=200) == [None]
+
+
+def test_a_reader_that_moves_is_in_no_ring_until_it_has_stood_still() -> None:
+    chains = Chains(E)
+    reported(chains, 140, F, E)
+    assert ring(chains, holder(moved=135), now=140) == [None]
+    assert ring(chains, holder(moved=125), now=140) == [(F,)]
+
+
+def test_a_report_that_is_not_repeated_says_nothing() -> None:
+    chains = Chains(E)
+    reported(chains, 140, F, E)
+    assert ring(chains, holder(), now=141 + FRESH_SECONDS) == [None]
+    chains.note("r", (F, E), 160)
+    assert ring(chains, holder(), now=165) == [None], "it has to last once more"
+
+
+def test_a_wait_that_ends_ends_the_ring() -> None:
+    chains = Chains(E)
+    reported(chains, 140, F, E)
+    chains.note("r", (), 141)
+    chains.note("r", (F, E), 142)
+    assert ring(chains, holder(), now=145) == [None]
+
+
+def test_only_the_slowest_readers_count() -> None:
+    chains = Chains(E)
+    reported(chains, 140, F, E)
+    assert ring(chains, holder("other", 20), holder("r", 10), now=140) == [None, None]
+    assert ring(chains, holder("other", 10), holder("r", 10), now=140) == [None, (F,)]
+
+
+def test_what_waits_behind_an_export_is_itself_and_what_its_slowest_readers_wait_for() -> None:
+    chains = Chains(E)
+    assert chains.behind([], 100) == []
+    assert chains.behind([holder()], 100) == [E]
+    chains.note("r", (F, "default/c/0/out"), 100)
+    assert chains.behind([holder()], 101) == [E, F, "default/c/0/out"]
+    assert chains.behind([holder("other", 20), holder()], 101) == [E]
