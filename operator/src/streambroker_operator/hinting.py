@@ -1,4 +1,8 @@
-"""Send hints by UDP: never waited for, never repeated, at most one per PE and turn."""
+"""Send hints by UDP: never waited for, never repeated, at most one per PE and turn.
+
+An address gets so many a second and no more. What is above that waits, and a later hint for the
+same PE takes its place, so the last one always goes out.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,67 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
-from streambroker_core.wire.registration import split_address
+from streambroker_core.wire.hints import POLL_SPACING_S
+from streambroker_core.wire.registration import may_be_hinted, split_address
 
-RESOLVERS = 2
-"""Threads that look host names up; a slow name keeps nothing else waiting."""
-MAX_LOOKUPS = 64
-"""Addresses that may wait for their names at once; hints for more are forgotten."""
+PER_PORT_S, PORT_BURST = 1 / POLL_SPACING_S, 50
+"""Datagrams per second, and at once, to one address and port: as often as an agent polls."""
+PER_HOST_S, HOST_BURST = 1_000.0, 2_000
+"""The same to all ports of one address."""
+CHALLENGES_PER_PORT_S, CHALLENGE_PORT_BURST = 0.1, 2
+"""The same of challenges, which go to addresses that nothing is known of."""
+CHALLENGES_PER_HOST_S, CHALLENGE_HOST_BURST = 10.0, 100
+MAX_KNOWN = 20_000
+"""Addresses that are counted; the one that was not sent anything for longest is forgotten."""
 
 _log = logging.getLogger("streambroker.hints")
+
+
+class Pace:
+    """How much may be sent to each of many places.
+
+    Args:
+        per_s: tokens that come in per second.
+        burst: tokens at once.
+    """
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self._per_s, self._burst = per_s, float(burst)
+        self._levels: dict[str, tuple[float, float]] = {}
+
+    def has(self, where: str, now: float) -> bool:
+        """Say whether a place may be sent something."""
+        return self._level(where, now) >= 1.0
+
+    def take(self, where: str, now: float) -> None:
+        """Count what is sent to a place."""
+        level = self._level(where, now) - 1.0
+        self._levels.pop(where, None)
+        self._levels[where] = (level, now)
+        if len(self._levels) > MAX_KNOWN:
+            del self._levels[next(iter(self._levels))]
+
+    def _level(self, where: str, now: float) -> float:
+        level, at = self._levels.get(where, (self._burst, now))
+        return min(self._burst, level + (now - at) * self._per_s)
+
+
+class Paces:
+    """How much may be sent to each port, and to all ports of each address."""
+
+    def __init__(self, port: Pace, host: Pace) -> None:
+        self._port, self._host = port, host
+
+    def take(self, address: str, host: str, now: float) -> bool:
+        """Say whether a datagram may be sent, and count it if so."""
+        if not (self._port.has(address, now) and self._host.has(host, now)):
+            return False
+        self._port.take(address, now)
+        self._host.take(host, now)
+        return True
 
 
 class HintSender:
@@ -28,16 +80,21 @@ class HintSender:
 
     Attributes:
         sent: datagrams handed to the network.
-        failed: datagrams that the network or the resolver refused.
+        failed: datagrams that the network refused, or that have no address to go to.
     """
 
     def __init__(self) -> None:
-        self._pending: dict[PeKey, tuple[str, bytes]] = {}
+        # By address: the datagram for each PE; and the address of each PE.
+        self._pending: dict[str, dict[PeKey, bytes]] = {}
+        self._addresses: dict[PeKey, str] = {}
+        self._flushing: asyncio.Handle | None = None
+        self._closed = False
         self._sockets: dict[socket.AddressFamily, socket.socket] = {}
-        # By address: who looks it up, and the last datagram for it.
-        self._lookups: dict[str, asyncio.Task[None]] = {}
-        self._latest: dict[str, bytes] = {}
-        self._resolvers = ThreadPoolExecutor(RESOLVERS, "hint names")
+        self._paces = Paces(Pace(PER_PORT_S, PORT_BURST), Pace(PER_HOST_S, HOST_BURST))
+        self._challenges = Paces(
+            Pace(CHALLENGES_PER_PORT_S, CHALLENGE_PORT_BURST),
+            Pace(CHALLENGES_PER_HOST_S, CHALLENGE_HOST_BURST),
+        )
         self.sent = 0
         self.failed = 0
 
@@ -46,69 +103,63 @@ class HintSender:
 
         Args:
             pe: whose agent it is for.
-            address: ``host:port``.
+            address: ``host:port``, the host as an IP address.
             datagram: the signed hint.
         """
-        if not self._pending:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._pending[pe] = (address, datagram)
+        before = self._addresses.get(pe)
+        if before is not None and before != address:
+            self._done(before, pe)
+        self._addresses[pe] = address
+        self._pending.setdefault(address, {})[pe] = datagram
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
 
-    async def settled(self) -> None:
-        """Return when no name is being looked up any more."""
-        await asyncio.gather(*self._lookups.values())
+    def challenge(self, address: str, datagram: bytes) -> None:
+        """Send a datagram to an address that nothing is known of; too many are forgotten."""
+        host, now = _host_of(address), asyncio.get_running_loop().time()
+        if host is not None and not self._closed and self._challenges.take(address, host, now):
+            self._send_one(address, host, datagram)
 
     def close(self) -> None:
-        """Close the sockets and forget what waits for a name to be looked up."""
-        for lookup in self._lookups.values():
-            lookup.cancel()
-        self._resolvers.shutdown(wait=False, cancel_futures=True)
+        """Close the sockets and forget what waits."""
+        self._closed = True
+        if self._flushing is not None:
+            self._flushing.cancel()
         for sender in self._sockets.values():
             sender.close()
         self._sockets.clear()
 
     def _flush(self) -> None:
-        pending, self._pending = self._pending, {}
-        for address, datagram in pending.values():
-            self._send_one(address, datagram)
-
-    def _send_one(self, address: str, datagram: bytes) -> None:
-        try:
-            host, port = split_address(address)
-            self._send_to(address, host, port, datagram)
-        except (ManifestError, OSError) as error:
-            self._note_failure(address, error)
-
-    def _send_to(self, address: str, host: str, port: int, datagram: bytes) -> None:
-        try:
-            version = ipaddress.ip_address(host).version
-        except ValueError:
-            self._wait_for_name(address, host, port, datagram)
-            return
-        family = socket.AF_INET if version == 4 else socket.AF_INET6
-        self._socket(family).sendto(datagram, (host, port))
-        self.sent += 1
-
-    def _wait_for_name(self, address: str, host: str, port: int, datagram: bytes) -> None:
-        if address not in self._lookups:
-            if len(self._lookups) >= MAX_LOOKUPS:
-                self._note_failure(address, OSError("too many names are looked up"))
-                return
-            lookup = asyncio.get_running_loop().create_task(self._look_up(address, host, port))
-            self._lookups[address] = lookup
-        self._latest[address] = datagram
-
-    async def _look_up(self, address: str, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
-        asked = partial(socket.getaddrinfo, host, port, type=socket.SOCK_DGRAM)
+        now = loop.time()
+        self._flushing = None
+        for address, of_address in list(self._pending.items()):
+            host = _host_of(address)
+            for pe, datagram in list(of_address.items()):
+                if host is None:
+                    self._note_failure(address, "no hints are sent there")
+                elif self._paces.take(address, host, now):
+                    self._send_one(address, host, datagram)
+                else:
+                    break
+                self._done(address, pe)
+        if self._pending:
+            self._flushing = loop.call_later(POLL_SPACING_S, self._flush)
+
+    def _done(self, address: str, pe: PeKey) -> None:
+        of_address = self._pending[address]
+        del of_address[pe], self._addresses[pe]
+        if not of_address:
+            del self._pending[address]
+
+    def _send_one(self, address: str, host: str, datagram: bytes) -> None:
+        version = ipaddress.ip_address(host).version
+        family = socket.AF_INET if version == 4 else socket.AF_INET6
         try:
-            found = await loop.run_in_executor(self._resolvers, asked)
-            family, _, _, _, where = found[0]
-            self._socket(family).sendto(self._latest[address], where)
+            self._socket(family).sendto(datagram, (host, split_address(address)[1]))
             self.sent += 1
-        except (OSError, UnicodeError) as error:
+        except OSError as error:
             self._note_failure(address, error)
-        finally:
-            del self._lookups[address], self._latest[address]
 
     def _socket(self, family: socket.AddressFamily) -> socket.socket:
         sender = self._sockets.get(family)
@@ -118,6 +169,15 @@ class HintSender:
             self._sockets[family] = sender
         return sender
 
-    def _note_failure(self, address: str, error: Exception) -> None:
+    def _note_failure(self, address: str, reason: object) -> None:
         self.failed += 1
-        _log.debug("hint not sent to %s: %s", address, error)
+        _log.debug("hint not sent to %s: %s", address, reason)
+
+
+def _host_of(address: str) -> str | None:
+    """Return the IP address of ``host:port``; None where hints may not be sent there."""
+    try:
+        host, _ = split_address(address)
+        return host if may_be_hinted(host) else None
+    except ManifestError:
+        return None

@@ -283,6 +283,11 @@ class BrokerClient:
     # ---- the connection that is kept ---------------------------------------
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the broker."""
+        return self._host, self._port
+
+    @property
     def keeps(self) -> bool:
         """Whether a connection is kept."""
         return self._kept is not None

@@ -363,7 +363,7 @@ async def test_a_thief_who_registers_gets_no_key_and_takes_nothing(door: Door) -
 
 async def test_who_knows_an_agents_instance_takes_it_nowhere_else(door: Door) -> None:
     await door("feed", "PUT", FEED, VICTIM)
-    for body in ({**VICTIM, "location": THIEF["location"]}, {**VICTIM, "hint": "evil:2"}):
+    for body in ({**VICTIM, "location": THIEF["location"]}, {**VICTIM, "hint": "127.0.0.1:2"}):
         await refused(await door("thief", "PUT", FEED, body), 403, "NotYours")
     (found,) = (await door("ops", "GET", "/pes")).body["items"]
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from pe_agent.launcher import AgentProcess
 from streambroker_core.errors import HintError
+from streambroker_core.model import PeKey
 from streambroker_core.wire.capability import DAY_S, verify
-from streambroker_core.wire.hints import Hint, HintGate, decode, read_point
+from streambroker_core.wire.hints import PROOF, Hint, HintGate, decode, read_point
+from streambroker_operator.rest import hint_targets
 from streambroker_operator.serving import Broker
-from support.brokers import EXPORT, IMPORT, Rest, received, running_broker, udp_ear
+from support.brokers import EXPORT, IMPORT, Answer, Rest, received, running_broker, udp_ear
 from support.resources import export_of
+from support.waiting import until
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
@@ -26,12 +31,30 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[Broker, Rest]]:
         yield found
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no address be that of the caller's own machine."""
+    monkeypatch.setattr(hint_targets, "same_machine", lambda *_: False)
+    monkeypatch.setattr(hint_targets, "DELAY_S", 0.1)
+
+
+async def register(
+    rest: Rest,
+    agent: str,
+    hint: str | None,
+    proof: str | None = None,
+    location: str = "grpc+tcp://127.0.0.1:4711",
+) -> Answer:
+    namespace, job, pe = agent.split("/")
+    body = {"instance": job.encode().hex() + "00", "location": location, "hint": hint}
+    body |= {} if proof is None else {"proof": proof}
+    return await rest("PUT", f"/job/{job}/pe/{pe}?namespace={namespace}", body)
+
+
 async def registered(
     rest: Rest, agent: str, hint: str | None, location: str = "grpc+tcp://127.0.0.1:4711"
 ) -> bytes:
-    namespace, job, pe = agent.split("/")
-    body = {"instance": job.encode().hex() + "00", "location": location, "hint": hint}
-    answer = await rest("PUT", f"/job/{job}/pe/{pe}?namespace={namespace}", body)
+    answer = await register(rest, agent, hint, location=location)
     assert answer.status == 200
     return bytes.fromhex(answer.body["key"])
 
@@ -147,16 +170,96 @@ async def test_changes_within_one_turn_make_one_hint_and_it_is_the_last(
     assert broker.runtime.sender.sent == 2
 
 
-async def test_an_address_that_does_not_exist_is_noted_and_forgotten(
-    running: tuple[Broker, Rest],
+async def test_a_name_is_not_looked_up_and_gets_no_hints(running: tuple[Broker, Rest]) -> None:
+    broker, rest = running
+    answer = await register(rest, FEED, "no-such-host.invalid:9")
+    await rest("PUT", X, EXPORT)
+
+    assert (answer.status, answer.body["hinted"]) == (200, False)
+    assert (broker.runtime.sender.sent, broker.runtime.sender.failed) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "hint", ["224.0.0.1:9", "[ff02::1]:9", "169.254.1.1:9", "255.255.255.255:9", "0.0.0.0:9"]
+)
+async def test_an_address_that_is_not_of_one_machine_is_refused(
+    running: tuple[Broker, Rest], hint: str
+) -> None:
+    _, rest = running
+    answer = await register(rest, FEED, hint)
+
+    assert (answer.status, answer.code) == (422, "ManifestInvalid")
+    assert "hint" in answer.body["detail"]
+
+
+async def test_the_address_of_another_machine_gets_one_challenge_and_no_hints(
+    running: tuple[Broker, Rest], elsewhere: None
 ) -> None:
     broker, rest = running
-    await registered(rest, FEED, "no-such-host.invalid:9")
-    answer = await rest("PUT", X, EXPORT)
-    await broker.runtime.sender.settled()
+    async with udp_ear() as (at, ear):
+        answer = await register(rest, FEED, at)
+        key = bytes.fromhex(answer.body["key"])
+        challenge = decode(key, await received(ear), FEED)
+        await rest("PUT", X, EXPORT)
+        await rest("PUT", I, IMPORT)
+        sent = broker.runtime.sender.sent
 
-    assert answer.status == 201
-    assert broker.runtime.sender.failed == 1
+    assert answer.body["hinted"] is False
+    assert challenge.version.startswith(PROOF)
+    assert sent == 1
+    assert ear.empty()
+
+
+async def test_who_shows_the_proof_gets_hints_from_then_on(
+    running: tuple[Broker, Rest], elsewhere: None
+) -> None:
+    _, rest = running
+    async with udp_ear() as (at, ear):
+        key = bytes.fromhex((await register(rest, FEED, at)).body["key"])
+        proof = decode(key, await received(ear), FEED).version.removeprefix(PROOF)
+        wrong = await register(rest, FEED, at, "0" * 32)
+        stolen = await register(rest, ALERTS, at, proof)
+        proven = await register(rest, FEED, at, proof)
+        again = await register(rest, FEED, at)
+        await rest("PUT", X, EXPORT)
+        # Those before are the challenges of the two registrations that showed nothing good.
+        while (datagram := await received(ear)) and is_challenge(datagram):
+            pass
+        hint = decode(key, datagram, FEED)
+        view = await rest("GET", "/job/feed/pe/0")
+
+    assert [one.body["hinted"] for one in (wrong, stolen, proven, again)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert hint.version == view.body["version"]
+
+
+def is_challenge(datagram: bytes) -> bool:
+    return PROOF.encode() in datagram
+
+
+async def test_an_agent_proves_that_it_listens_at_its_address(
+    running: tuple[Broker, Rest], elsewhere: None, tmp_path: Path
+) -> None:
+    broker, _ = running
+    pe = PeKey.parse(FEED)
+
+    def start() -> AgentProcess:
+        home = tmp_path / "home"
+        return AgentProcess(pe, home, broker=broker.url, linger=20, host="127.0.0.1", port=0)
+
+    def hinted() -> bool:
+        found = broker.runtime.board.registration(pe)
+        return found is not None and found.hint is not None
+
+    agent = await asyncio.to_thread(start)
+    try:
+        await asyncio.to_thread(until, hinted, 30.0, "a proven address")
+    finally:
+        await asyncio.to_thread(agent.stop, end_agent=True)
 
 
 async def test_a_view_that_is_not_sent_again_comes_with_the_point_it_is_still_right_at(

@@ -1,48 +1,16 @@
-"""Hints to host names: slow names keep nothing waiting, and never more than so many."""
+"""How often an address gets hints, and which addresses get none."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
 from streambroker_operator import hinting
-from streambroker_operator.hinting import HintSender
+from streambroker_operator.hinting import HintSender, Pace, Paces
 from support.brokers import received, udp_ear
 from support.resources import pe
-
-
-class Names:
-    """Looks names up once it may; all lead to one address.
-
-    Attributes:
-        asked: the names that were looked up.
-        port: where they lead to.
-    """
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.port = 0
-        self.free = threading.Event()
-
-    def __call__(self, host: str, port: int, **_: Any) -> list[Any]:
-        self.asked.append(host)
-        assert self.free.wait(10.0)
-        if host == "nowhere":
-            raise socket.gaierror("no such name")
-        return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.0.1", self.port))]
-
-
-@pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
-    found = Names()
-    monkeypatch.setattr("socket.getaddrinfo", found)
-    yield found
-    found.free.set()
 
 
 @pytest.fixture
@@ -58,56 +26,83 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_slow_names_delay_no_address(names: Names, sender: HintSender) -> None:
-    async with udp_ear() as (at, ear):
-        for number in range(10):
-            sender.send(pe(f"slow-{number}"), f"slow-{number}:9", b"late")
-        sender.send(pe("quick"), at, b"at once")
-        assert await received(ear) == b"at once"
-        # Others who need a thread have theirs.
-        assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 5.0) == "done"
-        names.free.set()
-        await sender.settled()
+def test_each_place_has_its_own_pace() -> None:
+    pace = Pace(2.0, 3)
+    for _ in range(3):
+        assert pace.has("a", 0.0)
+        pace.take("a", 0.0)
+
+    assert not pace.has("a", 0.4)
+    assert pace.has("a", 0.5)
+    assert pace.has("b", 0.4)
 
 
-async def test_of_several_hints_the_last_goes_to_a_name_that_was_looked_up_once(
-    names: Names, sender: HintSender
+def test_many_ports_of_one_address_share_its_pace() -> None:
+    paces = Paces(Pace(1.0, 1), Pace(1.0, 5))
+    taken = [paces.take(f"10.0.0.1:{port}", "10.0.0.1", 0.0) for port in range(1, 9)]
+
+    assert taken == [True] * 5 + [False] * 3
+    assert paces.take("10.0.0.2:1", "10.0.0.2", 0.0)
+
+
+async def test_a_place_gets_no_more_than_its_pace_and_the_last_hint_in_the_end(
+    sender: HintSender,
 ) -> None:
     async with udp_ear() as (at, ear):
-        names.port = int(at.rpartition(":")[2])
-        for datagram in (b"first", b"second", b"third"):
-            sender.send(pe("feed"), "feed.example:9", datagram)
+        for number in range(200):
+            sender.send(pe("feed"), at, str(number).encode())
             await turn()
-        names.free.set()
-        await sender.settled()
-        assert await received(ear) == b"third"
+        assert sender.sent <= hinting.PORT_BURST + 10
+        while await received(ear) != b"199":
+            pass
         assert ear.empty()
 
-    assert names.asked == ["feed.example"]
+
+async def test_agents_that_give_one_address_share_its_pace(sender: HintSender) -> None:
+    async with udp_ear() as (at, ear):
+        for number in range(100):
+            sender.send(pe(f"job-{number}"), at, str(number).encode())
+        await turn()
+        assert sender.sent == hinting.PORT_BURST
+        got = {await received(ear) for _ in range(100)}
+
+    assert len(got) == 100
 
 
-async def test_no_more_names_wait_than_may(
-    names: Names, sender: HintSender, monkeypatch: pytest.MonkeyPatch
+async def test_a_hint_to_an_old_address_is_not_sent_any_more(sender: HintSender) -> None:
+    async with udp_ear() as (old, old_ear), udp_ear() as (new, new_ear):
+        sender.send(pe("feed"), old, b"old")
+        sender.send(pe("feed"), new, b"new")
+        assert await received(new_ear) == b"new"
+        assert old_ear.empty()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "224.0.0.1:9",
+        "[ff02::1]:9",
+        "169.254.169.254:9",
+        "[fe80::1]:9",
+        "255.255.255.255:9",
+        "0.0.0.0:9",
+        "[::ffff:224.0.0.1]:9",
+        "feed.example:9",
+    ],
+)
+async def test_addresses_that_are_not_of_one_machine_get_nothing(
+    sender: HintSender, address: str
 ) -> None:
-    monkeypatch.setattr(hinting, "MAX_LOOKUPS", 3)
-    names.port = 9
-    for number in range(5):
-        sender.send(pe(f"p{number}"), f"name-{number}:9", b"x")
+    sender.send(pe("feed"), address, b"x")
+    sender.challenge(address, b"x")
     await turn()
-    assert sender.failed == 2
-    names.free.set()
-    await sender.settled()
-    sender.send(pe("again"), "again:9", b"x")
-    await turn()
-    await sender.settled()
-
-    assert (sender.sent, sender.failed) == (4, 2)
-
-
-async def test_a_name_that_leads_nowhere_is_counted(names: Names, sender: HintSender) -> None:
-    names.free.set()
-    sender.send(pe("feed"), "nowhere:9", b"x")
-    await turn()
-    await sender.settled()
 
     assert (sender.sent, sender.failed) == (0, 1)
+
+
+async def test_challenges_are_few(sender: HintSender) -> None:
+    async with udp_ear() as (at, _):
+        for _ in range(100):
+            sender.challenge(at, b"x")
+
+    assert sender.sent == hinting.CHALLENGE_PORT_BURST

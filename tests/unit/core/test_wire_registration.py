@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from streambroker_core.wire.registration import derive_key, tag_of
+import pytest
+
+from streambroker_core.wire.registration import derive_key, proof_of, same_machine, tag_of
 from support.resources import pe, registration
 
 
@@ -23,3 +25,33 @@ def test_a_tag_is_another_for_another_registration_and_for_another_secret() -> N
 
     assert len(set(tags)) == 5
     assert tag_of(key, registration()) == tags[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "caller", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "::ffff:10.0.0.1", True),
+        ("127.0.0.1", "127.0.0.9", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("10.0.0.1", "127.0.0.1", False),
+        ("feed.example", "10.0.0.1", False),
+    ],
+)
+def test_an_address_is_the_callers_own_or_not(host: str, caller: str, same: bool) -> None:
+    assert same_machine(host, caller) == same
+
+
+def test_a_proof_is_of_one_agent_at_one_address_in_one_hour() -> None:
+    usual = registration()
+    secret = b"s" * 32
+    proofs = {
+        proof_of(secret, pe("feed"), usual, 1),
+        proof_of(secret, pe("feed"), usual, 2),
+        proof_of(secret, pe("alerts"), usual, 1),
+        proof_of(secret, pe("feed"), replace(usual, hint="10.0.0.1:1"), 1),
+        proof_of(secret, pe("feed"), replace(usual, instance="ff" * 8), 1),
+        proof_of(b"t" * 32, pe("feed"), usual, 1),
+    }
+
+    assert len(proofs) == 6

@@ -30,6 +30,10 @@ ERRANDS = "errands"
 """Stands in the place of the view's version where an errand waits; an agent that knows of none
 takes it for another version, and polls."""
 
+PROOF = "proof-"
+"""Begins what stands in the place of the view's version in a challenge; the proof follows. An agent
+registers again with it, which shows that it listens at the address."""
+
 _HEAD = struct.Struct(">3sB8sQQB")
 _MAC = hashlib.sha256().digest_size
 _LONGEST_VERSION = 64

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
@@ -45,10 +46,17 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """What the broker answers: the agent's key and its poll interval in seconds."""
+    """What the broker answers.
+
+    Attributes:
+        key: the agent's.
+        poll_s: its poll interval, in seconds.
+        hinted: whether hints go to the address that the agent gave.
+    """
 
     key: bytes
     poll_s: int = POLL_S
+    hinted: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +79,21 @@ def purpose_of(pe: PeKey, instance: str) -> bytes:
     return canonical([pe.namespace, pe.job, pe.pe, instance])
 
 
-def encode_request(registration: Registration, exchange: Exchange) -> dict[str, Any]:
+def encode_request(
+    registration: Registration, exchange: Exchange, proof: str | None = None
+) -> dict[str, Any]:
     """Return the body of the request that registers an agent."""
-    return {**encode(registration), "exchange": exchange.public.hex()}
+    proven = {} if proof is None else {"proof": proof}
+    return {**encode(registration), "exchange": exchange.public.hex(), **proven}
+
+
+def read_proof(body: object) -> str | None:
+    """Read what an agent shows of the challenge that it has received; None for nothing.
+
+    Raises:
+        ManifestError: it is no text.
+    """
+    return Fields(body).optional_text("proof", longest=64)
 
 
 def read_exchange(body: object) -> bytes | None:
@@ -102,7 +122,7 @@ def decode(body: object) -> Registration:
         ManifestError: a field is missing or wrong; the error names it.
     """
     fields = Fields(body)
-    fields.only(("instance", "location", "hint", "exchange"))
+    fields.only(("instance", "location", "hint", "exchange", "proof"))
     instance = fields.text(
         "instance",
         check=lambda text: _INSTANCE.fullmatch(text) is not None,
@@ -116,6 +136,7 @@ def decode(body: object) -> Registration:
     hint = fields.optional_text("hint")
     if hint is not None:
         _address(fields, "hint", hint)
+        _check_target(fields, hint)
     return Registration(instance=instance, location=location, hint=hint)
 
 
@@ -132,10 +153,11 @@ def encode_answer(
     Raises:
         ManifestError: what the agent offered is no public key.
     """
+    told = {"poll": answer.poll_s, "hinted": answer.hinted}
     if exchange is None or offered is None:
-        return {"key": answer.key.hex(), "poll": answer.poll_s}
+        return {"key": answer.key.hex(), **told}
     sealed = key_exchange.seal(answer.key, exchange.private, offered, exchange.purpose)
-    return {"sealed": sealed.hex(), "exchange": exchange.public.hex(), "poll": answer.poll_s}
+    return {"sealed": sealed.hex(), "exchange": exchange.public.hex(), **told}
 
 
 def decode_answer(body: Mapping[str, Any], exchange: Exchange | None = None) -> Registered:
@@ -154,7 +176,11 @@ def decode_answer(body: Mapping[str, Any], exchange: Exchange | None = None) -> 
         key = key_exchange.seal(sealed, exchange.private, offered, exchange.purpose)
     else:
         key = _hex(fields, "key")
-    return Registered(key=key, poll_s=fields.integer("poll", POLL_S, low=1, high=86_400))
+    return Registered(
+        key=key,
+        poll_s=fields.integer("poll", POLL_S, low=1, high=86_400),
+        hinted=fields.boolean("hinted", True),
+    )
 
 
 def _hex(fields: Fields, name: str) -> bytes:
@@ -197,6 +223,70 @@ def split_address(text: str) -> tuple[str, int]:
     if not host or any(c in host for c in "/@ \t\r\n") or not digits or not 0 < int(port) < 65536:
         raise ManifestError(path="", reason=f"{text!r} is not host:port")
     return host, int(port)
+
+
+def may_be_hinted(host: str) -> bool:
+    """Say whether hints may be sent to a host: to the IP address of one machine.
+
+    Broadcast, multicast, link-local and unspecified addresses are not; nor are names, which can
+    lead elsewhere tomorrow.
+    """
+    try:
+        return not _problem_of(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
+def same_machine(host: str, caller: str) -> bool:
+    """Say whether an IP address is the caller's own."""
+    try:
+        mine, other = _plain(ipaddress.ip_address(host)), _plain(ipaddress.ip_address(caller))
+    except ValueError:
+        return False
+    return mine == other or (mine.is_loopback and other.is_loopback)
+
+
+def proof_of(secret: bytes, pe: PeKey, registration: Registration, hour: int) -> str:
+    """Return what only an agent can know that has received a challenge at its address for hints.
+
+    Args:
+        secret: of the broker.
+        pe: whose agent it is.
+        registration: with the address.
+        hour: in which it was sent, since 1970.
+    """
+    said = canonical([str(pe), registration.instance, registration.hint or "", hour])
+    return hmac.new(secret, b"hint proof:" + said, hashlib.sha256).hexdigest()[:32]
+
+
+_Ip: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
+
+
+def _plain(address: _Ip) -> _Ip:
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _problem_of(address: _Ip) -> str:
+    address = _plain(address)
+    if address.is_multicast:
+        return "a multicast address"
+    if address.is_link_local:
+        return "a link-local address"
+    if address.is_unspecified:
+        return "no address of one machine"
+    if str(address) == "255.255.255.255":
+        return "the broadcast address"
+    return ""
+
+
+def _check_target(fields: Fields, hint: str) -> None:
+    host, _ = split_address(hint)
+    try:
+        problem = _problem_of(ipaddress.ip_address(host.partition("%")[0]))
+    except ValueError:
+        return
+    if problem:
+        raise fields.bad("hint", f"is {hint!r}, {problem}; give the agent's own address, or null")
 
 
 def _address(fields: Fields, key: str, text: str) -> None:

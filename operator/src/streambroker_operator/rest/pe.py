@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -25,6 +26,7 @@ from streambroker_operator.rest.authentication import (
 )
 from streambroker_operator.rest.conditions import check_tag, tags
 from streambroker_operator.rest.control import ASKED
+from streambroker_operator.rest.hint_targets import challenge, with_proven_hint
 from streambroker_operator.rest.limits import GAUGES
 from streambroker_operator.rest.requests import (
     RUNTIME,
@@ -119,14 +121,19 @@ async def register(request: web.Request) -> web.Response:
     sent = await json_body(request)
     body, offered = registration.decode(sent), registration.read_exchange(sent)
     exchange = _exchange(request, pe, body, offered)
+    runtime, wanted = request.app[RUNTIME], body
+    proof = registration.read_proof(sent)
+    body = with_proven_hint(runtime, pe, wanted, request.remote or "", proof)
     check_tag(request, _current(request, pe))
-    runtime = request.app[RUNTIME]
     owner = binding(request, pe, body)
     same = runtime.board.registration(pe) == body and owner in (None, runtime.owner(pe))
     if not same:
         request.app[GAUGES].check_pe(pe)
         request.app[GAUGES].count_registration(pe)
     registered = await runtime.register(pe, body, owner)
+    if body.hint != wanted.hint:
+        registered = replace(registered, hinted=False)
+        challenge(runtime, pe, wanted)
     told = await asyncio.to_thread(registration.encode_answer, registered, exchange, offered)
     answer = json_answer(told, headers={"Cache-Control": "no-store"})
     answer[QUIET] = same

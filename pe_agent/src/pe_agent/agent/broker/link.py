@@ -6,12 +6,14 @@ and 404 alike, leaves the routes as they are.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import random
 import secrets
 import socket
 import threading
 import time
+from dataclasses import replace
 from time import time as wall_clock
 from typing import Any
 
@@ -52,6 +54,8 @@ LINGER_SECONDS = 1.0
 """How long a connection is kept after a poll: where changes come, the next is near."""
 REGISTER_SECONDS = 600.0
 """How often an agent registers though the broker shows that it knows it."""
+UNPROVEN_SECONDS = 60.0
+"""The same while no hints reach it: the challenge that shows that they would may be lost."""
 
 
 class BrokerLink:
@@ -86,8 +90,10 @@ class BrokerLink:
         self._registration = registration.Registration(
             instance=instance,
             location=location,
-            hint=f"{host}:{self._socket.getsockname()[1]}",
+            hint=self._hint_address(),
         )
+        # Whether hints go there, and what was received there to prove that this agent listens.
+        self._hinted, self._proof, self._shown = True, "", ""
         self._registered_with: str | None = None
         # What the broker showed with its last answer, of the registration that it knows.
         self._known: str | None = None
@@ -123,6 +129,18 @@ class BrokerLink:
         )
 
         hosts.rules.on_report = self._reports.urge
+
+    def _hint_address(self) -> str:
+        """Return where hints are received; a broker looks no names up."""
+        host, port = self._socket.getsockname()
+        if ipaddress.ip_address(host).is_unspecified:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                try:
+                    probe.connect(self._client.address)
+                    host = probe.getsockname()[0]
+                except OSError:
+                    host = "127.0.0.1"
+        return f"{host}:{port}"
 
     def start(self) -> None:
         """Begin to poll and to listen."""
@@ -220,7 +238,7 @@ class BrokerLink:
             self._ask()
 
     def _ask(self) -> None:
-        due = time.monotonic() >= self._register_again
+        due = time.monotonic() >= self._register_again or self._proof != self._shown
         if due or self._token.current() != self._registered_with:
             self._register()
         self._declare()
@@ -233,15 +251,20 @@ class BrokerLink:
             self._register()
             self._declare()
             self._poll()
-        if self._known != registration.tag_of(self._hosts.key, self._registration):
+        if self._known != registration.tag_of(self._hosts.key, self._taken()):
             # Another file, an older one, another agent of this PE, or an older release.
             self._register()
             self._declare()
             self._poll()
 
+    def _taken(self) -> registration.Registration:
+        """Return the registration as the broker keeps it."""
+        return self._registration if self._hinted else replace(self._registration, hint=None)
+
     def _register(self) -> None:
         shown, exchange = self._token.current(), self._exchange()
-        body = registration.encode_request(self._registration, exchange)
+        self._shown = self._proof
+        body = registration.encode_request(self._registration, exchange, self._shown or None)
         told = self._client.request("PUT", self._path, body).body
         answer = registration.decode_answer(told, exchange)
         self._registered_with = shown
@@ -251,7 +274,9 @@ class BrokerLink:
         self._hosts.key = answer.key
         self._hosts.store.set("key", answer.key.hex())
         self._poll_seconds = float(answer.poll_s)
-        self._register_again = time.monotonic() + REGISTER_SECONDS
+        self._hinted = answer.hinted
+        again = REGISTER_SECONDS if answer.hinted else UNPROVEN_SECONDS
+        self._register_again = time.monotonic() + again
 
     def _exchange(self) -> registration.Exchange:
         private = secrets.token_bytes(key_exchange.SIZE)
@@ -387,6 +412,8 @@ class BrokerLink:
                 self._refused_hints += 1
                 log.debug("hint refused: %s", error)
                 continue
+            if hint.version.startswith(hints.PROOF):
+                self._proof = hint.version.removeprefix(hints.PROOF)
             if hint.version == hints.ERRANDS:
                 self._errands.wake()
             if self._gate.offer(hint, time.monotonic()):
