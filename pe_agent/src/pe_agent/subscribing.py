@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pe_agent.datasource.options import SOURCE_FIELD, schema_of
 from pe_agent.ports import ImportPort
+from pe_agent.schemas import Columns, ddl_from
 from pe_agent.sessions import active
 from streambroker_core.control.payloads import type_name
 from streambroker_core.errors import StreambrokerError
@@ -40,7 +41,7 @@ def subscribe(
     filter: str | None = None,
     start: str | None = None,
     on_congestion: str | None = None,
-    schema: str | None = None,
+    schema: Columns | None = None,
     columns: Sequence[str] | None = None,
     source: bool = False,
     control: Literal[False] = False,
@@ -64,7 +65,7 @@ def subscribe(
     filter: str | None = None,
     start: str | None = None,
     on_congestion: str | None = None,
-    schema: str | None = None,
+    schema: Columns | None = None,
     columns: Sequence[str] | None = None,
     source: bool = False,
     control: Literal[True],
@@ -89,7 +90,7 @@ def subscribe(
     filter: str | None = None,  # noqa: A002 - the word of the API
     start: str | None = None,
     on_congestion: str | None = None,
-    schema: str | None = None,
+    schema: Columns | None = None,
     columns: Sequence[str] | None = None,
     source: bool = False,
     control: bool = False,
@@ -116,7 +117,8 @@ def subscribe(
         filter: expression over the columns of a row, evaluated at the exporter.
         start: ``latest`` or ``earliest``, for exports never read before.
         on_congestion: ``inherit``, or ``drop`` to volunteer.
-        schema: columns as DDL; without it those of the first match, for which it waits 60 s.
+        schema: columns as DDL, StructType or Arrow schema; without it those of the first match, for
+            which it waits 60 s.
         columns: only these columns.
         source: add the column ``_source`` (job, port, stream, epoch).
         control: control tuples, too; whatever the filter, all of them come.
@@ -140,11 +142,12 @@ def subscribe(
         "onCongestion": on_congestion,
     }
     spec.update({k: v for k, v in given.items() if v is not None})
-    if schema is not None:
-        spec["schema"] = to_items(_cut(parse_ddl(schema), columns))
+    told = None if schema is None else ddl_from(schema)
+    if told is not None:
+        spec["schema"] = to_items(_cut(parse_ddl(told), columns))
     pe._declare("import", port, spec, redeclare=redeclare)
     pe.imports[port] = ImportPort(pe, port)
-    ddl = to_ddl(_cut(parse_ddl(schema or schema_of(pe.agent, port)), columns))
+    ddl = to_ddl(_cut(parse_ddl(told or schema_of(pe.agent, port)), columns))
     options = {
         "import": port,
         "source": str(source).lower(),

@@ -15,8 +15,10 @@ from pyspark.sql.types import StructType
 from pe_agent.aligned.deferred import Deferred
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import EMITTED_DDL, NOW, PACKED_DDL, arrow_of, nullable
+from pe_agent.aligned.idleness import Reporter
 from pe_agent.aligned.packer import Packer, Repacker
 from pe_agent.aligned.processor import Hosted
+from pe_agent.schemas import Columns, spark_of, text_of
 from streambroker_core.control.aligned import AlignedRunner
 from streambroker_core.control.emitting import Stage
 from streambroker_core.control.operator import Operator
@@ -33,8 +35,8 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 CHANGES = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 """A window's commit writes what has changed, and files of the whole state are written beside it."""
 
-Columns = str | StructType
-"""Columns as DDL, or as Spark's type."""
+SHUFFLE = "spark.sql.shuffle.partitions"
+"""How many tasks run the buckets of an operator; a checkpoint keeps the number it began with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +47,20 @@ class Feed:
         frame: rows, what an operator emitted, or packed rows.
         pack: packs it, inside a task; None if it is packed.
         delay: of its watermark, as Spark writes it; None for a frame without event time.
+        port: the input.
     """
 
     frame: DataFrame
     pack: Packer | Repacker | None = None
     delay: str | None = None
+    port: str = ""
 
 
 def prepare(spark: SparkSession) -> None:
-    """Set what the state of operators needs; how commits are written, only if nobody has.
+    """Set what operators need; what is not a must, only where the session has no such setting.
+
+    On one machine an operator gets as many tasks as there are cores. Spark's default of 200 starts
+    200 Python workers for each micro-batch, so that one takes longer than any time limit.
 
     Raises:
         AlignedError: the package protobuf is missing, or the session uses another state store.
@@ -65,10 +72,14 @@ def prepare(spark: SparkSession) -> None:
             "Spark's state for Python needs the package protobuf, on the driver and on executors:"
             " pip install 'pe-agent[spark]'."
         )
-    check_settings(spark.conf.getAll)
+    settings = spark.conf.getAll
+    check_settings(settings)
     spark.conf.set(PROVIDER, ROCKSDB)
-    if spark.conf.get(CHANGES, None) is None:
+    if CHANGES not in settings:
         spark.conf.set(CHANGES, "true")
+    context = spark.sparkContext
+    if SHUFFLE not in settings and (context.master or "").startswith("local"):
+        spark.conf.set(SHUFFLE, str(context.defaultParallelism))
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
@@ -104,11 +115,13 @@ def columns(schema: Columns) -> StructType:
 
     Raises:
         AlignedError: they cannot be read.
+        SchemaError: they are neither DDL nor a schema.
     """
-    if isinstance(schema, StructType):
-        return nullable(schema)
+    if isinstance(schema, StructType | pa.Schema):
+        return nullable(spark_of(schema))
     from pyspark.errors import PySparkException
 
+    schema = text_of(schema)
     try:
         return nullable(cast(StructType, StructType.fromDDL(schema)))
     except (PySparkException, ValueError) as error:
@@ -130,6 +143,8 @@ def host(hosted: Hosted, feeds: Sequence[Feed]) -> DataFrame:
         frame = feed.frame
         if feed.pack is not None:
             frame = frame.mapInArrow(feed.pack, PACKED_DDL)
+        if feed.port in hosted.paces and feed.delay is not None:
+            frame = frame.mapInArrow(Reporter(feed.port, hosted.buckets), PACKED_DDL)
         if feed.delay is not None:
             frame = frame.withWatermark("event_time", feed.delay)
         frames.append(frame)

@@ -2,7 +2,8 @@
 
 Notes travel as control rows do, to every bucket of the operators that follow, and users never see
 them. A *tick* says which watermark an operator has reached. A *hold* says from which event time on
-a bucket of it holds something back; None that it holds nothing any more.
+a bucket of it holds something back; None that it holds nothing any more. The *latest* event time of
+an input is reported where one of the inputs may be idle.
 """
 
 from __future__ import annotations
@@ -38,9 +39,17 @@ class Hold:
     at: int | None
 
 
-Note = Tick | Hold
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """The latest event time of an input in a micro-batch, in microseconds."""
 
-_KINDS: dict[str, type] = {"tick": Tick, "hold": Hold}
+    port: str
+    at: int
+
+
+Note = Tick | Hold | Latest
+
+_KINDS: dict[str, type] = {"tick": Tick, "hold": Hold, "latest": Latest}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 

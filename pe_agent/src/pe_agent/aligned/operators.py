@@ -16,11 +16,13 @@ from pe_agent import publishing
 from pe_agent.aligned import ahead, hosting
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import CONTROL, arrow_of
-from pe_agent.aligned.hosting import Columns, Feed
+from pe_agent.aligned.hosting import Feed
+from pe_agent.aligned.idleness import Pace, micros_of
 from pe_agent.aligned.imported import Imported, one_carrier
 from pe_agent.aligned.packer import Packer, Repacker
 from pe_agent.aligned.processor import APPLIED, COUNTED, Hosted
 from pe_agent.aligned.streams import Emitted, Rows, Stream, data_of
+from pe_agent.schemas import Columns
 from streambroker_core.control.buckets import Layout, layout_of
 from streambroker_core.control.operator import Input, Operator
 from streambroker_core.control.tuples import Limits
@@ -197,8 +199,8 @@ def control_aware(
     inputs: Stream | Mapping[str, Stream],
     *,
     name: str | None = None,
-    schema: Columns | pa.Schema | None = None,
-    schemas: Mapping[str, Columns | pa.Schema] | None = None,
+    schema: Columns | None = None,
+    schemas: Mapping[str, Columns] | None = None,
     buckets: int = BUCKETS,
     order_by: str | None = None,
     null_keys: bool = False,
@@ -256,6 +258,7 @@ def control_aware(
         )
     clocks = frozenset[str]().union(*(one.clocks for one in given.values()))
     timed = not clocks and any(one.event_time for one in given.values())
+    paces = _paces(given) if timed else {}
     mark = f"operator-{uuid.uuid4().hex}"
     hosted = Hosted(
         make=operator,
@@ -267,6 +270,7 @@ def control_aware(
         schemas=hosting.arrow_schemas(outputs),
         timed=timed,
         clocks=clocks,
+        paces=paces,
         report=report,
         counts=counts,
         pass_invalid=on_invalid == "pass",
@@ -274,7 +278,9 @@ def control_aware(
     )
     first = next(iter(given.values()))
     hosting.prepare(first.spark)
-    feeds = [feed for port, one in given.items() for feed in _feeds(one, layouts[port])]
+    feeds = [
+        feed for port, one in given.items() for feed in _feeds(one, layouts[port], idle=bool(paces))
+    ]
     frame = hosting.host(hosted, feeds).alias(mark)
     return OperatorStream(
         spark=first.spark,
@@ -284,6 +290,17 @@ def control_aware(
         clocks=frozenset({name}) if timed or clocks else frozenset(),
         carrier=carrier,
     )
+
+
+def _paces(given: Mapping[str, Stream]) -> dict[str, Pace]:
+    """Return how time goes on in inputs, where one of them may be idle; else nothing."""
+    found = {}
+    if any(one.idle is not None for one in given.values()):
+        for port, one in given.items():
+            if one.event_time is not None:
+                idle = None if one.idle is None else round(one.idle * 1_000_000)
+                found[port] = Pace(delay=micros_of(one.spark, one.event_time[1]), idle=idle)
+    return found
 
 
 def joint_nodes(streams: Iterable[Stream]) -> dict[str, Node]:
@@ -369,8 +386,8 @@ def _check_time(one: Input, stream: Stream, columns: StructType) -> None:
 def _outputs(
     tags: tuple[str, ...],
     given: Mapping[str, Stream],
-    schema: Columns | pa.Schema | None,
-    schemas: Mapping[str, Columns | pa.Schema] | None,
+    schema: Columns | None,
+    schemas: Mapping[str, Columns] | None,
     name: str,
 ) -> dict[str, StructType]:
     if not tags:
@@ -385,7 +402,7 @@ def _outputs(
             f"operator {name} has the outputs {', '.join(tags)}, and columns are given for"
             f" {', '.join(told) or 'none'}: give those of all with schemas={{tag: columns}}."
         )
-    return {tag: hosting.columns(spark_columns(told[tag])) for tag in tags}
+    return {tag: hosting.columns(told[tag]) for tag in tags}
 
 
 def _add_reports(
@@ -397,33 +414,23 @@ def _add_reports(
                 f"operator {name} has an output {tag} already: give its {what} another tag."
             )
         if tag is not None:
-            outputs[tag] = hosting.columns(spark_columns(schema))
-
-
-def spark_columns(schema: Columns | pa.Schema) -> Columns:
-    """Return columns as Spark has them."""
-    if not isinstance(schema, pa.Schema):
-        return schema
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(schema)
+            outputs[tag] = hosting.columns(schema)
 
 
 def _is_import(stream: Stream) -> bool:
     return isinstance(stream.data, Imported)
 
 
-def _feeds(stream: Stream, layout: Layout) -> list[Feed]:
+def _feeds(stream: Stream, layout: Layout, *, idle: bool) -> list[Feed]:
     """Return what feeds a port: rows, and control beside them."""
     found = []
     if isinstance(stream.data, Imported):
         column, delay = stream.event_time or (None, None)
         frame = stream.data.packed(layout, column, stream.carrier)
-        found.append(Feed(frame=frame, delay=delay))
+        found.append(Feed(frame=frame, delay=delay, port=layout.port))
     elif isinstance(stream.data, Rows):
-        found.append(
-            _feed_of_rows(stream.data, layout, arrow_of(stream.schema()), stream.event_time)
-        )
+        schema, time = arrow_of(stream.schema()), stream.event_time
+        found.append(_feed_of_rows(stream.data, layout, schema, time, idle=idle))
     elif stream.data is not None:
         repack = Repacker(layout=layout, output=stream.data.output)
         found.append(Feed(frame=stream.data.of_output(), pack=repack))
@@ -434,12 +441,17 @@ def _feeds(stream: Stream, layout: Layout) -> list[Feed]:
 
 
 def _feed_of_rows(
-    rows: Rows, layout: Layout, schema: pa.Schema, time: tuple[str, str] | None
+    rows: Rows,
+    layout: Layout,
+    schema: pa.Schema,
+    time: tuple[str, str] | None,
+    *,
+    idle: bool,
 ) -> Feed:
     column, delay = time or (None, None)
     pack = Packer(layout=layout, schema=schema, event_time=column, needed=rows.needed)
-    if rows.needed is not None and time is not None:
+    if rows.needed is not None and time is not None and not idle:
         fewer = ahead.reduced(rows.frame, rows.needed, time, CONTROL)
         if fewer is not None:
             return Feed(frame=fewer, pack=replace(pack, event_time=None))
-    return Feed(frame=rows.frame, pack=pack, delay=delay)
+    return Feed(frame=rows.frame, pack=pack, delay=delay, port=layout.port)

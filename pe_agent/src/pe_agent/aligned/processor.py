@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pe_agent.aligned import notes
 from pe_agent.aligned.deferred import states
 from pe_agent.aligned.forms import EMITTED, NOTES, NOW, ROWS, TUPLES, fitting, write_ipc
+from pe_agent.aligned.idleness import Pace, without_idle
 from pe_agent.aligned.notes import CLOCK, NOTE
 from pe_agent.aligned.starts import REFUSED
 from pe_agent.aligned.store import Own, SparkBlobs, read_own
@@ -78,6 +79,7 @@ class Hosted:
         mark: stands in the plan of each query that runs it.
         timed: Spark's watermark is the operator's.
         clocks: operators whose ticks are its time instead.
+        paces: of its inputs with an event time, where one of them may be idle; else none.
         report: output to which applied control tuples are told; None for none.
         counts: output to which it is told how many there were; None for none.
     """
@@ -92,6 +94,7 @@ class Hosted:
     timed: bool
     mark: str = ""
     clocks: frozenset[str] = field(default_factory=frozenset)
+    paces: Mapping[str, Pace] = field(default_factory=dict)
     report: str | None = None
     counts: str | None = None
     pass_invalid: bool = False
@@ -160,7 +163,9 @@ class BucketProcessor(StatefulProcessor):
         now, wake = self._spark_time(timers), own.wake
         known = own.passed(now, hosted.clocks)
         for note in arrived.notes:
-            own.hear(note)
+            own.hear(note, arrived.time)
+        times = (now, without_idle(own.seen, hosted.paces, arrived.time))
+        now = max((time for time in times if time is not None), default=None)
         passed = own.passed(now, hosted.clocks)
         out = _Emitted(hosted)
         if bucket == CLOCK:

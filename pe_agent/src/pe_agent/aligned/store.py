@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pe_agent.aligned.notes import Hold, Note, Tick
+from pe_agent.aligned.idleness import Seen
+from pe_agent.aligned.notes import Hold, Latest, Note, Tick
 from streambroker_core.control import keeping
 from streambroker_core.control.operator import Changes, StateError
 from streambroker_core.wire.canonical import canonical
@@ -61,6 +62,7 @@ class Own:
         ticks: watermarks of the operators before this one, by name.
         holds: what their buckets hold back, by operator and bucket.
         blobs: the runner's own, by name.
+        seen: of inputs, where one of them may be idle.
     """
 
     wake: int | None = None
@@ -69,9 +71,10 @@ class Own:
     ticks: dict[str, int] = field(default_factory=dict)
     holds: dict[str, int] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
+    seen: Seen = field(default_factory=dict)
 
-    def hear(self, note: Note) -> None:
-        """Take in what an operator before this one tells of its time."""
+    def hear(self, note: Note, now: int) -> None:
+        """Take in what an operator before this one, or an input, tells of its time."""
         if isinstance(note, Tick):
             self.ticks[note.operator] = max(note.watermark, self.ticks.get(note.operator, 0))
         elif isinstance(note, Hold):
@@ -80,6 +83,9 @@ class Own:
                 self.holds.pop(name, None)
             else:
                 self.holds[name] = note.at
+        elif isinstance(note, Latest):
+            before = self.seen.get(note.port, [None])[0]
+            self.seen[note.port] = [note.at if before is None else max(before, note.at), now]
 
     def passed(self, spark: int | None, clocks: frozenset[str]) -> int | None:
         """Return the watermark of a window.
@@ -109,6 +115,7 @@ class Own:
                 "floor": self.floor,
                 "ticks": self.ticks,
                 "holds": self.holds,
+                **({"seen": self.seen} if self.seen else {}),
                 "blobs": [[name, len(self.blobs[name])] for name in names],
             }
         )
@@ -133,6 +140,7 @@ def read_own(data: bytes | None, operator: str) -> Own:
                 f" reads {VERSION}. Nothing was overwritten: start that release."
             )
         own = Own(head["wake"], head["held"], head["floor"], head["ticks"], head["holds"])
+        own.seen = head.get("seen", {})
         for name, length in head["blobs"]:
             own.blobs[name] = data[at : at + length]
             at += length

@@ -25,7 +25,7 @@ from pe_agent.aligned.forms import (
     numbered,
     shifted,
 )
-from pe_agent.aligned.hosting import Columns, columns
+from pe_agent.aligned.hosting import columns
 from pe_agent.aligned.imported import Import, Imported, one_carrier
 from pe_agent.aligned.packer import AT_END, REFUSED
 from pe_agent.aligned.plans import is_plain_projection, python_functions
@@ -39,10 +39,13 @@ if TYPE_CHECKING:
 
     from pe_agent.aligned.operators import Node, OperatorStream
     from pe_agent.pe import PE
+    from pe_agent.schemas import Columns
     from pe_agent.side.inputs import Given
     from pe_agent.side.joins import SideInputs
 
 HIDDEN = (SEQ, CONTROL)
+LONGEST = 100_000_000_000
+"""Seconds that a time may have: about 3,000 years."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +124,7 @@ class Stream:
     beside: tuple[Beside, ...] = ()
     key: tuple[str, ...] = ()
     event_time: tuple[str, str] | None = None
+    idle: float | None = None
     nodes: Mapping[str, Node] = field(default_factory=dict)
     clocks: frozenset[str] = frozenset()
     carrier: Import | None = None
@@ -261,15 +265,19 @@ class Stream:
         self._has(names, "key")
         return replace(self, key=tuple(names))
 
-    def with_watermark(self, column: str, delay: str) -> Stream:
+    def with_watermark(self, column: str, delay: str, *, idle: float | None = None) -> Stream:
         """Say which column is the event time, and how much later rows may come.
 
         Args:
             column: a timestamp.
             delay: as Spark writes it: ``10 seconds``.
+            idle: seconds by the clock without a row, after which the stream no longer holds the
+                time of the operator's other inputs; None for never. Rows that come then may be
+                late.
 
         Raises:
-            AlignedError: there is no such column, it is no time, or an operator was before.
+            AlignedError: there is no such column, it is no time, or an operator was before; or
+                ``idle`` is no time.
         """
         self._has([column], "event time")
         if self.nodes:
@@ -280,7 +288,12 @@ class Stream:
         kind = self.schema()[column].dataType.typeName()
         if not kind.startswith("timestamp"):
             raise AlignedError(f"column {column} is {kind}: an event time is a timestamp.")
-        return replace(self, event_time=(column, delay))
+        if idle is not None and not 0 < idle <= LONGEST:
+            raise AlignedError(
+                f"a stream cannot be idle after {idle:g} s: give more than 0 seconds, at most"
+                f" {LONGEST:,}, or leave idle out."
+            )
+        return replace(self, event_time=(column, delay), idle=idle)
 
     def control_aware(self, operator: Callable[[], Any], **settings: Any) -> OperatorStream:
         """Run an operator with one input on this stream; see ``operators.control_aware``."""
@@ -506,6 +519,7 @@ def _two(one: Stream, other: Stream) -> Stream:
         beside=(*one.beside, *other.beside),
         key=one.key or other.key,
         event_time=one.event_time or other.event_time,
+        idle=max((s for s in (one.idle, other.idle) if s is not None), default=None),
         nodes=nodes,
         clocks=one.clocks | other.clocks,
         carrier=carrier,

@@ -17,6 +17,7 @@ from pe_agent.cep.discovery import (
     Wanted,
 )
 from pe_agent.cep.dry_runs import dry_run
+from pe_agent.cep.functions import MatchFunction
 from pe_agent.cep.http import HttpDiscoverer
 from pe_agent.cep.manager import PatternProcessorManager
 from pe_agent.cep.processors import Processors
@@ -25,7 +26,6 @@ from pe_agent.cep.row_patterns import sql
 from pe_agent.cep.standing import explain
 from pe_agent.cep.streams import PatternStream, pattern, pattern_processors
 from pe_agent.cep.table import TableDiscoverer, sqlite_table
-from streambroker_core.cep.operator import MatchFunction
 from streambroker_core.cep.pattern import Pattern, Skip
 from streambroker_core.cep.processor import PatternProcessor
 

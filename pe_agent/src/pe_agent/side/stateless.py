@@ -10,10 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-import pyarrow as pa
-
 from pe_agent.aligned.hosting import columns
-from pe_agent.aligned.operators import spark_columns
 from pe_agent.aligned.streams import Stream
 from pe_agent.side.joins import NAME, SideInputs, joined_rows
 from pe_agent.side.meeting import Meeting
@@ -26,7 +23,7 @@ from streambroker_core.side.joining import Function
 from streambroker_core.side.shape import shape_of
 
 if TYPE_CHECKING:
-    from pe_agent.aligned.hosting import Columns
+    from pe_agent.schemas import Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +52,7 @@ class StatelessInputs:
         on: str | Sequence[str] = (),
         columns: Sequence[str] = (),
         names: Mapping[str, str] | None = None,
-        missing: Literal["null", "error", "wait"] = "null",
+        missing: Literal["null", "error", "wait"] | None = None,
         version: str | None = None,
     ) -> StatelessInputs:
         """Add columns of a table to each main row.
@@ -65,7 +62,7 @@ class StatelessInputs:
             on: main columns, in the order of its key; none for a singleton.
             columns: which of its values; none for all.
             names: other names for some of them.
-            missing: a row without a value gets nulls, or the default; the others are refused.
+            missing: a row without a value gets nulls, or the default; others are refused.
             version: a column for the version that the row has met.
         """
         made = self.sides.enrich(
@@ -96,7 +93,7 @@ class StatelessInputs:
         return self._run(None, None, name, settings)
 
     def map_batches(
-        self, function: Function, schema: Columns | pa.Schema, *, name: str = NAME, **settings: Any
+        self, function: Function, schema: Columns, *, name: str = NAME, **settings: Any
     ) -> Stream:
         """Call a function on batches of main rows with their views.
 
@@ -171,7 +168,7 @@ class StatelessInputs:
     def _run(
         self,
         function: Function | None,
-        schema: Columns | pa.Schema | None,
+        schema: Columns | None,
         name: str,
         settings: Mapping[str, Any],
     ) -> Stream:
@@ -181,7 +178,7 @@ class StatelessInputs:
             )
         join = self._define()
         shape_of(join)
-        made = columns(spark_columns(enriched_schema(join) if schema is None else schema))
+        made = columns(enriched_schema(join) if schema is None else schema)
         tables = self.sides._tables()
         for side in join.inputs:
             tables[side.name].bind_stateless(side)

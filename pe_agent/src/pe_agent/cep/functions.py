@@ -1,0 +1,34 @@
+"""Functions that make rows of matches, their columns given as everywhere else in a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pe_agent.schemas import Columns, arrow_from
+from streambroker_core.cep import telling
+
+
+class MatchFunction(telling.MatchFunction):
+    """Makes rows of what the rules find that name it. They go to an output of its name."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        schema: Columns,
+        matched: Callable[[telling.Found], telling.Made],
+        timed_out: Callable[[telling.Found], telling.Made] | None = None,
+    ) -> None:
+        """Define it.
+
+        Args:
+            schema: columns of the rows, as DDL, StructType or Arrow schema; ``rule`` and
+                ``version`` are put before them.
+            matched: called with each match; returns a row, rows, or None.
+            timed_out: called with each timed-out partial match; None lets them go to ``timeouts``.
+
+        Raises:
+            SchemaError, PatternArgumentError: the columns cannot be used.
+        """
+        super().__init__(schema=arrow_from(schema), matched=matched, timed_out=timed_out)

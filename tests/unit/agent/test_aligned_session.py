@@ -1,0 +1,42 @@
+"""What an operator sets in a session: what state needs, and a number of tasks that is bearable."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pe_agent.aligned import hosting
+
+
+class Conf(dict[str, str]):
+    """Settings of a session, as Spark hands them out."""
+
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+    @property
+    def getAll(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        return dict(self)
+
+
+@pytest.mark.parametrize(
+    ("master", "given", "expected"),
+    [
+        ("local[2]", {}, "2"),
+        ("local[2]", {hosting.SHUFFLE: "200"}, "200"),
+        ("spark://host:7077", {}, None),
+    ],
+    ids=["one machine", "set by the user", "a cluster"],
+)
+def test_on_one_machine_an_operator_has_as_many_tasks_as_cores_unless_the_session_says_other(
+    master: str, given: dict[str, str], expected: str | None
+) -> None:
+    """With Spark's 200 a micro-batch takes minutes on two cores, and each time limit with it."""
+    conf = Conf(given)
+    context = SimpleNamespace(master=master, defaultParallelism=2)
+    spark: Any = SimpleNamespace(conf=conf, sparkContext=context)
+    hosting.prepare(spark)
+    assert conf.get(hosting.SHUFFLE) == expected
+    assert conf[hosting.PROVIDER] == hosting.ROCKSDB

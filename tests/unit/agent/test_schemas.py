@@ -1,0 +1,65 @@
+"""What every `schema=` takes: DDL, Spark's type, and an Arrow schema."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pe_agent.aligned.hosting import columns
+from pe_agent.cep import MatchFunction
+from pe_agent.schemas import arrow_from, ddl_from, spark_of
+from streambroker_core.errors import SchemaError
+from streambroker_core.schema import parse_ddl
+
+DDL = "sku string, price double, at timestamp, tags array<string>"
+SPARK = StructType(
+    [
+        StructField("sku", StringType()),
+        StructField("price", DoubleType()),
+        StructField("at", TimestampType()),
+        StructField("tags", ArrayType(StringType())),
+    ]
+)
+ARROW = pa.schema(
+    [
+        ("sku", pa.string()),
+        ("price", pa.float64()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+
+
+def matched(found: Any) -> None:
+    del found
+
+
+@pytest.mark.parametrize("given", [DDL, SPARK, ARROW], ids=["DDL", "StructType", "Arrow"])
+def test_columns_are_the_same_in_whatever_form_they_are_given(given: Any) -> None:
+    assert spark_of(given).simpleString() == SPARK.simpleString()
+    assert arrow_from(given).names == ARROW.names
+    assert [pa.types.is_list(one.type) for one in arrow_from(given)] == [False, False, False, True]
+    assert parse_ddl(ddl_from(given)) == parse_ddl(DDL)
+    function = pickle.loads(pickle.dumps(MatchFunction(schema=given, matched=matched)))
+    assert function.schema.names == ARROW.names
+
+
+def test_an_operator_takes_an_arrow_schema() -> None:
+    assert columns(ARROW).simpleString() == SPARK.simpleString()
+
+
+@pytest.mark.parametrize("use", [spark_of, arrow_from, ddl_from, columns])
+def test_what_is_no_schema_is_refused_by_name(use: Any) -> None:
+    with pytest.raises(SchemaError, match="schema is dict; give DDL such as 'id string, price"):
+        use({"sku": "string"})
