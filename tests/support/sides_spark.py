@@ -262,7 +262,7 @@ def sides_of(case: Case, fed: Fed, prefix: str = "", to: Stream | None = None) -
             on=one.get("on", ()),
             columns=one.get("columns", ()),
             names=dict(one.get("names", ())),
-            missing=one.get("missing", "null"),
+            missing=one.get("missing"),
             version=one.get("version"),
         )
     return made

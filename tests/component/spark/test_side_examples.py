@@ -16,6 +16,7 @@ RESULTS: dict[str, Any] = {
     "static_join": {"spark": {**FIRST, "4": None}, "side input": {**FIRST, "4": "JetBlue"}},
     "changing_join": {"spark": [1.0, 2.0], "side input": [1.0, 1.0]},
     "changing_filter": {"spark": [4, 6], "side input": [2, 4, 6]},
+    "word_length": {"spark": ["stream", "the"], "side input": ["side", "stream"]},
     "window_join": {
         "spark": {("JFK", 0): (4, 30.0), ("JFK", 10): (2, 30.0)},
         "side input": {("JFK", 0): (2, 30.0), ("JFK", 10): (1, 30.0), ("LGA", 0): (1, None)},
@@ -26,7 +27,7 @@ RESULTS: dict[str, Any] = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.long if name == "window_join" else ())
+        pytest.param(name, marks=pytest.mark.long if name in ("window_join", "word_length") else ())
         for name in RESULTS
     ],
 )

@@ -48,11 +48,11 @@ def test_a_stall_and_its_end_reach_the_agent(spark: SparkSession, tmp_path: Path
             found = told(pe)["rates"]
             assert (found["operator"], found["query"]) == ("rated", str(query.id))
             (stall,) = found["stalls"]
-            assert stall["cause"] == "for side input `rates` (rows wait for the first data)"
+            assert stall["cause"] == "for their keys in side input `rates`"
             assert (stall["rows"], found["waitingSeconds"] >= 0) == (2, True)
-            put(rates, currency=["EUR"], rate=[1.5])
+            put(rates, currency=["EUR", "USD"], rate=[1.5, 1.0])
             until(lambda: told(pe)["rates"]["waitingRows"] == 0, SECONDS, "its end")
-            assert (told(pe)["rates"]["entries"], told(pe)["rates"]["rows"]) == (1, 1)
+            assert (told(pe)["rates"]["entries"], told(pe)["rates"]["rows"]) == (2, 2)
         finally:
             query.stop()
     finally:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from pe_agent.aligned import OperatorStream, Stream, stream
 from pe_agent.side import (
@@ -26,59 +22,9 @@ from pe_agent.side import (
     side_multimap,
     side_singleton,
 )
+from streambroker_core.side import fixed
+from support.side_feeds import SECONDS, TRADES, Feed, Rows, put_rates, running
 from support.waiting import until
-
-SECONDS = 60.0
-TRADES = "id string, currency string"
-RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
-
-
-class Feed:
-    """Files of a stream, put there one by one."""
-
-    def __init__(self, spark: SparkSession, folder: Path, ddl: str) -> None:
-        self._folder = folder
-        folder.mkdir()
-        files = spark.readStream.schema(ddl).option("maxFilesPerTrigger", 1)
-        self.stream = stream(files.parquet(str(folder)))
-
-    def put(self, **columns: Any) -> None:
-        number = len(list(self._folder.iterdir()))
-        name = f"{number}.parquet"
-        pq.write_table(pa.table(columns), self._folder / f".{name}")
-        os.utime(self._folder / f".{name}", (number + 1, number + 1))  # by which Spark orders them
-        (self._folder / f".{name}").rename(self._folder / name)
-
-
-class Rows:
-    """What a query gives, by output."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, list[dict[str, Any]]] = {}
-
-    def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
-        for tag, frame in frames.items():
-            rows = [row.asDict() for row in frame.collect()]
-            self.of.setdefault(tag, []).extend(rows)
-
-    def out(self, *names: str) -> list[tuple[Any, ...]]:
-        return sorted((tuple(row[n] for n in names) for row in self.of.get("out", [])), key=str)
-
-
-@contextmanager
-def running(made: OperatorStream, rows: Rows, checkpoint: Path) -> Iterator[StreamingQuery]:
-    query = made.for_each_window(rows, checkpoint=checkpoint)
-    try:
-        yield query
-    finally:
-        query.stop()
-
-
-def put_rates(folder: Path, name: str = "a.parquet", **rates: float) -> None:
-    folder.mkdir(exist_ok=True)
-    table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
-    pq.write_table(table, folder / f".{name}")
-    (folder / f".{name}").rename(folder / name)
 
 
 def enriched(trades: Stream, table: Table) -> OperatorStream:
@@ -198,6 +144,38 @@ def test_rows_that_wait_too_long_wait_no_longer_though_nothing_comes(
         until(lambda: bool(rows.of["out"]) or not query.isActive, SECONDS, "c")
     assert {(row["input"], row["code"]) for row in rows.of["errors"]} == {("limit", "SideTimeout")}
     assert rows.out("id", "rate") == [("c", 2.0)]
+
+
+@pytest.mark.long
+def test_an_idle_side_stream_holds_no_window_any_longer(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its last row is long ago, so the watermark of the query stands still; windows go on."""
+    trades = Feed(spark, tmp_path / "trades", f"{TRADES}, at timestamp")
+    rates = Feed(spark, tmp_path / "rates", "currency string, rate double, at timestamp")
+
+    def at(*seconds: int) -> pa.Array:
+        return pa.array([second * 1_000_000 for second in seconds], pa.timestamp("us", "UTC"))
+
+    side = side_map(
+        rates.stream.with_watermark("at", "0 seconds", idle=1.0),
+        key="currency",
+        value="rate",
+        windows=fixed(10),
+        ready="watermark",
+    )
+    sides = trades.stream.with_watermark("at", "5 seconds").with_side_inputs(rates=side)
+    made, rows = sides.enrich("rates", on="currency").to_stream(buckets=2), Rows()
+    rates.put(currency=["EUR"], rate=[1.0], at=at(3))
+    trades.put(id=["a"], currency=["EUR"], at=at(4))
+    trades.put(id=["b", "c", "d"], currency=["EUR"] * 3, at=at(12, 20, 25))
+    with running(made, rows, tmp_path / "ck") as query:
+        until(lambda: len(rows.out("id")) == 2 or not query.isActive, SECONDS, "two windows")
+        assert rows.out("id", "rate") == [("a", 1.0), ("b", None)]
+        rates.put(currency=["EUR"], rate=[3.0], at=at(26))
+        trades.put(id=["e"], currency=["EUR"], at=at(36))
+        until(lambda: len(rows.out("id")) == 4 or not query.isActive, SECONDS, "one more")
+        assert rows.out("id", "rate")[2:] == [("c", 3.0), ("d", 3.0)]
 
 
 def counted(

@@ -19,13 +19,21 @@ from pe_agent.side.versions import REQUESTS
 from streambroker_core.control.operator import Window
 from streambroker_core.control.payloads import encode
 from streambroker_core.control.tuples import ControlTuple, Delivery, logged
-from streambroker_core.side import SideInput, SideJoin, SideRefresh, Views, fixed
+from streambroker_core.side import (
+    Enrich,
+    SideInput,
+    SideJoin,
+    SideOperator,
+    SideRefresh,
+    Views,
+    fixed,
+)
 from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.shape import shape_of
 from streambroker_core.side.tables import content_of
 from streambroker_core.side.views import view_of
 from support.side_rates import Told
-from support.sides import Sink, batch_of
+from support.sides import Runner, Sink, batch_of
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 TRADES = pa.schema([("id", pa.string()), ("currency", pa.string())])
@@ -169,6 +177,35 @@ def test_a_tick_comes_with_the_time_and_once_where_all_is_read_that_is_there() -
     assert reader.latestOffset(later, None) == later
     assert reader.partitions(end, end) == []
     assert (seconds_for(60.0), seconds_for(0.1)) == (15.0, 0.5)
+
+
+@pytest.mark.parametrize("how", ["left", "inner"])
+def test_a_join_waits_for_the_key_of_each_row_and_loses_none_to_a_load_of_several(
+    how: str,
+) -> None:
+    rates = SideInput(name="rates", kind="map", key=("currency",), schema=RATES)
+    wait = Enrich(input="rates", on=("currency",), only_wait=True)
+    join = SideJoin(schema=TRADES, inputs=(rates,), enrich=(wait,), key=("currency",))
+    joined = OwnKeys(JoinRows("rates", ("currency",), ("rate",), False, inner=how == "inner"))
+    runner = Runner(lambda: SideOperator(join, joined), twice=False)
+    trades = [["main", {"id": id_, "currency": id_}] for id_ in "cabx"]
+    runner.window(trades, watermark=None, now=0)
+    runner.window(
+        [["rates", {"currency": id_, "rate": 1.0}] for id_ in "abc"], watermark=None, now=1
+    )
+    assert [row["id"] for row in runner.run.out["out"]] == ["c", "a", "b"]
+    runner.window([], watermark=None, now=60)
+    rest = [(row["id"], row["rate"]) for row in runner.run.out["out"][3:]]
+    assert rest == ([("x", None)] if how == "left" else [])
+    assert [row["id"] for row in runner.run.out["late"]] == ["x"]
+
+
+def test_without_a_time_limit_there_is_no_tick_and_the_place_of_an_earlier_one_stays() -> None:
+    reader = TickReader(0.0)
+    at = reader.initialOffset()
+    assert reader.latestOffset(at, None) == at
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset({"tick": 1_500}, None) == {"tick": 1_500}
 
 
 def test_ticks_go_on_when_a_query_starts_again_with_another_timeout(

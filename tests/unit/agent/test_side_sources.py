@@ -5,15 +5,18 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from pe_agent.side import Table, TableError, TableStore
 from pe_agent.side.versions import read_version
+from streambroker_core.errors import SchemaError
 from support.waiting import until
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
@@ -36,6 +39,12 @@ def put(path: Path, **told: float) -> None:
     hidden.rename(path)
 
 
+def rows_of(table: Table, *names: str) -> list[tuple[Any, ...]]:
+    found = read_version(table.place, table.state().version)
+    rows = zip(*(found.column(name).to_pylist() for name in names), strict=True)
+    return sorted(rows, key=str)
+
+
 def content(table: Table) -> dict[str, Any]:
     found = read_version(table.place, table.state().version)
     return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
@@ -54,6 +63,82 @@ def test_what_is_written_into_a_folder_just_now_is_no_part_of_it(
     put(tmp_path / "in" / hidden, EUR=9.0, GBP=9.0)
     table = store.folder("rates", tmp_path / "in", every=None)
     assert content(table) == {"USD": 2.0, "EUR": 1.0}
+
+
+def test_folders_that_name_columns_give_them_as_hive_and_spark_write_them(
+    store: TableStore, tmp_path: Path
+) -> None:
+    """Types fit the values of all folders, in later versions those of the first one."""
+    for region, year, rate in (
+        ("eu", "2024", 1.0),
+        ("a%20b", "2025", 2.0),
+        ("__HIVE_DEFAULT_PARTITION__", "2024", 3.0),
+    ):
+        put(tmp_path / "in" / f"_region={region}" / f"year={year}" / "part-0.parquet", EUR=rate)
+    table = store.folder("rates", tmp_path / "in", every=None)
+    expected = [("eu", 2024, 1.0), ("a b", 2025, 2.0), (None, 2024, 3.0)]
+    assert table.schema is not None
+    assert rows_of(table, "_region", "year", "rate") == sorted(expected, key=str)
+    put(tmp_path / "in" / "_region=7" / "year=2026" / "part-0.parquet", EUR=4.0)
+    table.refresh()
+    assert rows_of(table, "_region", "year", "rate") == sorted(
+        [*expected, ("7", 2026, 4.0)], key=str
+    )
+    put(tmp_path / "in" / "_region=7" / "year=first" / "part-0.parquet", EUR=5.0)
+    with pytest.raises(TableError, match="first"):
+        table.refresh()
+
+
+def test_a_column_of_folders_has_the_type_that_is_declared(
+    store: TableStore, tmp_path: Path
+) -> None:
+    put(tmp_path / "in" / "day=2024-02-29" / "year=007" / "part-0.parquet", EUR=1.0)
+    schema = "currency string, rate double, day date, year string"
+    table = store.folder("rates", tmp_path / "in", schema=schema, every=None)
+    assert rows_of(table, "day", "year") == [(date(2024, 2, 29), "007")]
+
+
+def test_files_that_lie_in_other_folders_than_the_rest_are_refused(
+    store: TableStore, tmp_path: Path
+) -> None:
+    put(tmp_path / "in" / "region=eu" / "part-0.parquet", EUR=1.0)
+    put(tmp_path / "in" / "part-1.parquet", EUR=1.0)
+    with pytest.raises(TableError, match=r"in folders for no column, part-0.parquet in .* region;"):
+        store.folder("rates", tmp_path / "in", every=None)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "code string, note string",
+        StructType([StructField("code", StringType()), StructField("note", StringType())]),
+        pa.schema([("code", pa.string()), ("note", pa.string())]),
+    ],
+    ids=["DDL", "StructType", "Arrow"],
+)
+def test_columns_are_declared_as_ddl_spark_type_or_arrow_schema(
+    store: TableStore, tmp_path: Path, schema: Any
+) -> None:
+    path = tmp_path / "airports.csv"
+    path.write_text("code,note\n007,\n")
+    assert content(store.folder("a", path, format="csv", schema=schema, every=None)) == {"007": ""}
+    sql = "select '007' as code, null as note"
+    table = store.query("b", lambda: sqlite3.connect(":memory:"), sql, schema=schema, every=None)
+    assert content(table) == {"007": None}
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        (["code"], "schema is list; give DDL such as 'id string, price double', a StructType or"),
+        ("code strin", "strin"),
+    ],
+)
+def test_what_is_no_schema_is_refused(
+    store: TableStore, tmp_path: Path, schema: Any, says: str
+) -> None:
+    with pytest.raises(SchemaError, match=says):
+        store.folder("a", tmp_path, schema=schema)
 
 
 @pytest.mark.parametrize("log", ["_delta_log", "_spark_metadata", ".hoodie"])

@@ -144,7 +144,7 @@ def test_a_column_that_has_another_type_changes_nothing_whatever_its_values_are(
     write(pa.array([1], pa.int64()))
     table = folder(store, tmp_path / "rates.parquet")
     write(pa.array(values, type_))
-    says = f"column rate is {name}, and the table has int64 there; cast it to that"
+    says = f"column rate is {name}, and the first version of the table has int64 there; cast it"
     with pytest.raises(TableError, match=says):
         table.refresh()
     assert content(table) == {"EUR": 1}
@@ -162,7 +162,10 @@ def test_a_query_whose_values_have_another_type_changes_nothing(
     table = store.query("rates", connect, "select * from rates", every=None)
     with closing(sqlite3.connect(path)) as base, base:
         base.execute("update rates set rate = ?", (value,))
-    with pytest.raises(TableError, match=f"column rate is {name}, and the table has int64 there"):
+    with pytest.raises(
+        TableError,
+        match=f"column rate is {name}, and the first version of the table has int64 there",
+    ):
         table.refresh()
     assert content(table) == {"EUR": 1}
     with closing(sqlite3.connect(path)) as base, base:
@@ -204,7 +207,7 @@ def test_types_that_were_declared_are_what_files_are_read_as(
             lambda path: pq.write_table(
                 pa.table({"currency": ["EUR"], "rate": ["much"]}), path / "a.parquet"
             ),
-            "column rate is string, and the table has double there",
+            "column rate is string, and the first version of the table has double there",
         ),
         (lambda path: put(path, "b.parquet", EUR=2.0), "a table with several rows for one value"),
         (lambda path: (path / "a.parquet").unlink(), "has no files"),
@@ -472,3 +475,32 @@ def test_a_table_without_room_for_the_copy_is_announced_all_the_same(
     table.bind(rates())
     said = [SideVersion(**one.payload) for one in store.control.tuples()]
     assert [one.version for one in said] == [table.state().version]
+
+
+def test_a_table_whose_first_version_had_no_value_in_a_column_says_so_to_the_next(
+    store: TableStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "rates.parquet"
+    pq.write_table(pa.table({"currency": ["EUR"], "note": pa.nulls(1)}), path)
+    declared = store.folder("declared", path, schema="currency string, note string", every=None)
+    bare = store.folder("bare", path, every=None)
+    pq.write_table(pa.table({"currency": ["EUR"], "note": ["x"]}), path)
+    assert declared.refresh().rows == 1
+    with pytest.raises(TableError, match=r"only nulls there, so no type; .* schema="):
+        bare.refresh()
+
+
+def test_a_type_that_was_declared_is_named_as_declared(store: TableStore) -> None:
+    sql = "select 'EUR' as currency, 'much' as rate"
+    with pytest.raises(
+        TableError, match="rate is string, and double is declared; declare its type"
+    ):
+        store.query("rates", lambda: sqlite3.connect(":memory:"), sql, schema=RATES)
+
+
+def test_a_table_that_was_never_read_speaks_of_no_version_before(
+    store: TableStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(TableError, match="has no files"):
+        store.folder("rates", tmp_path / "none")
+    assert "version before" not in caplog.text

@@ -29,6 +29,13 @@ from streambroker_core.side.errors import SideDefinitionError, SideSchemaError
 from streambroker_core.side.keys import class_of, key_type
 from streambroker_core.side.windows import LONGEST
 
+_TIMED: Final = (
+    "name the column: with_watermark(column, delay) of its stream, or event_time= in core"
+)
+_MAIN_TIMED: Final = (
+    "name the column: with_watermark(column, delay) of the main stream, options(event_time=...) of"
+    " one behind an operator, or event_time= in core"
+)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 
@@ -170,12 +177,12 @@ def _update_problems(side: SideInput) -> Found:
     if side.updating == "latest" and side.static:
         return [("a table has no times, so none is latest", "say replace: the last row holds")]
     if side.updating == "latest" and side.event_time is None:
-        return [("latest needs to know the time of a value", "name it: event_time=...")]
+        return [("latest needs to know the time of a value", _TIMED)]
     if side.many and side.updating == "replace" and side.readiness != "complete":
         return [
             (
                 f"a {side.kind} that is replaced needs to know where the new one ends",
-                "say ready='complete', and send side.complete after each load",
+                "say ready='complete', and send the control tuple SideComplete after each load",
             )
         ]
     return []
@@ -195,7 +202,7 @@ def _window_problems(side: SideInput) -> Found:
             return [
                 (
                     "no watermark ever passes the one global window, so it is never ready",
-                    "give it windows, or say ready='first data' or 'complete'",
+                    "give it windows=fixed(seconds), or say ready='first data' or 'complete'",
                 )
             ]
         return []
@@ -203,7 +210,7 @@ def _window_problems(side: SideInput) -> Found:
     if side.static:
         found.append(("a static table has no windows", "leave windows out"))
     elif side.event_time is None:
-        found.append(("windows need the time of a row", "name it: event_time=..."))
+        found.append(("windows need the time of a row", _TIMED))
     if not 0 < windows.slide <= windows.size:
         found.append(
             ("windows leave gaps, or never move on", "let them slide by more than 0, at most size")
@@ -216,7 +223,12 @@ def _other_problems(side: SideInput) -> Found:
     if side.many and side.has_default:
         found.append((f"a {side.kind} has no default", "leave it out: an empty one is empty"))
     if side.timeout is not None and not 0 < side.timeout <= LONGEST:
-        found.append((f"a timeout of {side.timeout:g} s is none", "leave it out to wait for ever"))
+        found.append(
+            (
+                f"a timeout of {side.timeout:g} s is none",
+                f"give more than 0 seconds, at most {LONGEST:,}, or leave it out",
+            )
+        )
     if side.static and side.readiness not in ("complete", "not required"):
         found.append(
             (f"a static table is never ready by {side.readiness}", "take complete, the default")
@@ -230,7 +242,15 @@ def _other_problems(side: SideInput) -> Found:
 
 def _problems_in(join: SideJoin, side: SideInput) -> Found:
     found: Found = []
-    if side.keyed and len(side.key) != len(join.key):
+    if side.keyed and not join.key:
+        names = ", ".join(map(repr, side.key))
+        found.append(
+            (
+                "keyed=True puts it where the main rows of its key are, and they have no key",
+                f"call key_by({names}) on the main stream, with its columns, or leave keyed out",
+            )
+        )
+    elif side.keyed and len(side.key) != len(join.key):
         found.append(
             (
                 f"its key has {len(side.key)} columns, the main input's {len(join.key)}",
@@ -240,13 +260,9 @@ def _problems_in(join: SideJoin, side: SideInput) -> Found:
     elif side.keyed:
         found += [*_missing(join.schema, join.key)] or _comparable(join, join.key, side)
     if side.windows.cut and join.event_time is None:
-        found.append(
-            ("main rows have no time to find its window by", "name theirs: event_time=...")
-        )
+        found.append(("main rows have no time to find its window by", _MAIN_TIMED))
     if join.order == "event time" and not side.static and side.event_time is None:
-        found.append(
-            ("rows are taken by event time, and its rows have none", "name it: event_time=...")
-        )
+        found.append(("rows are taken by event time, and its rows have none", _TIMED))
     return found
 
 
@@ -270,7 +286,7 @@ def _order_problems(join: SideJoin) -> Found:
     if join.order not in ("arrival", "event time"):
         found.append((f"order `{join.order}` is not known", "take arrival or event time"))
     if join.event_time is None and (join.order == "event time" or (windows and windows.cut)):
-        found.append(("the order or the windows need a time", "name it: event_time=..."))
+        found.append(("the order or the windows need a time", _MAIN_TIMED))
     if windows is not None and windows.gap:
         found.append(("session windows of the main input", "take fixed or sliding windows"))
     if windows is not None and windows.cut and not 0 < windows.slide <= windows.size:
@@ -287,8 +303,9 @@ def _order_problems(join: SideJoin) -> Found:
 def _group_problems(join: SideJoin) -> Found:
     found: Found = []
     if not (join.windows and join.windows.cut):
-        found.append(("rows are grouped by window, and have none", "give it windows: windows=..."))
-    if any(enrich.missing == "wait" for enrich in join.enrich):
+        remedy = "call window(seconds) before apply, or give windows= in core"
+        found.append(("rows are grouped by window, and have none", remedy))
+    if any(join.missing(enrich) == "wait" for enrich in join.enrich):
         remedy = "take missing='null' or 'error'"
         found.append(("the rows of a group would wait apart for their keys", remedy))
     if join.lateness:
@@ -297,7 +314,7 @@ def _group_problems(join: SideJoin) -> Found:
 
 
 def _enrich_problems(join: SideJoin, enrich: Enrich, side: SideInput) -> Found:
-    if enrich.missing not in MISSING:
+    if enrich.missing is not None and enrich.missing not in MISSING:
         return [(f"missing `{enrich.missing}` is not known", f"take one of {', '.join(MISSING)}")]
     if side.kind == "list" and not side.keyed:
         return [("a list has no value for a row", "take a function, or a multimap")]
@@ -309,7 +326,8 @@ def _enrich_problems(join: SideJoin, enrich: Enrich, side: SideInput) -> Found:
             )
         ]
     if enrich.missing == "wait" and not side.key:
-        return [("missing='wait' waits for a key", "say ready='first data' for a singleton")]
+        remedy = f"leave missing out: rows wait until the {side.kind} is ready"
+        return [("missing='wait' waits for a key, and it has none", remedy)]
     if side.keyed and enrich.on != join.key:
         return [
             ("a keyed one is where the main row's key is", f"take on={join.key!r}, or no keyed")

@@ -90,11 +90,15 @@ class SideState:
     def ready(self, start: int, passed: int | None) -> bool:
         """Tell whether a window is ready for rows of all keys."""
         policy = self.side.readiness
-        if policy == "not required" or self._all or start in self._complete:
+        if policy == "not required" or self.whole(start):
             return True
         if self._has_passed(start, passed, 0):
             return True
         return policy == "first data" and not self.side.keyed and start in self._arrived
+
+    def whole(self, start: int) -> bool:
+        """Tell whether a window was said to be complete, so that no key of it is to come."""
+        return self._all or start in self._complete
 
     def ready_keys(self, start: int, keys: pa.Array) -> pa.Array:
         """Tell of each key of a keyed one whether data came for it; null is not waited for."""
@@ -334,7 +338,8 @@ class SideState:
             again = "value for a key" if self.side.key else "value"
             what = f"a second {again}, and the policy of the {self.side.kind} is refuse"
             refused = rows.filter(taken)
-            remedy = "send each once, or say update='replace' or 'latest'"
+            latest = " or 'latest'" if self.side.event_time is not None else ""
+            remedy = f"send each once, or say update='replace'{latest}"
             self._refuse(refuse_rows(self.side, refused, what, remedy))
             rows = rows.filter(pc.invert(taken))
         if len(rows):

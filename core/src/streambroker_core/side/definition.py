@@ -24,6 +24,8 @@ UPDATES: Final[dict[str, tuple[str, ...]]] = {
 """Policies of each kind; the first is the default."""
 READY: Final = ("first data", "complete", "watermark", "not required")
 MISSING: Final = ("null", "error", "wait")
+AT_MOST: Final = 60.0
+"""Seconds for which a row waits for its key by default, where there is no ``timeout``."""
 INPUTS: Final = 60
 MAIN: Final = "main"
 RESERVED: Final = "__side_"
@@ -66,7 +68,8 @@ class SideInput:
         event_time: the timestamp column with the event time of its rows.
         deleted: a boolean column; a row in which it is true removes the value, or its key.
         default: value of an empty singleton, or of keys that a map has not.
-        timeout: seconds of the pinned clock after which a row waits no longer; None for ever.
+        timeout: seconds of the pinned clock after which a row waits no longer. None for no limit;
+            where rows wait for their key by default, for ``AT_MOST``.
         on_timeout: such a row sees what is there, or goes to the output ``errors``.
         on_refused: rows that the policy does not take stop the query, or go to ``errors``.
         max_entries: values in all windows of one bucket; of a static table, in one version.
@@ -138,16 +141,18 @@ class Enrich:
         columns: which values to add; none for all.
         names: other names for some of them.
         missing: a row without a value gets nulls, goes to the output ``errors``, or waits until
-            its key is there.
+            its key is there. None for the default, see ``SideJoin.missing``.
         version: a column for the version of the view; None for none.
+        only_wait: add no columns: rows wait for what the function looks up.
     """
 
     input: str
     on: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     names: tuple[tuple[str, str], ...] = ()
-    missing: Literal["null", "error", "wait"] = "null"
+    missing: Literal["null", "error", "wait"] | None = None
     version: str | None = None
+    only_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +201,35 @@ class SideJoin:
         known = ", ".join(one.name for one in self.inputs) or "none"
         raise SideDefinitionError(name, "there is no such side input", f"there are: {known}")
 
+    def missing(self, enrich: Enrich) -> str:
+        """Return what becomes of a row without a value.
+
+        By default it waits for its key where the first data of a stream make that stream ready:
+        other keys of the same load may still come. It gets nulls where the content is known to be
+        complete, where rows do not wait, and in groups, which wait for the end of their window.
+        """
+        if enrich.missing is not None:
+            return enrich.missing
+        side = self.input(enrich.input)
+        more = side.readiness == "first data" and not side.static and bool(side.key)
+        return "wait" if more and not self.grouped and not self.stateless else "null"
+
+    def waits(self, side: SideInput) -> list[Enrich]:
+        """Return what makes rows wait for their key in a side input."""
+        mine = (one for one in self.enrich if one.input == side.name)
+        return [one for one in mine if self.missing(one) == "wait"]
+
+    def limit(self, side: SideInput) -> float | None:
+        """Return the seconds after which rows do not wait for a side input any longer."""
+        if side.timeout is not None:
+            return side.timeout
+        waits = self.waits(side)
+        return AT_MOST if waits and all(one.missing is None for one in waits) else None
+
 
 def added_columns(enrich: Enrich, side: SideInput) -> list[tuple[str, str]]:
     """Return the columns that are added: their names, and those of the values."""
+    if enrich.only_wait:
+        return []
     names = dict(enrich.names)
     return [(names.get(field, field), field) for field in enrich.columns or side.fields]

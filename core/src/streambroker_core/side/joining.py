@@ -75,10 +75,15 @@ class Joining:
         self.now = 0
         self._cut = [n for n, one in enumerate(join.inputs) if one.windows.cut]
         self.main_cut = join.windows is not None and join.windows.cut
-        self._waits: list[list[Enrich]] = [
-            [e for e in join.enrich if e.input == one.name and e.missing == "wait"]
-            for one in join.inputs
+        self._waits: list[list[Enrich]] = [join.waits(one) for one in join.inputs]
+        self._alone = [
+            one.readiness == "first data"
+            and not one.keyed
+            and 0 < len(self._waits[n]) == sum(e.input == one.name for e in join.enrich)
+            and not self._sees_more[n]
+            for n, one in enumerate(join.inputs)
         ]
+        """By side input: rows are shown the key alone that they wait for."""
         self._turns = shape.turns
         self._schema = shape.pairs
         self._names = join.schema.names
@@ -154,7 +159,8 @@ class Joining:
         """
         side = self._sides[number].side
         none = rows.slice(0, 0)
-        if self._waiting.waits(number, start) and side.readiness == "first data":
+        first = side.readiness == "first data" and not self._alone[number]
+        if first and self._waiting.waits(number, start):
             return rows.slice(0, 1), rows.slice(1, len(rows) - 1)
         wanted = self._waiting.keys(number, start)
         awaited = None if wanted is None else pc.is_in(rows.keys, value_set=wanted)
@@ -163,8 +169,8 @@ class Joining:
         if self._sees_more[number] and not side.keyed:
             end = pc.index(awaited, True).as_py() + 1
             return rows.slice(0, end), rows.slice(end, len(rows) - end)
-        first = pc.cast(pc.index_in(rows.keys, value_set=rows.keys), pa.int64())
-        here = pc.and_(awaited, pc.equal(first, pa.arange(0, len(rows))))
+        places = pc.cast(pc.index_in(rows.keys, value_set=rows.keys), pa.int64())
+        here = pc.and_(awaited, pc.equal(places, pa.arange(0, len(rows))))
         return rows.filter(here), rows.filter(pc.invert(here))
 
     def _touched(self, number: int, start: int, keys: pa.Array) -> None:
@@ -276,12 +282,19 @@ class Joining:
             if state.side.keyed and state.side.readiness == "first data":
                 keys = keys_of([pairs.column(name) for name in self._join.key])
                 pairs = self._keep(number, start, pairs, state.ready_keys(start, keys), keys)
+            elif self._alone[number]:  # a row with a key waits for that, in the order of all rows
+                [enrich] = {one.on: one for one in self._waits[number]}.values()
+                keys = keys_of([pairs.column(name) for name in enrich.on])
+                pairs = self._keep(number, start, pairs, pc.is_valid(keys), None)
             else:
                 never = pa.repeat(pa.scalar(False), pairs.num_rows)
                 pairs = self._keep(number, start, pairs, never, None)
         if not self._waits[number] or not pairs.num_rows or self._over(number, start):
             return pairs
+        whole = state.whole(start)
         for enrich in self._waits[number]:
+            if whole and enrich.missing is None:
+                continue
             keys = keys_of([pairs.column(name) for name in enrich.on])
             free = pc.or_(state.has(start, keys), pc.is_null(keys))
             pairs = self._keep(number, start, pairs, free, keys)
@@ -323,6 +336,8 @@ class Joining:
         )
         batch = pairs.select(self._names)
         for enrich in self._join.enrich:
+            if enrich.only_wait and enrich.missing != "error":
+                continue
             made = add_columns(enrich, self._join.input(enrich.input), batch, views)
             batch = made.batch
             if made.lacking is not None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operator import Blobs, Changes, Input, Operator, StateError
-from streambroker_core.control.tuples import ControlTuple
+from streambroker_core.control.tuples import ControlTuple, UndeliverableError
 from streambroker_core.side.content import SideState, Tables
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.errors import SideError, SideTooLargeError
@@ -18,9 +18,10 @@ from streambroker_core.side.joining import Function, Joining, waive
 from streambroker_core.side.order import Due, Passed, Sequence
 from streambroker_core.side.reading import Refusal, as_json, fitting, micros
 from streambroker_core.side.said import SideComplete, SideVersion
-from streambroker_core.side.shape import SEQ, TIME, Shape, shape_of
+from streambroker_core.side.shape import SEQ, TIME, WAIVED, Shape, shape_of
 from streambroker_core.side.telling import explain, stall_text
 from streambroker_core.side.waiting import GROUP, Stall, Waiting
+from streambroker_core.side.windows import SECOND
 
 OUT, ERRORS, LATE = "out", "errors", "late"
 ERROR_SCHEMA = pa.schema(
@@ -33,6 +34,8 @@ ERROR_SCHEMA = pa.schema(
     ]
 )
 """Columns of the output ``errors``; ``row`` is the row as JSON."""
+UNKNOWN = "SideUnknown"
+"""Code of a row of ``errors``: a control tuple for a side input that is not there."""
 _META = "side"
 _SAID = (SideComplete.__name__, SideVersion.__name__)
 
@@ -42,7 +45,8 @@ class SideOperator(Operator):
 
     Outputs: ``out``, what the function returns, or main rows with the columns that were added;
     ``errors``, rows that a policy does not take, or that waited for too long, or lack a value;
-    ``late``, main rows whose window was over when they came.
+    ``late``, main rows whose window was over when they came, and those whose key did not come in
+    time, where that is the default.
     """
 
     outputs: tuple[str, ...] = (OUT, ERRORS, LATE)
@@ -109,11 +113,10 @@ class SideOperator(Operator):
             self._joining.changed()
             self._other_policies = False
         for number in self._shape.turns:
-            side = self.join.inputs[number]
-            if side.timeout is None:
-                continue
-            since = self.window.time - round(side.timeout * 1_000_000)
-            self._give_up(number, self._waiting.release_since(number, since))
+            limit = self._shape.limits[number]
+            if limit is not None:
+                released = self._waiting.release_since(number, self.window.time - limit)
+                self._give_up(number, limit, released)
 
     def advance(self, time: int) -> None:
         """Let event time pass: rows that waited for it are due, and windows are ready."""
@@ -140,13 +143,41 @@ class SideOperator(Operator):
         """Take what is said to one of the side inputs; everything else goes on."""
         del port
         said = control.payload
-        if control.type not in _SAID or said.get("input") not in self._numbers:
+        if control.type not in _SAID:
             return False
-        if control.id in self._heard:  # it came over another port, too
-            return True
-        self._heard.add(control.id)
-        self._take_said({**said, "type": control.type})
+        known, again = said.get("input") in self._numbers, control.id in self._heard
+        self._heard.add(control.id)  # it may come over another port, too
+        if not known:
+            if control.type == SideComplete.__name__ and not again:
+                self.refuse_unknown(control)
+            return False
+        if not again:
+            self._take_said({**said, "type": control.type})
         return True
+
+    def refuse_unknown(self, control: ControlTuple) -> str:
+        """Refuse what is complete for no side input here; it may be for an operator behind.
+
+        Returns:
+            What the output ``errors`` has of it.
+
+        Raises:
+            UndeliverableError: it is addressed to this operator.
+        """
+        name = str(control.payload.get("input"))
+        known = ", ".join(self._numbers) or "none"
+        why = f"control tuple {control.id} is SideComplete for `{name}`, which is no side input"
+        if control.target.operator is not None:
+            raise UndeliverableError(
+                f"{why} of operator {control.target.operator}; there are: {known}."
+            )
+        message = (
+            f"{why} here; there are: {known}. It goes on: address it to the operator that has that"
+            " side input"
+        )
+        if self.window.bucket == 0:
+            self._emit_errors(name, UNKNOWN, message, [as_json(control.payload)], [None])
+        return message
 
     def obey(self, said: SideComplete | SideVersion) -> None:
         """Take what a control tuple says, of a runtime that has none."""
@@ -215,10 +246,10 @@ class SideOperator(Operator):
     def timeout_at(self) -> int | None:
         """Return the pinned time at which the next row has waited for too long; None for never."""
         times = []
-        for number, side in enumerate(self.join.inputs):
+        for number, limit in enumerate(self._shape.limits):
             since = self._waiting.since(number)
-            if side.timeout is not None and since is not None:
-                times.append(since + round(side.timeout * 1_000_000))
+            if limit is not None and since is not None:
+                times.append(since + limit)
         return min(times, default=None)
 
     def stalls(self) -> list[Stall]:
@@ -398,14 +429,30 @@ class SideOperator(Operator):
         watermark = self.window.watermark
         return at if at is not None and (watermark is None or at > watermark) else None
 
-    def _give_up(self, number: int, released: list[pa.RecordBatch]) -> None:
+    def _give_up(self, number: int, limit: int, released: list[pa.RecordBatch]) -> None:
         side = self.join.inputs[number]
         if side.on_timeout == "default":
+            if self._shape.by_default >> number & 1:
+                self._emit_overdue(released)
             self._joining.again([waive(pairs, number) for pairs in released])
             return
         for pairs in released:
-            message = f"no value of side input {side.name} within {side.timeout:g} s"
+            message = f"no value of side input {side.name} within {limit / SECOND:g} s"
             self._tell(side.name, "SideTimeout", message, pairs)
+
+    def _emit_overdue(self, released: list[pa.RecordBatch]) -> None:
+        """Emit to ``late`` the rows that waited by default, each once, in the order they came."""
+        batches = []
+        for pairs in released:
+            given_up = pc.bit_wise_and(pairs[WAIVED], self._shape.by_default)
+            batches.append(pairs.filter(pc.equal(given_up, 0)))
+        table = pa.Table.from_batches(batches, schema=self._shape.pairs)
+        if table.num_rows:
+            table = table.sort_by(SEQ).combine_chunks()
+            seqs = table[SEQ].combine_chunks()
+            first = pc.cast(pc.index_in(seqs, value_set=seqs), pa.int64())
+            table = table.filter(pc.equal(first, pa.arange(0, len(seqs))))
+            self.emit(table.select(self.join.schema.names).combine_chunks().to_batches()[0], LATE)
 
     def _lack(self, name: str, pairs: pa.RecordBatch) -> None:
         self._tell(name, "SideMissing", f"side input {name} has no value for the row", pairs)

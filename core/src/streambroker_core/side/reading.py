@@ -47,6 +47,9 @@ def fitting(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBat
                 f"column {field.name} is missing; there are: {', '.join(batch.schema.names)}",
                 "has the table changed? Start a new checkpoint to take other columns",
             )
+        if pa.types.is_null(batch.column(at).type):  # no value, so of any type
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+            continue
         if batch.column(at).type != field.type:
             raise SideSchemaError(
                 name,

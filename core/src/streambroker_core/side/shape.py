@@ -33,8 +33,11 @@ class Shape:
         lateness: in microseconds.
         forms: of each side input, and of the main one, a digest of what its state depends on.
         policies: a digest of what decides which rows wait, and what is seen.
+        limits: of each side input, the microseconds after which rows wait for it no longer; None
+            for no limit.
         turns: side inputs by number, in the order in which rows wait for them: those with a
-            timeout first, the shortest before the others, so that each timeout counts.
+            limit first, the shortest before the others, so that each limit counts.
+        by_default: bits of the side inputs where rows wait for their key by default.
     """
 
     join: SideJoin
@@ -44,7 +47,9 @@ class Shape:
     lateness: int
     forms: tuple[str, ...]
     policies: str
+    limits: tuple[int | None, ...]
     turns: tuple[int, ...]
+    by_default: int
 
     @property
     def by_time(self) -> bool:
@@ -60,6 +65,7 @@ def shape_of(join: SideJoin) -> Shape:
     """
     check(join)
     types = [[one.schema.field(name).type for name in one.key] for one in join.inputs]
+    limits = [join.limit(one) for one in join.inputs]
     own = [pa.field(name, pa.int64()) for name in OWN]
     return Shape(
         join=join,
@@ -69,17 +75,23 @@ def shape_of(join: SideJoin) -> Shape:
         lateness=round(join.lateness * SECOND),
         forms=(*(_form_of_side(join, one) for one in join.inputs), _form_of_main(join)),
         policies=_policies_of(join),
-        turns=tuple(sorted(range(len(join.inputs)), key=lambda n: _timeout_of(join.inputs[n]))),
+        limits=tuple(None if one is None else round(one * SECOND) for one in limits),
+        turns=tuple(
+            sorted(range(len(limits)), key=lambda n: inf if (s := limits[n]) is None else s)
+        ),
+        by_default=_by_default(join),
     )
 
 
-def _timeout_of(side: SideInput) -> float:
-    return inf if side.timeout is None else side.timeout
+def _by_default(join: SideJoin) -> int:
+    waits = [any(one.missing is None for one in join.waits(side)) for side in join.inputs]
+    return sum(1 << number for number, found in enumerate(waits) if found)
 
 
 def _policies_of(join: SideJoin) -> str:
-    sides = [(one.updating, one.readiness, one.timeout) for one in join.inputs]
-    return _digest([repr(sides), *(repr((one.input, one.on, one.missing)) for one in join.enrich)])
+    sides = [(one.updating, one.readiness, join.limit(one)) for one in join.inputs]
+    missing = ((one.input, one.on, join.missing(one)) for one in join.enrich)
+    return _digest([repr(sides), *map(repr, missing)])
 
 
 def _form_of_side(join: SideJoin, side: SideInput) -> str:

@@ -39,7 +39,7 @@ def explain(join: SideJoin) -> list[str]:
     """Return what holds for an operator, one line for each thing; defaults are named as such."""
     if join.stateless:
         sides = [_side(side, waits=False) for side in join.inputs]
-        enriched = [_enrich(enrich, join.input(enrich.input)) for enrich in join.enrich]
+        enriched = [_enrich(join, enrich) for enrich in join.enrich]
         return [*_STATELESS, *sides, *enriched]
     order = "the order in which they come" if join.order == "arrival" else "the order of event time"
     lines = [f"Rows of all inputs are taken in {order}."]
@@ -47,7 +47,7 @@ def explain(join: SideJoin) -> list[str]:
     if windows is not None and windows.cut:
         lines.append(f"Main rows: {windows}; {_called(join)}.")
     lines += [_side(side) for side in join.inputs]
-    lines += [_enrich(enrich, join.input(enrich.input)) for enrich in join.enrich]
+    lines += [_enrich(join, enrich) for enrich in join.enrich]
     return lines
 
 
@@ -121,7 +121,18 @@ def _called(join: SideJoin) -> str:
     return "a row is processed once for each window it is in"
 
 
-def _enrich(enrich: Enrich, side: SideInput) -> str:
-    columns = ", ".join(enrich.columns or side.fields)
+def _enrich(join: SideJoin, enrich: Enrich) -> str:
+    side = join.input(enrich.input)
     on = f" on {', '.join(enrich.on)}" if enrich.on else ""
-    return f"Columns {columns} of `{side.name}` are added{on}; {_MISSING[enrich.missing]}."
+    columns = ", ".join(enrich.columns or side.fields)
+    what = f"Columns {columns} of `{side.name}` are added{on}"
+    if enrich.only_wait:
+        what = f"Rows are joined with `{side.name}`{on}"
+    missing = _MISSING[join.missing(enrich)] + _default(enrich.missing)
+    limit = join.limit(side)
+    if enrich.missing is None and join.waits(side) and limit is not None:
+        missing += f", {limit:g} s at most"
+        if side.on_timeout == "default":
+            then = "the default" if side.has_default else "nulls"
+            missing += f", and then gets {then} and is in the output `late` as well"
+    return f"{what}; {missing}."

@@ -29,7 +29,7 @@ class View:
 
     Attributes:
         name: the side input.
-        version: version of the content: of a static table, or as ``side.complete`` named it.
+        version: version of the content: of a static table, or as ``SideComplete`` named it.
     """
 
     __slots__ = ("_side", "name", "version")

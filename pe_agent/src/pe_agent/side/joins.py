@@ -33,7 +33,7 @@ from streambroker_core.side.shape import shape_of
 from streambroker_core.side.telling import explain
 
 if TYPE_CHECKING:
-    from pe_agent.aligned.hosting import Columns
+    from pe_agent.schemas import Columns
     from pe_agent.side.stateless import StatelessInputs
 
 NAME: Final = "side_inputs"
@@ -100,7 +100,7 @@ class SideInputs:
         on: str | Sequence[str] = (),
         columns: Sequence[str] = (),
         names: Mapping[str, str] | None = None,
-        missing: Literal["null", "error", "wait"] = "null",
+        missing: Literal["null", "error", "wait"] | None = None,
         version: str | None = None,
     ) -> SideInputs:
         """Add columns of a side input to each main row.
@@ -111,6 +111,9 @@ class SideInputs:
             columns: which of its values; none for all.
             names: other names for some of them.
             missing: a row without a value gets nulls, goes to ``errors``, or waits for its key.
+                None: of a map or multimap that is a stream it waits for 60 s at most, or as long
+                as ``timeout`` says; then it gets nulls, and is in ``late`` as well. Where the
+                content is complete, as that of a table is, it gets nulls at once.
             version: a column for the version that the row has met.
         """
         one = Enrich(
@@ -166,7 +169,7 @@ class SideInputs:
     def map_batches(
         self,
         function: Function,
-        schema: Columns | pa.Schema,
+        schema: Columns,
         *,
         own_keys: bool = False,
         figures: bool = False,
@@ -192,7 +195,7 @@ class SideInputs:
     def apply(
         self,
         function: GroupFunction,
-        schema: Columns | pa.Schema,
+        schema: Columns,
         *,
         figures: bool = False,
         **settings: Any,
@@ -220,6 +223,7 @@ class SideInputs:
         on: str | Sequence[str],
         columns: Sequence[str] = (),
         how: Literal["left", "inner"] = "left",
+        missing: Literal["null", "error", "wait"] | None = None,
         figures: bool = False,
         **settings: Any,
     ) -> OperatorStream:
@@ -230,17 +234,20 @@ class SideInputs:
             on: main columns, in the order of its key.
             columns: which of its values; none for all.
             how: a row whose key has no value gets nulls, or is left out.
+            missing: such a row first waits for its key, or does not, or goes to ``errors``; see
+                ``enrich``.
             figures: as for ``to_stream``.
             settings: as there.
 
         Raises:
             SideDefinitionError, AlignedError: as there.
         """
-        join, _ = self._define()
+        wait = Enrich(input=view, on=_several(on), missing=missing, only_wait=True)
+        sides = replace(self, added=(*self.added, wait))
+        join, _ = sides._define()
         join_rows, schema = joined_rows(join, view, on, columns, how)
-        waited = [one.on for one in self.added if one.input == view and one.missing == "wait"]
-        own = all(on_ == join_rows.on for on_ in waited)
-        return self._run(OwnKeys(join_rows) if own else join_rows, schema, figures, settings)
+        own = all(one.on == join_rows.on for one in join.waits(join.input(view)))
+        return sides._run(OwnKeys(join_rows) if own else join_rows, schema, figures, settings)
 
     # -- within ------------------------------------------------------------------------------
 
@@ -268,7 +275,7 @@ class SideInputs:
     def _run(
         self,
         function: Function | None,
-        schema: Columns | pa.Schema | None,
+        schema: Columns | None,
         figures: bool,
         settings: Mapping[str, Any],
     ) -> OperatorStream:
@@ -291,7 +298,7 @@ class SideInputs:
             LATE: join.schema,
             **({FIGURES: FIGURES_SCHEMA} if figures else {}),
         }
-        main = self._with_control(join, tables)
+        main = self._with_control(join, streams, tables)
         told: dict[str, Any] = {"name": NAME, "null_keys": True, **settings}
         return control_aware(make, {**streams, MAIN: main}, schemas=schemas, **told)
 
@@ -308,13 +315,18 @@ class SideInputs:
         pe._watch_queries()
         return ToAgent.of(pe, operator)
 
-    def _with_control(self, join: SideJoin, tables: Mapping[str, Table]) -> Stream:
+    def _with_control(
+        self, join: SideJoin, streams: Mapping[str, Stream], tables: Mapping[str, Table]
+    ) -> Stream:
         """Return the main stream with what is said to its tables, and ticks, beside it."""
         stores = {table.store.path: table.store for table in tables.values()}
         beside = [store.stream(self.main.spark) for store in stores.values()]
-        timeouts = [one.timeout for one in join.inputs if one.timeout is not None]
-        if timeouts:
-            beside.append(tick_stream(self.main.spark, seconds_for(min(timeouts))))
+        every = [join.limit(one) for one in join.inputs]
+        every += [one.idle for one in (self.main, *streams.values())]
+        limits = [one for one in every if one is not None]
+        if streams or limits:  # also without a limit: one that is set later adds no source
+            seconds = seconds_for(min(limits)) if limits else 0.0
+            beside.append(tick_stream(self.main.spark, seconds))
         return reduce(lambda one, other: one.union(other), beside, self.main)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from streambroker_core.side.shape import Shape
 from streambroker_core.side.telling import told_stall
 from streambroker_core.side.waiting import GROUP, Stall
 from streambroker_core.wire.told_sides import MAX_STALLS, ToldSide, ToldStall, sentence
+
+log = logging.getLogger("pe_agent")
 
 FIGURES = "figures"
 UNORDERED = "for the watermark to pass their event time"
@@ -73,6 +76,13 @@ class HostedSide(SideOperator):
         if control.type == SideRefresh.__name__:
             return self._ask(control)
         return super().process_control(port, control)
+
+    def refuse_unknown(self, control: ControlTuple) -> str:
+        """Refuse it as core does, and log that in one bucket."""
+        message = super().refuse_unknown(control)
+        if self.window.bucket == 0:
+            log.warning("%s.", message)
+        return message
 
     def _ask(self, control: ControlTuple) -> bool:
         name = str(control.payload.get("input"))

@@ -51,6 +51,7 @@ class Folder:
     """Files in a folder and those below it, read in the order of their names.
 
     What has a name that begins with ``_`` or ``.`` is not read, nor what is in such a folder.
+    Folders named ``column=value`` give columns, as Hive and Spark write them.
 
     Attributes:
         path: the folder, or one file.
@@ -96,34 +97,80 @@ class Folder:
             raise Unreadable(f"{self.path} has no files")
         tables: list[pa.Table] = []
         known = known or self.schema
+        parts = self._partitions(files, known)
         for path in files:
-            tables.append(self._one(path, known))
+            tables.append(self._one(path, known, parts))
             known = known or tables[0].schema
         if self.mark() != before:
             raise Unreadable(f"{self.path} was changed while it was read")
         return pa.concat_tables(tables)
 
-    def _one(self, path: Path, known: pa.Schema | None) -> pa.Table:
+    def _one(self, path: Path, known: pa.Schema | None, parts: pa.Schema) -> pa.Table:
         try:
-            data = ds.dataset(str(path), format=self.format)
+            folders = ds.partitioning(parts, flavor="hive")
+            data = self._data(path, folders)
             if known is not None:
                 declared = self.schema is not None or self.format not in _TYPED
                 what = types.missing if declared else types.changed
                 if (problem := what(data.schema, known)) is not None:
                     raise Unreadable(f"{path.name}: {problem}")
-                data = ds.dataset(str(path), format=self.format, schema=known)
+                data = self._data(path, folders, known)
             return data.to_table()
         except (OSError, pa.ArrowException) as error:
             raise Unreadable(f"{path.name}: {error}") from error
+
+    def _data(
+        self, files: Path | list[str], folders: Any, schema: pa.Schema | None = None
+    ) -> ds.Dataset:
+        return ds.dataset(
+            files if isinstance(files, list) else str(files),
+            schema=schema,
+            format=self.format,
+            partitioning=folders,
+            partition_base_dir=None if self.path.is_file() else str(self.path),
+        )
+
+    def _partitions(self, files: list[Path], known: pa.Schema | None) -> pa.Schema:
+        """Return the columns that folders name; their types are known, or fit the values of all.
+
+        Raises:
+            Unreadable: not all files lie in folders that name the same columns.
+        """
+        if self.path.is_file():
+            return pa.schema([])
+        named = {self._named(path): path for path in files}
+        if len(named) > 1:
+            one, other = sorted(named.items())[:2]
+            raise Unreadable(
+                f"{one[1].name} lies in folders for {', '.join(one[0]) or 'no column'},"
+                f" {other[1].name} in folders for {', '.join(other[0])}; let all files lie in"
+                " folders for the same columns"
+            )
+        [names] = named
+        if known is None and names:
+            try:
+                known = self._data([str(path) for path in files], "hive").schema
+            except (OSError, pa.ArrowException) as error:
+                raise Unreadable(f"{files[0].name}: {error}") from error
+        return pa.schema([known.field(one) for one in names if known and one in known.names])
+
+    def _named(self, path: Path) -> tuple[str, ...]:
+        folders = path.relative_to(self.path).parts[:-1]
+        return tuple(one.partition("=")[0] for one in folders if "=" in one)
 
     def _files(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
         found: list[Path] = []
         for here, folders, files in os.walk(self.path):
-            folders[:] = _seen(folders)
+            folders[:] = [*_seen(folders), *(one for one in folders if _hive(one))]
             found += [Path(here, name) for name in _seen(files)]
         return sorted(found)
+
+
+def _hive(name: str) -> bool:
+    """Tell whether a folder that looks hidden names a column, as Spark has it."""
+    return name.startswith("_") and "=" in name
 
 
 def _seen(names: list[str]) -> list[str]:
@@ -165,7 +212,9 @@ class Query:
             return pa.table([pa.array(one) for one in columns], names=names)
         given = {name: columns[at] for at, name in enumerate(names) if name in schema.names}
         found = pa.schema([(name, pa.infer_type(values)) for name, values in given.items()])
-        if (problem := types.changed(found, schema, takes=types.takes)) is not None:
+        declared = self.schema is not None
+        problem = types.changed(found, schema, takes=types.takes, declared=declared)
+        if problem is not None:
             raise Unreadable(f"the query's result: {problem}")
         arrays = [pa.array(given[one.name], one.type) for one in schema]
         return pa.Table.from_arrays(arrays, schema=schema)

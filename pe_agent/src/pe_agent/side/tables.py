@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from pe_agent.aligned.control_file import ControlFile
 from pe_agent.aligned.streams import Stream
+from pe_agent.schemas import Columns, arrow_from
 from pe_agent.side import pins, types
 from pe_agent.side.announcing import CONTROL_FILE, READERS, places, version_stream
 from pe_agent.side.errors import PinError, TableError
@@ -256,7 +257,7 @@ class Table:
             )
 
     def _fail(self, error: str | None) -> None:
-        if error is not None and error != self._error:
+        if error is not None and error != self._error and self._versions.last is not None:
             log.warning("table %s is not read, the version before stays: %s", self.name, error)
         self._error = error
 
@@ -298,7 +299,7 @@ class TableStore:
         *,
         format: str = "parquet",  # noqa: A002 - as Spark's readers say it
         marker: str | None = None,
-        schema: pa.Schema | None = None,
+        schema: Columns | None = None,
         every: float | None = 1.0,
     ) -> Table:
         """Return a folder of files as a table; a new version when files change.
@@ -309,12 +310,14 @@ class TableStore:
                 read, nor what is in such a folder.
             format: ``parquet``, ``csv``, ``json`` or ``arrow``.
             marker: a file without which the folder is not read.
-            schema: columns and types; None for those of the first file, as its format tells them.
+            schema: columns and types, as DDL, StructType or Arrow schema; None for those of the
+                first file, as its format tells them.
             every: seconds from one look at names, sizes and times to the next; None to look only
                 when asked.
 
         Raises:
             TableError: it cannot be read, and there is no version of before.
+            SchemaError: ``schema`` is no list of columns.
         """
         if "://" in str(path):
             raise TableError(
@@ -322,7 +325,8 @@ class TableStore:
                 f"{path} is no folder of files that are seen here; read it by Spark, with"
                 f" store.frame({name!r}, lambda: spark.read.…)",
             )
-        source = Folder(path=Path(path), format=format, marker=marker, schema=schema)
+        declared = None if schema is None else arrow_from(schema)
+        source = Folder(path=Path(path), format=format, marker=marker, schema=declared)
         return self._add(name, source, every)
 
     def query(
@@ -331,7 +335,7 @@ class TableStore:
         connect: Callable[[], Any],
         sql: str,
         *,
-        schema: pa.Schema | None = None,
+        schema: Columns | None = None,
         every: float | None = 60.0,
     ) -> Table:
         """Return what a query of a database gives as a table.
@@ -340,13 +344,14 @@ class TableStore:
             name: as for ``folder``.
             connect: makes a connection of DB-API 2.0.
             sql: the query; with an order, equal content is known as equal.
-            schema: columns and types; None for those of the first rows.
+            schema: columns and types, as for ``folder``; None for those of the first rows.
             every: seconds from one read to the next; None to read only when asked.
 
         Raises:
             TableError: as for ``folder``.
         """
-        return self._add(name, Query(connect=connect, sql=sql, schema=schema), every)
+        declared = None if schema is None else arrow_from(schema)
+        return self._add(name, Query(connect=connect, sql=sql, schema=declared), every)
 
     def frame(
         self, name: str, make: Callable[[], DataFrame], *, every: float | None = 60.0

@@ -1,8 +1,9 @@
 """A tick for rows that wait for a time by the clock.
 
-Spark wakes an operator by event time or by the clock, not by both. A side input with a timeout
-therefore gets a source of ticks: each is a control tuple that gives every bucket a window. Its
-time is in the checkpoint; the time that counts is the pinned clock of its micro-batch.
+Spark wakes an operator by event time or by the clock, not by both. An operator with side inputs
+therefore gets a source of ticks. Each tick is a control tuple that gives every bucket a window.
+Its time is in the checkpoint; the time that counts is the pinned clock of its micro-batch. Where
+there is no time limit the source is silent, so that setting one later adds no source.
 """
 
 from __future__ import annotations
@@ -44,7 +45,12 @@ def seconds_for(timeout: float) -> float:
 
 
 def tick_stream(spark: SparkSession, seconds: float) -> Stream:
-    """Return ticks as a stream of control tuples, to be put beside others by ``union``."""
+    """Return ticks as a stream of control tuples, to be put beside others by ``union``.
+
+    Args:
+        spark: the session.
+        seconds: how long a tick is; 0 for no ticks.
+    """
     register(spark, TickSource)
     frame = spark.readStream.format(FORMAT).option("seconds", str(seconds)).load()
     return Stream(spark=spark, beside=(Beside(frame=frame),))
@@ -84,12 +90,14 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, int]:
         """Return the tick that it is; a clock that was put back gives none."""
         del limit
+        if not self._seconds:
+            return dict(start)
         now = self._now() if self._until is None else self._until
         return {"tick": max(now, start["tick"])}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Give one tick, and no more."""
-        self._until = self._now()
+        self._until = self._now() if self._seconds else None
 
     def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
         """Return one part if a tick has come."""

@@ -20,6 +20,8 @@ def changed(
     found: pa.Schema,
     known: pa.Schema,
     takes: Callable[[pa.DataType, pa.DataType], bool] | None = None,
+    *,
+    declared: bool = False,
 ) -> str | None:
     """Return what is wrong with columns; None if they say what they said before.
 
@@ -27,17 +29,29 @@ def changed(
         found: of a table, file or result; more columns than before are passed over.
         known: of the first version, or as they were declared.
         takes: tells whether a type can be taken for another one; None for `fits`.
+        declared: ``known`` is what the user has declared, not what the first version had.
     """
     if (lost := missing(found, known)) is not None:
         return lost
     for field in known:
         type_ = found.field(field.name).type
         if not (takes or fits)(type_, field.type):
-            return (
-                f"column {field.name} is {type_}, and the table has {field.type} there; cast it to"
-                " that where it comes from, or give the new table another name"
-            )
+            return f"column {field.name} is {type_}, and {_remedy(field.type, declared=declared)}"
     return None
+
+
+def _remedy(known: pa.DataType, *, declared: bool) -> str:
+    if declared:
+        return f"{known} is declared; declare its type, or cast it where it comes from"
+    if pt.is_null(known):
+        return (
+            "the first version of the table had only nulls there, so no type; give the table"
+            " another name, and its types with schema= or by a cast where it comes from"
+        )
+    return (
+        f"the first version of the table has {known} there; cast it to that where it comes from, or"
+        " give the new table another name"
+    )
 
 
 def takes(found: pa.DataType, known: pa.DataType) -> bool:

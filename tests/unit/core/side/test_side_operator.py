@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from streambroker_core.control.operator import StateError
+from streambroker_core.control.tuples import Target, UndeliverableError
 from streambroker_core.side import (
     Enrich,
     SideComplete,
@@ -28,6 +30,7 @@ from streambroker_core.side.errors import (
     SideSchemaError,
 )
 from streambroker_core.side.levels import Level, level_of_rows
+from streambroker_core.side.reading import fitting
 from streambroker_core.side.tables import Shelf, content_of
 from streambroker_core.side.windows import assign, first_start, sessions, side_start, sliding
 from support.sides import Runner, Sink, batch_of, control_of
@@ -49,7 +52,7 @@ def row(id_: str, currency: str | None, n: int = 0) -> list[Any]:
     return ["main", {"id": id_, "currency": currency, "n": n}]
 
 
-def rate(currency: str, value: float) -> list[Any]:
+def rate(currency: str, value: float | None) -> list[Any]:
     return ["rates", {"currency": currency, "rate": value}]
 
 
@@ -121,6 +124,14 @@ def test_rows_with_other_columns_are_refused_by_name() -> None:
         operator.process("rates", other)
     with pytest.raises(SideSchemaError, match="column currency is missing; there are: rate"):
         operator.process("rates", pa.record_batch([[1.0]], names=["rate"]))
+
+
+def test_a_column_without_any_value_is_taken_for_the_type_that_is_defined() -> None:
+    runner = Runner(lambda: SideOperator(joined(rates(value="rate"))), twice=False)
+    batch = pa.record_batch([["EUR"], pa.nulls(1)], names=["currency", "rate"])
+    assert fitting("rates", batch, RATES).to_pylist() == [{"currency": "EUR", "rate": None}]
+    runner.window([rate("EUR", None)], watermark=None, now=0)
+    assert runner.run.ended[0].figures()["inputs"]["rates"]["entries"] == 1
 
 
 def test_more_columns_and_another_order_of_them_do_no_harm() -> None:
@@ -220,6 +231,56 @@ def test_many_rows_wait_for_many_keys_and_each_comes_out_once() -> None:
     runner.window([rate(f"c{n}", float(n)) for n in range(500)], watermark=None, now=0)
     assert sorted(r["n"] for r in runner.run.out["out"]) == list(range(5_000))
     assert {name for name in runner.blobs[0] if not name.startswith(("side",))} == set()
+
+
+@pytest.mark.parametrize("first", ["m", "the load"])
+def test_ten_thousand_rows_that_waited_come_out_once_each_in_the_order_of_arrival(
+    first: str,
+) -> None:
+    """A load of several keys releases rows of all keys together, whichever key comes first."""
+    enrich = Enrich(input="rates", on=("currency",))
+    runner = Runner(lambda: SideOperator(joined(rates(), enrich=(enrich,))), twice=False)
+    if first == "the load":
+        runner.window([rate("z", 0.0)], watermark=None, now=0)
+    rows = [row(f"m{n}", f"c{n * 7 % 500}" if n % 11 else None, n) for n in range(10_000)]
+    runner.window(rows, watermark=None, now=0)
+    waited = {r["n"] for r in runner.run.out["out"]}
+    runner.window([rate(f"c{n}", float(n)) for n in range(500)], watermark=None, now=0)
+    found = [r["n"] for r in runner.run.out["out"] if r["n"] not in waited]
+    assert found == [n for n in range(10_000) if n not in waited]
+    assert all(r["rate"] == r["n"] * 7 % 500 for r in runner.run.out["out"] if r["currency"])
+
+
+def test_rows_of_one_main_key_keep_their_order_over_several_buckets() -> None:
+    join = joined(rates(), enrich=(Enrich(input="rates", on=("currency",)),), key=("id",))
+    runner = Runner(lambda: SideOperator(join), buckets=4, twice=False)
+    rows = [row(f"m{n % 9}", f"c{n * 7 % 50}", n) for n in range(1_000)]
+    runner.window(rows, watermark=None, now=0)
+    runner.window([rate(f"c{n}", float(n)) for n in range(50)], watermark=None, now=0)
+    for id_ in {r["id"] for r in runner.run.out["out"]}:
+        found = [r["n"] for r in runner.run.out["out"] if r["id"] == id_]
+        assert found == [n for n in range(1_000) if f"m{n % 9}" == id_]
+
+
+def test_what_is_complete_for_no_side_input_is_an_error_row_and_refused_where_it_is_addressed() -> (
+    None
+):
+    operator, sink = SideOperator(joined(rates(ready="complete"))), Sink()
+    operator.bind(_window(), sink)
+    operator.begin_window()
+    unknown = control_of(SideComplete(input="nosuch"))
+    assert not operator.process_control("main", unknown)
+    assert not operator.process_control("rates", unknown)
+    [(output, rows)] = sink.given
+    assert (output, rows["code"].to_pylist()) == ("errors", ["SideUnknown"])
+    assert (
+        "for `nosuch`, which is no side input here; there are: rates" in rows["message"][0].as_py()
+    )
+    addressed = replace(unknown, id="other", target=Target(operator="rated"))
+    with pytest.raises(
+        UndeliverableError, match=r"`nosuch`, .* of operator rated; there are: rates"
+    ):
+        operator.process_control("main", addressed)
 
 
 def test_views_answer_for_whole_columns_and_cannot_be_changed() -> None:
@@ -408,7 +469,10 @@ def test_a_value_without_a_time_is_older_than_any_that_has_one() -> None:
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ({"timeout": float("inf")}, "a timeout of inf s is none; leave it out to wait for ever"),
+        (
+            {"timeout": float("inf")},
+            "a timeout of inf s is none; give more than 0 seconds, at most",
+        ),
         ({"timeout": 1e300}, "a timeout of 1e+300 s is none"),
         ({"timeout": float("nan")}, "a timeout of nan s is none"),
         ({"key": ("currency", "currency")}, "column currency is in its key twice; name it once"),

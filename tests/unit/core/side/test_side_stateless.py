@@ -156,5 +156,5 @@ def test_what_holds_is_told_without_what_does_not_apply() -> None:
         " micro-batches.",
         "Side input `rates`: map by k, a table, once per process, replaced version by version; a"
         " further value replaces the one before (by default); where there is no value it is 0.5.",
-        "Columns rate of `rates` are added on k; a row without a value gets nulls.",
+        "Columns rate of `rates` are added on k; a row without a value gets nulls (by default).",
     ]

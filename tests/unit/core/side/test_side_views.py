@@ -77,7 +77,7 @@ def test_a_deleted_key_has_no_value_whatever_stands_in_the_row_that_deletes_it(
         name="x", kind="map", schema=schema, key=("k",), deleted="gone", event_time="t", **told
     )
     main = pa.schema([("id", pa.string()), ("k", pa.string()), ("n", pa.int64())])
-    enrich = Enrich(input="x", on=("k",))
+    enrich = Enrich(input="x", on=("k",), missing="null")
     join = SideJoin(schema=main, inputs=(side,), enrich=(enrich,), key=("k",))
     runner = Runner(lambda: SideOperator(join))
     feed: list[list[Any]] = [

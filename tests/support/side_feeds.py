@@ -1,0 +1,68 @@
+"""What tests of side inputs in a query share: streams of files, and what the query gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pe_agent.aligned import OperatorStream, stream
+
+SECONDS = 60.0
+TRADES = "id string, currency string"
+RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
+
+
+class Feed:
+    """Files of a stream, put there one by one."""
+
+    def __init__(self, spark: SparkSession, folder: Path, ddl: str) -> None:
+        self._folder = folder
+        folder.mkdir()
+        files = spark.readStream.schema(ddl).option("maxFilesPerTrigger", 1)
+        self.stream = stream(files.parquet(str(folder)))
+
+    def put(self, **columns: Any) -> None:
+        number = len(list(self._folder.iterdir()))
+        name = f"{number}.parquet"
+        pq.write_table(pa.table(columns), self._folder / f".{name}")
+        os.utime(self._folder / f".{name}", (number + 1, number + 1))  # by which Spark orders them
+        (self._folder / f".{name}").rename(self._folder / name)
+
+
+class Rows:
+    """What a query gives, by output."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[dict[str, Any]]] = {}
+
+    def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
+        for tag, frame in frames.items():
+            rows = [row.asDict() for row in frame.collect()]
+            self.of.setdefault(tag, []).extend(rows)
+
+    def out(self, *names: str) -> list[tuple[Any, ...]]:
+        return sorted((tuple(row[n] for n in names) for row in self.of.get("out", [])), key=str)
+
+
+@contextmanager
+def running(made: OperatorStream, rows: Rows, checkpoint: Path) -> Iterator[StreamingQuery]:
+    query = made.for_each_window(rows, checkpoint=checkpoint)
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def put_rates(folder: Path, name: str = "a.parquet", **rates: float) -> None:
+    folder.mkdir(exist_ok=True)
+    table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
+    pq.write_table(table, folder / f".{name}")
+    (folder / f".{name}").rename(folder / name)
