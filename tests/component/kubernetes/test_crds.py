@@ -306,6 +306,8 @@ def test_resources_are_selected_by_job_pe_and_stream(door: Door) -> None:
     assert chosen("exports", "spec.job=feed,spec.pe=1") == ["feed-1"]
     assert chosen("exports", "spec.streamId=b") == ["feed-1", "other-0"]
     assert chosen("imports", "spec.job=other,spec.pe=0") == ["other-0"]
+    assert chosen("imports", "spec.job=other,spec.port=p") == ["other-0"]
+    assert chosen("exports", "spec.port=q") == []
 
 
 def test_a_status_is_written_apart_from_the_spec(door: Door) -> None:

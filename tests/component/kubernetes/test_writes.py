@@ -245,7 +245,7 @@ async def test_our_property_is_in_the_way_of_a_stream_id_until_it_is_released(
     await steer(broker, limit=6)
     by_name = {**FEED, "streamId": "trades"}
     refusal = others.declare("Export", by_name, status=422)
-    assert "Found 2 valid alternatives" in refusal["message"]
+    assert "exactly one of streamId and properties has to be given" in refusal["message"]
     stored = await broker.store.release("Export", broker.key(FEED))
     assert stored.changed
     assert steered_fields(others.live("Export", "feed")) == ()
