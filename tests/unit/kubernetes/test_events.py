@@ -132,7 +132,7 @@ def test_the_same_much_later_is_another_event() -> None:
 
 
 def different(number: int, uid: str = "u") -> Note:
-    return replace(NOTE, uid=uid, text=f"number {number}")
+    return replace(NOTE, uid=uid, text=f"number {number}", series=f"number {number}")
 
 
 def test_one_restless_resource_does_not_use_up_what_all_may_write() -> None:
@@ -149,6 +149,37 @@ def test_all_together_write_no_more_than_a_burst() -> None:
     posts = [log.note(different(0, str(n)), 0.0, 0.0) for n in range(2 * BURST)]
 
     assert sum(post is not None for post in posts) == BURST
+
+
+def test_of_too_many_at_once_one_event_says_how_many_there_were() -> None:
+    log = EventLog("broker-0")
+    connected = replace(NOTE, reason="Matched", text="It is connected to a.", series="")
+    notes = [replace(connected, uid=str(n), name=f"x{n}") for n in range(BURST + 500)]
+    posts = [log.note(note, 0.0, 0.0) for note in notes]
+    other = log.note(replace(connected, namespace="other", uid="y"), 0.0, 0.0)
+
+    gathered = log.crowds(0.0)
+
+    assert [sum(post is not None for post in posts), other] == [BURST, None]
+    assert [post.namespace for post in gathered] == [NOTE.namespace, "other"]
+    assert gathered[0].body["regarding"]["name"] == f"x{BURST}"
+    assert gathered[0].body["note"] == (
+        "It is connected to a. The same happened to 499 more Exports of this namespace."
+    )
+    assert gathered[1].body["note"] == "It is connected to a."
+    assert log.crowds(0.0) == []
+    assert log.dropped == 0
+
+
+def test_a_transition_that_comes_again_with_other_words_is_the_same_event() -> None:
+    log = EventLog("broker-0")
+    connected = replace(NOTE, reason="Matched", text="It is connected to a.", series="")
+    first = log.note(connected, 0.0, 0.0)
+    again = log.note(replace(connected, text="It is connected to b."), 1.0, 1.0)
+
+    assert first is not None
+    assert again is not None
+    assert (again.new, again.name) == (False, first.name)
 
 
 def test_a_long_note_is_cut_between_characters() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from streambroker_core.board import Event
 from streambroker_core.model import RULE
 from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.client import ApiClient
+from streambroker_operator.kubernetes.client import ApiClient, ApiError
 from streambroker_operator.kubernetes.feed import KindFeed
 
 
@@ -23,3 +27,19 @@ async def test_the_last_reason_is_the_one_that_is_told_and_followers_end_once() 
     assert feed.reason == "CrdMissing"
     assert lost == ["Forbidden"]
     assert told == []
+
+
+async def test_one_line_says_that_a_kind_is_followed_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    feed = KindFeed(ApiClient(Access(server="http://127.0.0.1:1")), RULE, (), lambda _: None)
+
+    feed.alive()
+    for _ in range(3):
+        feed.failed(ApiError(0, "no answer"))
+    for _ in range(3):
+        feed.alive()
+
+    kind = "PatternProcessors"
+    assert caplog.messages == [f"following {kind}: no answer", f"following {kind} works again"]

@@ -152,7 +152,11 @@ class ClusterBroker:
         certificate = None if settings.certificate is None else Certificate(*settings.certificate)
         self._api = HttpApi(settings.access)
         objects = Objects(self._api)
-        secret = await self._secret(objects)
+        try:
+            secret = await self._secret(objects)
+        except BaseException:
+            await self._api.close()
+            raise
         self._objects = objects
         self._put_together(objects, secret)
         tls = None if certificate is None else certificate.context

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ SERIES_S = 360.0
 REFRESH_S = 30.0
 """How often a series is written at most, in seconds."""
 MAX_SERIES = 4096
+MAX_CROWDS = 256
 MAX_WAITING = 1000
 PER_S = 10.0
 BURST = 100
@@ -50,6 +52,8 @@ class Note:
         reason: the word, such as ``RouteCut``.
         action: what was being done, such as ``Match``.
         text: a sentence.
+        series: what tells it from other notes of the same resource and reason; notes of one series
+            are one Event, with the first text.
     """
 
     kind: AnyKind
@@ -60,6 +64,7 @@ class Note:
     action: str
     text: str = ""
     weight: Weight = "Normal"
+    series: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,14 @@ class Post:
     name: str
     body: Mapping[str, Any]
     new: bool
+
+
+@dataclass(slots=True)
+class _Crowd:
+    """Notes of one kind that were too many to get an Event each: the first, and how many."""
+
+    first: Note
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +179,8 @@ def route_cut(resource: Resource, peer: PortKey, reason: str) -> Note:
         reason: the word for why.
     """
     way = "to" if kind_of(resource) == "Export" else "from"
-    return _note(resource, "RouteCut", "Match", f"The route {way} {peer} is cut: {reason}.")
+    text = f"The route {way} {peer} is cut: {reason}."
+    return replace(_note(resource, "RouteCut", "Match", text), series=text)
 
 
 def steering_overwritten(resource: Resource, fields: str, owner: str) -> Note:
@@ -205,21 +219,29 @@ class EventLog:
         self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
         self._all = Buckets(PER_S, BURST)
         self._each = Buckets(OBJECT_PER_S, OBJECT_BURST)
+        self._crowds: dict[tuple[str, ...], _Crowd] = {}
         self.dropped = 0
 
     def note(self, note: Note, now: float, wall: float) -> Post | None:
-        """Return the Event to write; None where the series tells it soon enough, or of too many.
+        """Return the Event to write; None for a series that was written, or too many notes.
+
+        Of too many notes at once `crowds` makes one Event for all that have namespace, kind of
+        resource and reason in common.
 
         Args:
             note: what happened.
             now: a monotonic clock, in seconds.
             wall: seconds since 1970.
         """
-        key = (note.uid, note.reason, note.text, note.weight)
+        key = (note.uid, note.reason, note.series, note.weight)
         known = self._series.get(key)
         if known is not None and now - known.last < SERIES_S:
             return self._repeated(note, key, known, now, wall)
-        if not self._allowed(note.uid, now):
+        if self._each.take(note.uid, now):
+            self.dropped += 1
+            return None
+        if self._all.take("", now):
+            self._gather(note)
             return None
         name = _event_name(note, self._instance, wall)
         self._keep(key, _Series(name=name, count=1, last=now, written=now))
@@ -238,6 +260,35 @@ class EventLog:
         self._keep(key, replace(counted, written=now))
         series = {"count": counted.count, "lastObservedTime": micro_time(wall)}
         return Post(namespace=note.namespace, name=known.name, body={"series": series}, new=False)
+
+    def _gather(self, note: Note) -> None:
+        key = (note.namespace, note.kind, note.reason, note.weight)
+        crowd = self._crowds.get(key)
+        if crowd is not None:
+            crowd.count += 1
+        elif len(self._crowds) < MAX_CROWDS:
+            self._crowds[key] = _Crowd(note, 1)
+        else:
+            self.dropped += 1
+
+    def crowds(self, wall: float) -> list[Post]:
+        """Return an Event for each crowd of notes that came since this was called last.
+
+        Args:
+            wall: seconds since 1970.
+        """
+        gathered, self._crowds = self._crowds, {}
+        posts = []
+        for crowd in gathered.values():
+            note, more = crowd.first, crowd.count - 1
+            if more:
+                kinds = f"{note.kind}{'s' if more > 1 else ''}"
+                text = f"{note.text} The same happened to {more} more {kinds} of this namespace."
+                note = replace(note, text=text)
+            name = _event_name(note, self._instance, wall)
+            body = self._body(note, name, wall)
+            posts.append(Post(namespace=note.namespace, name=name, body=body, new=True))
+        return posts
 
     def _allowed(self, uid: str, now: float) -> bool:
         if self._each.take(uid, now) or self._all.take("", now):
@@ -302,8 +353,10 @@ class EventWriter:
             wall: seconds since 1970.
         """
         post = self._log.note(note, asyncio.get_running_loop().time(), wall)
-        if post is None:
-            return
+        if post is not None:
+            self._put(post)
+
+    def _put(self, post: Post) -> None:
         try:
             self._waiting.put_nowait(post)
         except asyncio.QueueFull:
@@ -311,9 +364,19 @@ class EventWriter:
 
     async def run(self) -> None:
         """Write until cancelled."""
+        gathering = asyncio.create_task(self._gathering())
+        try:
+            while True:
+                await self._write(await self._waiting.get())
+                self._waiting.task_done()
+        finally:
+            gathering.cancel()
+
+    async def _gathering(self) -> None:
         while True:
-            await self._write(await self._waiting.get())
-            self._waiting.task_done()
+            await asyncio.sleep(REFRESH_S)
+            for post in self._log.crowds(time.time()):
+                self._put(post)
 
     async def written_all(self) -> None:
         """Return when nothing waits."""

@@ -177,6 +177,8 @@ class KindFeed:
     def alive(self) -> None:
         """Note a sign of life."""
         self._alive_at = asyncio.get_running_loop().time()
+        if self.last_error:
+            _log.info("following %ss works again", self.kind)
         self.last_error = ""
 
     def stale_for_s(self) -> float:
@@ -239,7 +241,7 @@ class KindFeed:
                 await self._load(event)
             else:
                 self._deliver(event)
-        self.reason = ""
+        self.last_error, self.reason = self.last_error or self.reason, ""
         self.relists += 1
         self.alive()
         return version
