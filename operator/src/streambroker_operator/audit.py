@@ -11,7 +11,39 @@ from typing import Any
 
 LOGGER = "streambroker.audit"
 
+MINUTE_S = 60.0
+MOST_UNKNOWN = 10
+"""Lines a minute about callers that are not known, one for each address."""
+MAX_PATH = 256
+"""Characters of a path that such a line has."""
+
 _log = logging.getLogger(LOGGER)
+
+
+class Unknown:
+    """Decides which requests of unknown callers get a line: junk must not fill a disk."""
+
+    def __init__(self) -> None:
+        self._since = float("-inf")
+        self._addresses: set[str | None] = set()
+        self._left_out = 0
+
+    def take(self, address: str | None, now: float) -> int | None:
+        """Return how many were left out before this one; None to leave it out, too.
+
+        Args:
+            address: of the caller.
+            now: seconds of a clock that only goes forward.
+        """
+        if now - self._since >= MINUTE_S:
+            self._since = now
+            self._addresses.clear()
+        if address in self._addresses or len(self._addresses) >= MOST_UNKNOWN:
+            self._left_out += 1
+            return None
+        self._addresses.add(address)
+        left_out, self._left_out = self._left_out, 0
+        return left_out
 
 
 def wanted() -> bool:

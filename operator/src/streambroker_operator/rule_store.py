@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from streambroker_core.board import Synced
@@ -15,6 +16,7 @@ from streambroker_core.wire.canonical import canonical
 from streambroker_core.wire.rules import read_rule_spec, write_rule_spec
 from streambroker_operator.backing import StoredRule
 from streambroker_operator.errors import RequestError
+from streambroker_operator.stored_rows import read_row
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS rules (
@@ -50,10 +52,21 @@ class RuleTable:
         self._db, self._transaction, self._next_version = db, transaction, next_version
         self._clock, self._new_uid = clock, new_uid
 
-    def listed(self, version: int) -> Synced:
-        """Return the list of all rules, at the version of the file."""
+    def listed(self, version: int, path: Path) -> Synced:
+        """Return the list of all rules.
+
+        Args:
+            version: of the file.
+            path: of the file.
+
+        Raises:
+            StoreError: a row is damaged.
+        """
         rows = self._db.execute(f"SELECT {_COLUMNS} FROM rules").fetchall()  # noqa: S608 - ours
-        found = tuple((rule, at) for rule, at in map(_read, rows))
+        found = tuple(
+            read_row(path, "rules", f"rule {'/'.join(map(str, row[:3]))}", _read, row)
+            for row in rows
+        )
         return Synced(kind=RULE, listed=found, version=version)
 
     def get(self, key: RuleKey) -> StoredRule | None:

@@ -78,6 +78,8 @@ class Broker:
         tokens = self._guard()
         shown = None if self._certificate is None else Certificate(*self._certificate)
         self._store = Store(self._db)
+        if self._store.emptied:
+            _log.warning("%s", self._store.emptied)
         self._sender = HintSender()
         self.runtime = Runtime(self._store, self._sender)
         self.runtime.start()

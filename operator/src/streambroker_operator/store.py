@@ -9,7 +9,6 @@ Rule 4: nobody else writes the file, so the resources are read once and then kno
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import secrets
 import sqlite3
@@ -25,16 +24,32 @@ from streambroker_core.board import AgentRegistered, Event, PeDeclared, Synced
 from streambroker_core.model import Kind, PeKey, PortKey, Resource, Rule, RuleKey, kind_of
 from streambroker_core.whatif import Proposal
 from streambroker_core.wire.canonical import canonical
-from streambroker_core.wire.manifest import read_spec, write_spec
+from streambroker_core.wire.manifest import write_spec
 from streambroker_core.wire.registration import Registration
 from streambroker_operator.backing import KnownPe, Stored, StoredRule, by_port
 from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
 from streambroker_operator.idempotency import Answered
 from streambroker_operator.rule_store import TABLE as RULES_TABLE
 from streambroker_operator.rule_store import RuleTable
+from streambroker_operator.stored_rows import (
+    PE,
+    RESOURCE,
+    damaged,
+    name_of,
+    read_pe,
+    read_resource,
+    read_row,
+)
 from streambroker_operator.terms import FREELY, Terms, Touched
 
 FORMAT_VERSION = 1
+
+_SECRET = 32
+"""Bytes of the broker's secret."""
+_REMEDY = (
+    "Jobs that run declare their ports again; what was declared by REST or the command line alone"
+    " is lost. If that was not intended, stop the broker and restore the file from a backup."
+)
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -65,10 +80,11 @@ class Store:
 
     Attributes:
         ordered: True: one counter gives every change its version.
+        emptied: what to report of a file that is not as the broker left it; empty for nothing.
 
     Raises:
-        StoreError: the file is taken by another broker, of a newer release, or
-            not a database.
+        StoreError: the file is taken by another broker, of a newer release, not a database, or
+            damaged.
     """
 
     ordered = True
@@ -122,16 +138,67 @@ class Store:
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
             self._db.execute(
-                "INSERT OR IGNORE INTO meta VALUES ('secret', ?), ('version', 0)",
-                (secrets.token_bytes(32),),
+                "INSERT OR IGNORE INTO meta VALUES ('secret', ?), ('version', 0), ('identity', ?)",
+                (secrets.token_bytes(_SECRET), secrets.token_hex(16)),
             )
+            count = "SELECT 'resources', count(*) FROM resources"
+            self._db.execute(f"INSERT OR IGNORE INTO meta {count}")
+        self._check()
         self.secret = bytes(self._meta("secret"))
+        self.emptied = self._missing()
         latest = self._db.execute("SELECT max(created) FROM resources").fetchone()[0]
         self._latest = 0.0 if latest is None else float(latest)
         self.answered = Answered(self._db, self._clock)
         self._rules = RuleTable(
             self._db, self.transaction, self._next_version, self._clock, self._new_uid
         )
+        self._rules.listed(self.version, self._path)
+
+    def _check(self) -> None:
+        """Read everything once, so that damage is reported at the start and by its name."""
+        found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise StoreError(f"{self._path} is damaged: {found}. Restore it from a backup.")
+        secret, version = self._meta("secret"), self._meta("version")
+        if not (isinstance(secret, bytes) and len(secret) == _SECRET):
+            raise damaged(self._path, "meta", "the secret", f"it is not {_SECRET} bytes")
+        if not isinstance(version, int):
+            raise damaged(self._path, "meta", "the version", "it is no number")
+        kinds = get_args(Kind)
+        for row in self._db.execute(f"SELECT {RESOURCE} FROM resources"):  # noqa: S608 - ours
+            if row[0] not in kinds:
+                raise damaged(self._path, "resources", name_of(row), "it is of no kind")
+        for kind in kinds:
+            self._all(kind)
+        for _ in self.pes():
+            pass
+
+    def _missing(self) -> str:
+        """Return what to report of a file that is another one than before, or has lost rows."""
+        identity, known = (
+            str(self._meta("identity")),
+            os.pread(self._lock, 64, 0).decode("ascii", "replace"),
+        )
+        has = sum(len(self._all(kind)) for kind in get_args(Kind))
+        had = self._meta("resources")
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, identity.encode(), 0)
+        self._db.execute("UPDATE meta SET value = ? WHERE name = 'resources'", (has,))
+        if known not in ("", identity):
+            return (
+                f"{self._path} is another database than at the last start, with {has} exports and"
+                f" imports: it was emptied, deleted or replaced. {_REMEDY}"
+            )
+        if has != had:
+            return (
+                f"{self._path} has {has} exports and imports, and the broker left {had}: something"
+                f" else has changed it. {_REMEDY}"
+            )
+        return ""
+
+    def _count(self, more: int) -> None:
+        """Note how many resources there are, in the transaction that is open."""
+        self._db.execute("UPDATE meta SET value = value + ? WHERE name = 'resources'", (more,))
 
     def close(self) -> None:
         """Close the file and let another broker have it."""
@@ -189,11 +256,13 @@ class Store:
         known = self._known.get(kind)
         if known is None:
             rows = self._db.execute(
-                "SELECT kind, namespace, job, pe, port, uid, name, generation, created, version, "
-                "spec FROM resources WHERE kind = ? ORDER BY namespace, job, pe, port",
+                f"SELECT {RESOURCE} FROM resources WHERE kind = ? "  # noqa: S608 - ours
+                "ORDER BY namespace, job, pe, port",
                 (kind,),
             )
-            found = [_stored(row) for row in rows]
+            found = [
+                read_row(self._path, "resources", name_of(row), read_resource, row) for row in rows
+            ]
             known = self._known[kind] = {stored.resource.key: stored for stored in found}
         return known
 
@@ -210,13 +279,13 @@ class Store:
 
     def pes(self) -> Iterator[KnownPe]:
         """Return all PEs that are known, one by one."""
-        rows = self._db.execute(
-            "SELECT namespace, job, pe, version, instance, location, hint FROM pes"
-        )
+        rows = self._db.execute(f"SELECT {PE} FROM pes")  # noqa: S608 - ours
         # A PE has the texts of its ports, which are not kept twice.
         keys = (key for kind in get_args(Kind) for key in self._all(kind))
         texts = {text: text for key in keys for text in (key.namespace, key.job)}
-        return (_known_pe((*(texts.get(one, one) for one in row[:2]), *row[2:])) for row in rows)
+        for row in rows:
+            kept = (*(texts.get(one, one) for one in row[:2]), *row[2:])
+            yield read_row(self._path, "pes", f"PE {'/'.join(map(str, row[:3]))}", read_pe, kept)
 
     def get(self, kind: Kind, key: PortKey) -> Stored | None:
         """Return the resource of a port."""
@@ -232,7 +301,7 @@ class Store:
                     pe=known.pe, registration=known.registration, version=known.version
                 )
         # Before the ports, so that the first views have them.
-        yield self._rules.listed(version)
+        yield self._rules.listed(version, self._path)
         for kind in get_args(Kind):
             listed = ((s.resource, s.version) for s in self.resources(kind))
             yield Synced(kind=kind, listed=listed, version=version)
@@ -310,6 +379,7 @@ class Store:
                     spec,
                 ),
             )
+            self._count(1)
             owner = resource.key.owner
             self._db.execute(
                 "INSERT OR IGNORE INTO pes VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
@@ -334,6 +404,7 @@ class Store:
                 "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
                 _identity(kind, key),
             )
+            self._count(-1)
             self._note(kind, key, None)
         return Stored(resource=known.resource, version=version, changed=True)
 
@@ -368,11 +439,11 @@ class Store:
             owner: name of the token to bind the agent to; None leaves that as it is.
         """
         row = self._db.execute(
-            "SELECT namespace, job, pe, version, instance, location, hint FROM pes "
+            f"SELECT {PE} FROM pes "  # noqa: S608 - ours
             "WHERE namespace = ? AND job = ? AND pe = ?",
             (pe.namespace, pe.job, pe.pe),
         ).fetchone()
-        same = row is not None and _known_pe(row).registration == registration
+        same = row is not None and read_pe(row).registration == registration
         bound = owner is None or owner == self.owner(pe)
         if same and bound:
             return int(row[3])
@@ -442,26 +513,3 @@ def _locked(path: Path) -> int:
 
 def _identity(kind: Kind, key: PortKey) -> tuple[str, str, str, int, str]:
     return kind, *key
-
-
-def _stored(row: tuple[Any, ...]) -> Stored:
-    kind, namespace, job, pe, port, uid, name, generation, created, version, spec = row
-    key = PortKey(namespace=namespace, job=job, pe=pe, port=port)
-    resource = replace(
-        read_spec(kind, json.loads(spec), key=key),
-        uid=uid,
-        name=name,
-        generation=generation,
-        created=created,
-    )
-    return Stored(resource=resource, version=version)
-
-
-def _known_pe(row: tuple[Any, ...]) -> KnownPe:
-    namespace, job, pe, version, instance, location, hint = row
-    registration = (
-        None if instance is None else Registration(instance=instance, location=location, hint=hint)
-    )
-    return KnownPe(
-        pe=PeKey(namespace=namespace, job=job, pe=pe), version=version, registration=registration
-    )

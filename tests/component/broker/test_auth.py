@@ -512,6 +512,21 @@ def part(line: Mapping[str, Any], *names: str) -> tuple[Any, ...]:
     return tuple(line[name] for name in names)
 
 
+async def test_writes_without_a_known_token_add_one_line_of_bounded_length(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for number in range(50):
+        await door(None, "PUT", f"{X}?x={'y' * 2_000}{number}", EXPORT)
+        await door("wrong", "DELETE", X)
+    (line,) = audit_lines(caplog)
+
+    assert part(line, "principal", "status", "code") == (None, 401, "TokenMissing")
+    assert len(line["path"]) == 256
+    ours = [record for record in caplog.records if record.name.startswith("streambroker")]
+    assert len(ours) == 1
+
+
 async def test_every_write_is_told_to_the_audit_log_done_or_refused(
     door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from streambroker_core.errors import StreambrokerError
+from streambroker_operator import audit
 from streambroker_operator.auth import TokenFile
 from streambroker_operator.errands import Asked, Errands, hint_by
 from streambroker_operator.errors import RequestError
@@ -34,6 +35,7 @@ from streambroker_operator.rest.authentication import (
     LOCAL,
     PRINCIPAL,
     TOKENS,
+    UNKNOWN,
     Guard,
     audited,
     authorise,
@@ -107,6 +109,7 @@ def create_app(
     app = web.Application(client_max_size=MAX_BODY, middlewares=_MIDDLEWARES)
     app[RUNTIME] = runtime
     app[LOCAL] = local
+    app[UNKNOWN] = audit.Unknown()
     limits = Limits() if limits is None else limits
     app[GAUGES] = Gauges(limits)
     app[control.ASKED] = asked or Errands(hint_by(runtime), limits.agent_wait_s)

@@ -10,6 +10,7 @@ machine are answered to, and no change that a page of elsewhere asks for.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -86,6 +87,8 @@ PRINCIPAL = web.RequestKey("principal", str)
 QUIET = web.ResponseKey("quiet", bool)
 """The answer of a write that wrote nothing worth telling, such as an agent's usual call."""
 
+UNKNOWN = web.AppKey("unknown", audit.Unknown)
+"""Which requests of unknown callers get a line of audit."""
 LOCAL = web.AppKey("local", bool)
 """The broker answers to names of this machine alone."""
 OPEN = ("/healthz", "/readyz")
@@ -309,13 +312,21 @@ def check_withdrawal(request: web.Request, pe: PeKey) -> None:
 
 @web.middleware
 async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell the audit log of every write, done or refused; has to stand outermost.
+    """Write a line of audit for every write, done or refused; has to stand outermost.
+
+    Of callers that are not known there are only so many lines a minute.
 
     An agent that says the same as before writes nothing, and is not told of.
     """
     answer = await handler(request)
     if is_reading(request) or answer.get(QUIET, False) or not audit.wanted():
         return answer
+    path, left_out = request.path_qs, 0
+    if PRINCIPAL not in request:
+        taken = request.app[UNKNOWN].take(request.remote, time.monotonic())
+        if taken is None:
+            return answer
+        path, left_out = path[: audit.MAX_PATH], taken
     body = _body(answer)
     # What a set of changes did to routes is not below a name of its own.
     routes = _object(body.get("routes")) or body
@@ -325,7 +336,7 @@ async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
             "principal": request.get(PRINCIPAL),
             "address": request.remote,
             "method": request.method,
-            "path": request.path_qs,
+            "path": path,
             "requestId": request.headers.get("Request-Id", "")[:64] or None,
             "status": answer.status,
             "code": body.get("code"),
@@ -334,6 +345,7 @@ async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
             "cut": len(routes.get("cut", ())),
             "replayed": "Replayed" in answer.headers,
             **({"changes": [_change(one) for one in results]} if results else {}),
+            **({"leftOut": left_out} if left_out else {}),
         }
     )
     return answer
