@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from streambroker_core.wire.manifest import read_manifest, write_manifest
+from streambroker_core.wire.manifest import OBJECTS, read_manifest, write_manifest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/resources.md").read_text()
@@ -64,3 +64,13 @@ def test_an_index_has_every_page_of_its_folder(folder: str) -> None:
 
     assert pages
     assert pages <= set(re.findall(r"\]\(([^)/#]+)\)", index))
+
+
+def test_argo_cd_gets_a_health_check_for_every_kind() -> None:
+    text = (ROOT / "docs/gitops.md").read_text()
+    block = text.partition("```yaml\nresource.customizations")[2].partition("```")[0]
+    checks = yaml.safe_load(f"resource.customizations{block}")
+    key = "resource.customizations.health.streambroker.io_"
+    assert set(checks) == {f"{key}{kind}" for kind in OBJECTS}
+    for script in checks.values():
+        assert all(name in script for name in ("Accepted", "Ready", "Ended", "observedGeneration"))

@@ -73,7 +73,21 @@ VARIANTS: dict[str, Values] = {
             "apiServerCidrs": ["10.0.0.1/32"],
             "apiServerPorts": [6443],
         },
+        "probes": {"startup": {"failureThreshold": 300}, "liveness": {"timeoutSeconds": 9}},
+        "deploymentAnnotations": {"a": "b"},
         "podAnnotations": {"a": "b"},
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca", "readOnly": True}],
+        "affinity": {
+            "nodeAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "weight": 1,
+                        "preference": {"matchExpressions": [{"key": "tier", "operator": "Exists"}]},
+                    }
+                ]
+            }
+        },
         "podLabels": {"tier": "control"},
         "runAsUser": 20000,
         "nodeSelector": {"kubernetes.io/os": "linux"},

@@ -84,8 +84,14 @@ def test_every_value_is_described_and_every_description_has_a_value() -> None:
     assert {path for path in known if path not in GROUPS} == set(LEAVES)
 
 
+PARTS_OF_PODS = ("affinity", "extraVolumes", "extraVolumeMounts")
+"""What Kubernetes checks, and this schema only roughly."""
+
+
 def test_maps_that_users_fill_hold_texts_only() -> None:
     for path, node in nodes(SCHEMA):
+        if path and path[0] in PARTS_OF_PODS:
+            continue
         if node.get("type") == "object" and "properties" not in node:
             assert node["additionalProperties"]["type"] == "string", path
         elif node.get("type") == "object":
@@ -183,6 +189,10 @@ def test_values_become_options_of_the_operator() -> None:
     listed = arguments(charts.objects({"watchNamespaces": ["jobs", "reports"]}))
     assert "--watch-namespaces=jobs,reports" in listed
     assert "--watch-namespaces=*" in arguments(charts.objects({"watchNamespaces": "*"}))
+    limited = arguments(charts.objects({"statusesPerSecond": 0.5}))
+    assert "--statuses-per-s=0.5" in limited
+    by_broker = charts.objects({"key": {"create": False, "byBroker": True}})
+    assert "--make-secret" in arguments(by_broker)
     secured = arguments(charts.objects(charts.VARIANTS["TLS self-signed"]))
     assert {"--tls-cert=/tls/tls.crt", "--tls-key=/tls/tls.key"} <= set(secured)
 
@@ -241,6 +251,14 @@ def test_pods_carry_what_the_values_give_them() -> None:
     assert pod["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
     assert pod["spec"]["tolerations"][0]["key"] == "dedicated"
     assert pod["spec"]["priorityClassName"] == "high"
+    assert charts.one(found, "Deployment")["metadata"]["annotations"] == {"a": "b"}
+    assert {"name": "ca", "configMap": {"name": "ca"}} in pod["spec"]["volumes"]
+    mount = {"name": "ca", "mountPath": "/ca", "readOnly": True}
+    assert mount in container["volumeMounts"]
+    assert list(pod["spec"]["affinity"]) == ["nodeAffinity"]
+    startup, liveness = container["startupProbe"], container["livenessProbe"]
+    assert (startup["failureThreshold"], startup["periodSeconds"]) == (300, 2)
+    assert (liveness["timeoutSeconds"], liveness["failureThreshold"]) == (9, 6)
     spread = [each["whenUnsatisfiable"] for each in pod["spec"]["topologySpreadConstraints"]]
     assert spread == ["DoNotSchedule", "ScheduleAnyway"]
     assert charts.one(found, "PodDisruptionBudget")["spec"]["maxUnavailable"] == "50%"

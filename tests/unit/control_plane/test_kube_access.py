@@ -63,7 +63,7 @@ def test_files_of_a_kubeconfig_lie_beside_it(tmp_path: Path) -> None:
     assert access.ca_file == str(tmp_path / "ca.pem")
 
 
-@pytest.mark.parametrize("way", ["exec", "auth-provider", "username"])
+@pytest.mark.parametrize("way", ["auth-provider", "username"])
 def test_a_way_in_that_is_not_supported_is_named(tmp_path: Path, way: str) -> None:
     with pytest.raises(ClusterError, match=way):
         from_kubeconfig(kubeconfig(tmp_path, user={way: {}}))

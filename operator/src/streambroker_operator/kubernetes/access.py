@@ -17,6 +17,7 @@ import yaml
 
 from streambroker_core.model import is_label
 from streambroker_operator.errors import ClusterError
+from streambroker_operator.kubernetes.exec_login import ExecLogin, read_exec
 
 POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes puts a pod's own credentials."""
@@ -36,6 +37,7 @@ class Access:
         certificate: of this client, as PEM.
         key: the certificate's private key, as PEM.
         verify: whether the server has to prove who it is.
+        login: the program that prints tokens, as of `read_exec`; None for no program.
     """
 
     server: str
@@ -47,6 +49,7 @@ class Access:
     certificate: str | None = None
     key: str | None = field(default=None, repr=False)
     verify: bool = True
+    login: dict[str, Any] | None = field(default=None, repr=False)
 
     def encode(self) -> str:
         """Return this as one line of text, secrets included: for a pipe to an own process."""
@@ -123,11 +126,11 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
     chosen = _named(path, document, "contexts", "context", name)
     cluster = _named(path, document, "clusters", "cluster", chosen.get("cluster"))
     user = _named(path, document, "users", "user", chosen.get("user"))
-    for way in ("exec", "auth-provider", "username"):
+    for way in ("auth-provider", "username"):
         if way in user:
             raise ClusterError(
                 f"{path} lets user {chosen['user']!r} in by {way!r}, which is not supported; "
-                "give a token or a client certificate."
+                "give a token, a client certificate or `exec`."
             )
     ca_file, token_file = cluster.get("certificate-authority"), user.get("tokenFile")
     token = user.get("token")
@@ -141,6 +144,7 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
         certificate=_pem(path, user, "client-certificate"),
         key=_pem(path, user, "client-key"),
         verify=not cluster.get("insecure-skip-tls-verify", False),
+        login=read_exec(path, user, cluster),
     )
 
 
@@ -207,13 +211,26 @@ class Credentials:
         self._access = access
         self._token: tuple[int, str] | None = None
         self._tls: tuple[int, ssl.SSLContext] | None = None
+        self._login = None if access.login is None else ExecLogin(access.login)
+
+    @property
+    def slow(self) -> bool:
+        """Whether `token` may take seconds now, because a program is run for it."""
+        return self._login is not None and not self._login.fresh
+
+    def refused(self) -> None:
+        """Note that the API server has answered 401."""
+        if self._login is not None:
+            self._login.refused()
 
     def token(self) -> str | None:
         """Return the bearer token, or None if there is none.
 
         Raises:
-            OSError: its file cannot be read.
+            OSError: its file cannot be read, or no program gives it.
         """
+        if self._login is not None:
+            return self._login.token()
         if self._access.token_file is None:
             return self._access.token
         file = Path(self._access.token_file)

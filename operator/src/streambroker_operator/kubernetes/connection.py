@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import aiohttp
@@ -49,9 +50,10 @@ class Connection:
             aiohttp.ClientError: there is none.
             asyncio.TimeoutError: there is none in time.
         """
-        token = self._credentials.token()
+        found = self._credentials
+        token = await asyncio.to_thread(found.token) if found.slow else found.token()
         shown = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return await self._opened().request(
+        answer = await self._opened().request(
             method,
             self._server + path,
             params=query,
@@ -61,6 +63,9 @@ class Connection:
             ssl=self._credentials.tls() if self._server.startswith("https:") else False,
             allow_redirects=False,
         )
+        if answer.status == 401:
+            found.refused()
+        return answer
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:

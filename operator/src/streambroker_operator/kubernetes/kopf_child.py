@@ -108,7 +108,9 @@ def _registry(order: Order, tell: Tell) -> kopf.OperatorRegistry:
     credentials = Credentials(order.access)
 
     async def login(**_: Any) -> kopf.ConnectionInfo:
-        return _connection(order.access, credentials.token())
+        # It is asked for again after a 401.
+        credentials.refused()
+        return _connection(order.access, await asyncio.to_thread(credentials.token))
 
     kopf.on.login(registry=registry, id="login")(login)
     for kind in order.kinds:

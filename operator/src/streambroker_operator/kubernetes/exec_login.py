@@ -1,0 +1,152 @@
+"""Tokens of kubeconfig users with `exec`: a program prints them, as on EKS, GKE and AKS.
+
+The protocol is that of `client.authentication.k8s.io`: the program gets an ExecCredential in its
+environment and prints one with a token, which holds until its expiration or until the API server
+answers 401.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from streambroker_operator.errors import ClusterError
+
+VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+TIMEOUT_S = 60.0
+EARLY_S = 60.0
+"""How long before its expiration a token is replaced, in seconds."""
+_SHOWN = 300
+
+
+def read_exec(
+    path: Path, user: Mapping[str, Any], cluster: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return what `ExecLogin` needs from a kubeconfig's user; None for one without `exec`.
+
+    Args:
+        path: of the kubeconfig.
+        user: the user's entry.
+        cluster: the cluster's entry, which the program may be given.
+
+    Raises:
+        ClusterError: the entry cannot be used.
+    """
+    entry = user.get("exec")
+    if entry is None:
+        return None
+    command = str(entry.get("command") or "")
+    version = entry.get("apiVersion")
+    if not command or version not in VERSIONS:
+        raise ClusterError(
+            f"{path}: `exec` needs a command and an apiVersion of {' or '.join(VERSIONS)}, and has"
+            f" {command!r} and {version!r}."
+        )
+    if entry.get("interactiveMode") == "Always":
+        raise ClusterError(f"{path}: {command} asks its user for input, and a broker has none.")
+    if os.sep in command and not Path(command).is_absolute():
+        command = str(path.parent / command)
+    spec: dict[str, Any] = {"interactive": False}
+    if entry.get("provideClusterInfo"):
+        spec["cluster"] = dict(cluster)
+    return {
+        "command": [command, *(str(one) for one in entry.get("args") or ())],
+        "env": {str(one["name"]): str(one["value"]) for one in entry.get("env") or ()},
+        "info": {"apiVersion": version, "kind": "ExecCredential", "spec": spec},
+        "hint": str(entry.get("installHint") or ""),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    text: str
+    until: float | None
+
+
+class ExecLogin:
+    """Runs a program for a token, and again when that is no longer good; threads may share it.
+
+    Args:
+        settings: as of `read_exec`.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Any], *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token: _Token | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether `token` returns without running the program."""
+        known = self._token
+        return known is not None and (known.until is None or self._clock() < known.until - EARLY_S)
+
+    def token(self) -> str:
+        """Return a token.
+
+        Raises:
+            OSError: the program cannot be run, fails, or prints no token.
+        """
+        with self._lock:
+            if not self.fresh or self._token is None:
+                self._token = self._read(self._run())
+            return self._token.text
+
+    def refused(self) -> None:
+        """Forget the token: the API server has answered 401."""
+        self._token = None
+
+    def _run(self) -> str:
+        command = self._settings["command"]
+        environ = {
+            **os.environ,
+            **self._settings["env"],
+            "KUBERNETES_EXEC_INFO": json.dumps(self._settings["info"]),
+        }
+        try:
+            done = subprocess.run(  # noqa: S603 - the kubeconfig of who runs this names it
+                command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise self._failed(str(error)) from error
+        if done.returncode:
+            raise self._failed(f"exit status {done.returncode}: {done.stderr.strip()[-_SHOWN:]}")
+        return done.stdout
+
+    def _read(self, text: str) -> _Token:
+        try:
+            status = json.loads(text)["status"]
+            token, end = status["token"], status.get("expirationTimestamp")
+            until = (
+                None
+                if end is None
+                else datetime.fromisoformat(end.replace("Z", "+00:00")).timestamp()
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            # Not what it printed: that may be a secret.
+            raise self._failed("it printed no ExecCredential with a token") from error
+        return _Token(str(token), until)
+
+    def _failed(self, why: str) -> OSError:
+        hint = f" {self._settings['hint']}" if self._settings["hint"] else ""
+        return OSError(
+            f"{self._settings['command'][0]} gives no token for the cluster: {why}.{hint}"
+        )
