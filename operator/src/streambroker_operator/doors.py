@@ -31,9 +31,11 @@ REPORT_S = 60.0
 SWEEP_S = 1.0
 RETRY_S = 0.1
 """Pause after the system has refused a connection, in seconds."""
-AT_ONCE = 64
-"""Connections that are accepted before other work gets a turn."""
+AT_ONCE = 16
+"""Connections that are accepted before other work, such as closing others, gets a turn."""
 BACKLOG = 1_024
+MOST_ADDRESSES = 64
+"""Addresses that are counted for a line of the log."""
 
 LATE, EVICTED, REFUSED = "were silent for too long", "made room for others", "found no room"
 FAILED, STARVED = "failed in the TLS handshake", "could not be accepted by the system"
@@ -163,7 +165,7 @@ class Tally:
     def note(self, reason: str, address: str) -> None:
         """Count a connection."""
         self._counts[reason] += 1
-        if address in self._addresses or len(self._addresses) < AT_ONCE:
+        if address in self._addresses or len(self._addresses) < MOST_ADDRESSES:
             self._addresses[address] += 1
 
     def report(self, now: float) -> None:

@@ -34,7 +34,7 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[Broker, Rest]]:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no address be that of the caller's own machine."""
-    monkeypatch.setattr(hint_targets, "same_machine", lambda *_: False)
+    monkeypatch.setattr(hint_targets, "is_own", lambda *_: False)
     monkeypatch.setattr(hint_targets, "DELAY_S", 0.1)
 
 
@@ -241,19 +241,19 @@ def is_challenge(datagram: bytes) -> bool:
     return PROOF.encode() in datagram
 
 
-async def test_an_agent_proves_that_it_listens_at_its_address(
-    running: tuple[Broker, Rest], elsewhere: None, tmp_path: Path
+async def test_an_agent_that_calls_from_another_address_proves_that_it_listens_at_its_own(
+    running: tuple[Broker, Rest], tmp_path: Path
 ) -> None:
     broker, _ = running
     pe = PeKey.parse(FEED)
 
     def start() -> AgentProcess:
         home = tmp_path / "home"
-        return AgentProcess(pe, home, broker=broker.url, linger=20, host="127.0.0.1", port=0)
+        return AgentProcess(pe, home, broker=broker.url, linger=20, host="127.0.0.2", port=0)
 
     def hinted() -> bool:
         found = broker.runtime.board.registration(pe)
-        return found is not None and found.hint is not None
+        return found is not None and (found.hint or "").startswith("127.0.0.2:")
 
     agent = await asyncio.to_thread(start)
     try:

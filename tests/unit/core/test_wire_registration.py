@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from streambroker_core.wire.registration import derive_key, proof_of, same_machine, tag_of
+from streambroker_core.wire.registration import derive_key, is_own, proof_of, tag_of
 from support.resources import pe, registration
 
 
@@ -32,14 +32,14 @@ def test_a_tag_is_another_for_another_registration_and_for_another_secret() -> N
     [
         ("10.0.0.1", "10.0.0.1", True),
         ("10.0.0.1", "::ffff:10.0.0.1", True),
-        ("127.0.0.1", "127.0.0.9", True),
+        ("127.0.0.9", "127.0.0.1", False),
         ("10.0.0.1", "10.0.0.2", False),
         ("10.0.0.1", "127.0.0.1", False),
         ("feed.example", "10.0.0.1", False),
     ],
 )
 def test_an_address_is_the_callers_own_or_not(host: str, caller: str, same: bool) -> None:
-    assert same_machine(host, caller) == same
+    assert is_own(host, caller) == same
 
 
 def test_a_proof_is_of_one_agent_at_one_address_in_one_hour() -> None:

@@ -237,13 +237,12 @@ def may_be_hinted(host: str) -> bool:
         return False
 
 
-def same_machine(host: str, caller: str) -> bool:
+def is_own(host: str, caller: str) -> bool:
     """Say whether an IP address is the caller's own."""
     try:
-        mine, other = _plain(ipaddress.ip_address(host)), _plain(ipaddress.ip_address(caller))
+        return _plain(ipaddress.ip_address(host)) == _plain(ipaddress.ip_address(caller))
     except ValueError:
         return False
-    return mine == other or (mine.is_loopback and other.is_loopback)
 
 
 def proof_of(secret: bytes, pe: PeKey, registration: Registration, hour: int) -> str:

@@ -14,9 +14,9 @@ from streambroker_core.model import PeKey
 from streambroker_core.wire import hints
 from streambroker_core.wire.registration import (
     Registration,
+    is_own,
     may_be_hinted,
     proof_of,
-    same_machine,
     split_address,
 )
 from streambroker_operator.runtime import Runtime
@@ -45,7 +45,7 @@ def with_proven_hint(
     host, _ = split_address(agent.hint)
     known = runtime.board.registration(pe)
     before = known is not None and (known.instance, known.hint) == (agent.instance, agent.hint)
-    proven = before or same_machine(host, caller) or _is_proof(runtime.secret, pe, agent, proof)
+    proven = before or is_own(host, caller) or _is_proof(runtime.secret, pe, agent, proof)
     return agent if proven and may_be_hinted(host) else replace(agent, hint=None)
 
 
