@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_agent import agent_tls, tokens
+from pe_agent.agent import own_log
 from pe_agent.agent.process import read_address
 from pe_agent.agent.progress import Patience, read_progress, said
 from pe_agent.agent_tls import AgentCertificate, AgentTrust
@@ -154,7 +155,7 @@ class AgentProcess:
             AgentFailedError: it ended or did not answer in time.
         """
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.home / "agent.log"
+        path = self.home / own_log.NAME
         with path.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 self._command(port),

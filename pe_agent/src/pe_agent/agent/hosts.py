@@ -79,7 +79,7 @@ class Hosts:
         self._check_owner()
         self.routes = RouteTable(home / "routes.json")
         self.committer = Committer()
-        self.key: bytes = bytes.fromhex(self.store.get("key") or "")
+        self.key: bytes = self.store.value("key", bytes.fromhex, b"")
         self.driver_seen = time.monotonic()
         self.broker_heard: float | None = None
         """When the broker answered last, since 1970; None if it has not since the start."""

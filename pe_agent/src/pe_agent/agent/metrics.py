@@ -6,14 +6,13 @@ no token is asked for; whoever reaches the port reads them.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
-log = logging.getLogger("pe_agent")
+from pe_agent.agent.sparse import Sparse
 
 VARIABLE = "STREAMBROKER_METRICS_PORT"
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -275,7 +274,7 @@ class MetricsServer:
     """
 
     def __init__(self, host: str, port: int, read: Callable[[], str]) -> None:
-        self._server = ThreadingHTTPServer((host, port), _handler(read))
+        self._server = _Server((host, port), _handler(read))
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         threading.Thread(
@@ -288,7 +287,14 @@ class MetricsServer:
         self._server.server_close()
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Write nothing about a caller that breaks off: anybody may, as often as it likes."""
+
+
 def _handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+    broken = Sparse()
+
     class Handler(BaseHTTPRequestHandler):
         timeout = _TIMEOUT
 
@@ -298,8 +304,8 @@ def _handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
                 return
             try:
                 body = read().encode()
-            except Exception:
-                log.exception("no figures")
+            except Exception as error:
+                broken.warning(f"no figures: {error!r:.500}")
                 self.send_error(500, "the figures cannot be read, see the agent's log")
                 return
             self.send_response(200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import gc
 import json
@@ -26,6 +27,7 @@ from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.listener import Listener, Shown
 from pe_agent.agent.metrics import MetricsServer
+from pe_agent.agent.own_log import OwnLog
 from pe_agent.agent.progress import Progress
 from pe_agent.agent.service import AgentService
 from pe_agent.agent_tls import AgentCertificate, AgentTrust
@@ -157,6 +159,7 @@ class Agent:
         os.umask(0o077)
         chosen.home.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(chosen.home)
+        self._own_log = OwnLog(chosen.home)
         trust = chosen.agent_trust
         required = chosen.clients_required
         if required and (chosen.certificate is None or trust.anchors() is None):
@@ -278,6 +281,8 @@ class Agent:
                 self.hosts.untold.clear()
                 self.link.wake()
             self.hosts.tick()
+            with contextlib.suppress(OSError):
+                self._own_log.look()
             away = time.monotonic() - self.hosts.driver_seen - DRIVER_AWAY_SECONDS
             if self.settings.linger >= 0 and away > self.settings.linger:
                 log.info("the driver has gone, the agent ends", extra={"pe": str(self.settings.pe)})
@@ -326,6 +331,8 @@ def _lock(home: Path) -> IO[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an agent; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # Each handshake that fails would be a line of gRPC's; what matters of it comes as an error.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         agent = Agent(settings(arguments))
     except StreambrokerError as error:

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from pe_agent.agent.fellows.grants import Grant
 from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.importing.peers import plan_body
 from pe_agent.agent.listener import Shown
+from pe_agent.agent.sparse import Sparse
 from pe_agent.flight_errors import to_flight
 from streambroker_core.control.rows import schema as control_schema
 from streambroker_core.errors import StreambrokerError
@@ -61,6 +63,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._hosts = hosts
         self._token = token
         self._reader = BlockReader()
+        self._junk = Sparse()
         self._actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "peer.plan": self._plan,
             "peer.replan": self._replan,
@@ -76,6 +79,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> Iterator[flight.Result]:
         """Perform one action; its answer is one JSON object."""
+        own = False
         try:
             body = _json(action.body.to_pybytes(), MAX_BODIES.get(action.type, MAX_BODY))
             perform = self._actions.get(action.type)
@@ -83,19 +87,28 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 raise BodyInvalidError(f"there is no action {action.type!r}")
             if not action.type.startswith("peer."):
                 self._check_token(body)
+                own = True
             answer = json.dumps(perform(body)).encode()
         except Exception as error:
-            raise self._told(error, action.type) from None
+            raise self._told(error, action.type, own=own) from None
         return iter([flight.Result(pa.py_buffer(answer))])
 
-    def _told(self, error: Exception, what: str) -> flight.FlightError:
+    def _told(self, error: Exception, what: str, *, own: bool = False) -> flight.FlightError:
+        """Return what a caller is told of an error.
+
+        Only for callers with the agent's token a trace is written: all others may send whatever
+        they like, and as often.
+        """
         if self._hosts.news.closed:
             # What it met is that files are closed; the next agent of this directory knows better.
             log.info("request ends with the agent", extra={"request": what}, exc_info=error)
             return flight.FlightUnavailableError("the agent ends")
         if isinstance(error, StreambrokerError):
             return to_flight(error)
-        log.error("request failed", extra={"request": what}, exc_info=error)
+        if own:
+            log.error("request %r failed", what, exc_info=error)
+        else:
+            self._junk.warning(f"request {what[:64]!r} failed: {error!r:.200} at {_place(error)}")
         if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, IndexError)):
             error = BodyInvalidError(
                 f"request {what!r} lacks a field or has a wrong one: {type(error).__name__}:"
@@ -104,7 +117,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return to_flight(error)
 
     def _check_token(self, body: dict[str, Any]) -> None:
-        if not hmac.compare_digest(str(body.get("token", "")), self._token):
+        if not hmac.compare_digest(str(body.get("token", "")).encode(), self._token.encode()):
             raise TokenWrongError(
                 "the agent's token is missing or wrong: start the query through pe_agent, or set"
                 " STREAMBROKER_AGENT_TOKEN to the token in the agent's data directory."
@@ -120,15 +133,17 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         writer: flight.FlightMetadataWriter,
     ) -> None:
         """Stage one task's rows; the answer comes when they are durable."""
+        own = False
         try:
-            command = _json(descriptor.command)
+            command = _json(descriptor.command or b"")
             self._check_token(command)
+            own = True
             if "home" in command:
                 summary = self._hosts.stages.stage(command, reader.schema, _batches(reader))
             else:
                 summary = self._stage(command, reader)
         except Exception as error:
-            raise self._told(error, "put") from None
+            raise self._told(error, "put", own=own) from None
         writer.write(pa.py_buffer(json.dumps(summary).encode()))
 
     def _stage(
@@ -267,6 +282,14 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         export = self._hosts.export(str(body["export"]))
         export.leave(str(body["reader"]), str(body["import"]))
         return {}
+
+
+def _place(error: Exception) -> str:
+    """Return where an error was raised, as file and line."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return "?" if at is None else f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
 
 
 def _latest(asked: dict[str, Any] | None) -> Latest | None:

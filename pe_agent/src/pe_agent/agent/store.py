@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from streambroker_core.errors import StreambrokerError
+
+T = TypeVar("T")
 
 FORMAT = 1
 
@@ -60,6 +64,7 @@ class Store:
     """One SQLite file; safe to call from any thread."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.Lock()
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
@@ -75,7 +80,7 @@ class Store:
             raise
 
     def _open(self, path: Path) -> None:
-        known = self.query("SELECT 1 FROM sqlite_master WHERE name = 'meta'")
+        known = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchall()
         found = self.get("format") if known else None
         if found is not None and found != str(FORMAT):
             raise StoreError(
@@ -115,9 +120,36 @@ class Store:
                 self._db.execute("PRAGMA synchronous=NORMAL")
 
     def query(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
-        """Return all rows of a question."""
+        """Return all rows of a question.
+
+        Raises:
+            StoreError: the file is damaged there.
+        """
         with self._lock:
-            return self._db.execute(sql, args).fetchall()
+            try:
+                return self._db.execute(sql, args).fetchall()
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                raise self._damaged(f"what {' '.join(sql.split())!r} asks for", error) from error
+
+    @contextmanager
+    def row(self, table: str, key: str) -> Iterator[None]:
+        """Give a name to what cannot be read of a row, while it is read.
+
+        Raises:
+            StoreError: the row is damaged; it names the file, the table and the row.
+        """
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
+            raise self._damaged(f"row {key!r} of its table {table}", error) from error
+
+    def _damaged(self, what: str, error: Exception) -> StoreError:
+        return StoreError(
+            f"{self._path} is damaged: {what} cannot be read ({error!r:.200}). Restore the data"
+            " directory from its backup, or start the agent with a new one."
+        )
 
     def write(self, sql: str, *args: Any) -> None:
         """Perform one statement; it survives the end of the process."""
@@ -135,4 +167,14 @@ class Store:
 
     def states(self, table: str, key: str) -> dict[str, Any]:
         """Return ``{id: state}`` of a table that keeps its state as JSON."""
-        return {k: json.loads(v) for k, v in self.query(f"SELECT {key}, state FROM {table}")}  # noqa: S608 - table names are ours
+        found = {}
+        for name, state in self.query(f"SELECT {key}, state FROM {table}"):  # noqa: S608 - table names are ours
+            with self.row(table, name):
+                found[name] = json.loads(state)
+        return found
+
+    def value(self, name: str, read: Callable[[str], T], default: T) -> T:
+        """Return a named value, read from its text."""
+        text = self.get(name)
+        with self.row("meta", name):
+            return default if text is None else read(text)

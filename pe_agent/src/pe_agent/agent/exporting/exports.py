@@ -46,6 +46,8 @@ class HostedExport(EmittingSide, ReadingSide):
                 self.ledger.streams[id_] = Stream(id_, sealed=True)
                 self.ledger.streams[id_].skip_to(next_, total)
                 continue
+            with self._store.row("streams", id_):
+                schema = pa.ipc.read_schema(pa.py_buffer(arrow))
             told = None if progress is None else lambda n, of, s=id_: progress(s, n, of)
             hosted = HostedStream.open(
                 id_,
@@ -53,28 +55,31 @@ class HostedExport(EmittingSide, ReadingSide):
                 committer=self._committer,
                 query=query,
                 ddl=ddl,
-                schema=pa.ipc.read_schema(pa.py_buffer(arrow)),
+                schema=schema,
                 segment_bytes=self._segment_bytes,
                 progress=told,
             )
             self._restore_stream(hosted, sealed == SEALED, next_, total)
         self.published_rows = sum(s.rows for s in self.ledger.streams.values())
         self.published_rows += sum(had for _, had in earlier)
-        restore_publisher(self.publisher, self._store, self.streams.values(), now=self._clock())
+        with self._store.row("publishers", self.key):
+            restore_publisher(self.publisher, self._store, self.streams.values(), now=self._clock())
         for id_, state in self._store.query(
             "SELECT id, state FROM readers WHERE export = ?", self.key
         ):
-            reader, delivery = decode_reader(
-                json.loads(state), streams=self.ledger.streams, now=self._clock()
-            )
-            self.ledger.readers[id_] = reader
-            self.deliveries.restore(id_, delivery)
-            for name, sums in json.loads(state).get("rows_before", {}).items():
-                if name in self.ledger.streams:
-                    for number, rows_before in sums:
-                        self.ledger.streams[name].recall(number, rows_before)
+            with self._store.row("readers", f"{self.key} {id_}"):
+                self._restore_reader(id_, json.loads(state))
         self._recover_emitted()
         self._sweep_stages()
+
+    def _restore_reader(self, id_: str, state: dict[str, Any]) -> None:
+        reader, delivery = decode_reader(state, streams=self.ledger.streams, now=self._clock())
+        for name, sums in state.get("rows_before", {}).items():
+            if name in self.ledger.streams:
+                for number, rows_before in sums:
+                    self.ledger.streams[name].recall(number, rows_before)
+        self.ledger.readers[id_] = reader
+        self.deliveries.restore(id_, delivery)
 
     def _restore_stream(self, hosted: HostedStream, sealed: bool, next_: int, total: int) -> None:
         stream = Stream(hosted.id)

@@ -56,7 +56,7 @@ def forget(id_: str, db: sqlite3.Connection) -> None:
 
 def read(store: Store, id_: str) -> Level | None:
     """Return what was noted of a stream; None where nothing was."""
-    level: Level | None = json.loads(store.get(_name(id_)) or "null")
+    level: Level | None = store.value(_name(id_), json.loads, None)
     return level
 
 

@@ -80,9 +80,8 @@ class ExportState:
         self._lock = threading.RLock()
         self._publishing = threading.RLock()
         """Held around a publish as a whole, also while fellows are called; taken first."""
-        self.ledger.restore_cut(json.loads(store.get(f"cut/{key}") or "[]"))
-        told = store.get(f"limits/{key}")
-        self._told = None if told is None else Limits(**json.loads(told))
+        self.ledger.restore_cut(store.value(f"cut/{key}", json.loads, []))
+        self._told = store.value(f"limits/{key}", lambda text: Limits(**json.loads(text)), None)
         self.ledger.limits = self._told or Limits()
 
     @property

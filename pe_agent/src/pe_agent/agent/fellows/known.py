@@ -85,7 +85,7 @@ class Fellows:
         self._pe, self._store, self._exports = pe, store, exports
         self._lock = threading.Lock()
         self._known: dict[str, _Fellow] = {}
-        for pe_, location, token, active in json.loads(store.get("fellows") or "[]"):
+        for pe_, location, token, active in store.value("fellows", json.loads, []):
             self._known[pe_] = _Fellow(pe_, location, token, active)
 
     def start(self) -> None:

@@ -92,7 +92,8 @@ class StageHost:
         for id_, export, query, ddl, arrow in store.query(
             "SELECT stream, export, query, ddl, arrow FROM kept_streams"
         ):
-            schema = pa.ipc.read_schema(pa.py_buffer(arrow))
+            with store.row("kept_streams", id_):
+                schema = pa.ipc.read_schema(pa.py_buffer(arrow))
             self._kept[id_] = _Kept(export, self._open(id_, query, ddl, schema, progress))
 
     def _open(

@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,20 @@ class OwnReader:
     received: Received = field(default_factory=Received)
 
 
+def _restored(id_: str, state: Mapping[str, Any]) -> OwnReader:
+    return OwnReader(
+        id=id_,
+        import_=state["import"],
+        homes={s: h[0] for s, h in state["homes"].items()},
+        addresses=dict(state["homes"].values()),
+        missed={
+            s: Missed(before=m[0], next=m[1], lost=(m[2], m[3]))
+            for s, m in state.get("missed", {}).items()
+        },
+        switch=state.get("switch", {}),
+    )
+
+
 class OwnReaders:
     """All readers of one PE's imports, and their leases. Safe from any thread."""
 
@@ -118,20 +132,8 @@ class OwnReaders:
         self._life = secrets.token_hex(8)
         self._readers: dict[str, OwnReader] = {}
         for id_, state in store.states("own_readers", "id").items():
-            homes = {s: h[0] for s, h in state["homes"].items()}
-            addresses = dict(state["homes"].values())
-            missed = {
-                s: Missed(before=m[0], next=m[1], lost=(m[2], m[3]))
-                for s, m in state.get("missed", {}).items()
-            }
-            self._readers[id_] = OwnReader(
-                id=id_,
-                import_=state["import"],
-                homes=homes,
-                addresses=addresses,
-                missed=missed,
-                switch=state.get("switch", {}),
-            )
+            with store.row("own_readers", id_):
+                self._readers[id_] = _restored(id_, state)
 
     def __contains__(self, id_: str) -> bool:
         return id_ in self._readers

@@ -1,0 +1,105 @@
+"""What anybody may send to an agent, without its token: the log takes a line a minute of it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from pe_agent.client import AgentClient
+from pe_agent.tls import AGENT_NAME
+from support.agents import AgentProcess
+from support.certificates import Authority
+from support.free_ports import free_port
+
+TIMES = 20
+BODIES = (
+    b"",
+    b"{}",
+    b"[]",
+    b"\xff\xfe",
+    b"[" * 10_000,
+    '{"token": "\u00fc"}'.encode(),
+    b'{"export": 1, "import": [], "reader": {}}',
+    b'{"exports": {"a": 1}, "lease": 1, "wait": 0}',
+    b'{"reader": 1, "stream": 2, "pieces": [["a"]], "filter": null, "columns": 5, "export": "x"}',
+)
+ACTIONS = ("peer.plan", "peer.replan", "peer.watch", "peer.leave", "peer.where", "status", "none")
+
+
+@pytest.fixture(params=["plain", "tls"])
+def agent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[AgentProcess]:
+    secured = (
+        Authority(tmp_path / "tls", "feed", f"DNS:{AGENT_NAME}") if request.param == "tls" else None
+    )
+    metrics = str(free_port())
+    one = AgentProcess(
+        tmp_path / "feed",
+        "feed",
+        secured=secured,
+        environment={"STREAMBROKER_METRICS_PORT": metrics},
+    )
+    one.prepare()
+    try:
+        yield one.start()
+    finally:
+        one.kill()
+
+
+def raw(port: int, data: bytes) -> None:
+    """Send bytes and break off with a reset."""
+    with socket.create_connection(("127.0.0.1", port)) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        opened.sendall(data)
+
+
+def calls(client: flight.FlightClient) -> Iterator[Callable[[], object]]:
+    """Give calls that nobody with an agent of this release makes."""
+    schema = pa.schema([("n", pa.int64())])
+    for body in BODIES:
+        for action in ACTIONS:
+            yield lambda a=action, b=body: list(client.do_action(flight.Action(a, b)))
+        yield lambda b=body: client.do_get(flight.Ticket(b)).read_all()
+        for put in (flight.FlightDescriptor.for_command(body), flight.FlightDescriptor.for_path()):
+            yield lambda d=put: client.do_put(d, schema)[0].close()
+    yield lambda: list(client.list_flights())
+    yield lambda: list(client.list_actions())
+
+
+def test_junk_without_a_token_writes_no_trace_and_a_line_a_minute(agent: AgentProcess) -> None:
+    drawn = random.Random(7)
+    ports = (agent.port, int(agent.address["metrics"]))
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+    for _ in range(TIMES):
+        for port in ports:
+            for data in (drawn.randbytes(500), b"GET / HTTP/1.1\r\n\r\n", hello, b"PRI * HTTP/2.0"):
+                with contextlib.suppress(OSError):
+                    raw(port, data)
+    trust = {}
+    if agent.secured is not None:
+        trust = {"tls_root_certs": agent.secured.ca.read_bytes(), "override_hostname": AGENT_NAME}
+    refused = 0
+    with flight.FlightClient(agent.location, **trust) as client:
+        for call in calls(client):
+            try:
+                call()
+            except (flight.FlightError, pa.ArrowException):
+                refused += 1
+    assert refused > len(BODIES) * len(ACTIONS) / 2
+    assert agent.status()["pe"] == agent.pe, "it goes on"
+    told = agent.log.read_text()
+    assert "Traceback" not in told
+    assert len(told.splitlines()) <= 3, told
+
+
+def test_an_error_of_a_call_with_the_token_has_its_trace(agent: AgentProcess) -> None:
+    client = AgentClient(agent.location, agent.address["token"], agent.trust)
+    with pytest.raises(Exception, match="lacks a field"):
+        client.call("publisher.admit")
+    assert "Traceback" in agent.log.read_text()
