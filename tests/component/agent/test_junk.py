@@ -6,6 +6,7 @@ import contextlib
 import random
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -59,15 +60,27 @@ def raw(port: int, data: bytes) -> None:
         opened.sendall(data)
 
 
+def _act(client: flight.FlightClient, action: flight.Action) -> object:
+    return list(client.do_action(action))
+
+
+def _get(client: flight.FlightClient, ticket: flight.Ticket) -> object:
+    return client.do_get(ticket).read_all()
+
+
+def _put(client: flight.FlightClient, put: flight.FlightDescriptor, schema: pa.Schema) -> object:
+    return client.do_put(put, schema)[0].close()
+
+
 def calls(client: flight.FlightClient) -> Iterator[Callable[[], object]]:
     """Give calls that nobody with an agent of this release makes."""
     schema = pa.schema([("n", pa.int64())])
     for body in BODIES:
         for action in ACTIONS:
-            yield lambda a=action, b=body: list(client.do_action(flight.Action(a, b)))
-        yield lambda b=body: client.do_get(flight.Ticket(b)).read_all()
+            yield partial(_act, client, flight.Action(action, body))
+        yield partial(_get, client, flight.Ticket(body))
         for put in (flight.FlightDescriptor.for_command(body), flight.FlightDescriptor.for_path()):
-            yield lambda d=put: client.do_put(d, schema)[0].close()
+            yield partial(_put, client, put, schema)
     yield lambda: list(client.list_flights())
     yield lambda: list(client.list_actions())
 

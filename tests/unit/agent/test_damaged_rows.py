@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def home(tmp_path: Path) -> Path:
     export.set_routes({})
     assert export.admit(query="q", run="r", batch=0, ddl=DDL, renewed=None)["admitted"]
     batch = rows(0, 3)
-    told = {"query": "q", "run": "r", "batch": 0, "ddl": DDL}
+    told: dict[str, Any] = {"query": "q", "run": "r", "batch": 0, "ddl": DDL}
     stage = export.stage(**told, schema=batch.schema, batches=[batch])
     export.publish(**told, stages=[stage])
     ask = Ask(reader="reader", import_=IMPORT, policy="wait", start="earliest", positions={})

@@ -85,7 +85,8 @@ class Fellows:
         self._pe, self._store, self._exports = pe, store, exports
         self._lock = threading.Lock()
         self._known: dict[str, _Fellow] = {}
-        for pe_, location, token, active in store.value("fellows", json.loads, []):
+        kept: list[tuple[str, str, str, bool]] = store.value("fellows", json.loads, [])
+        for pe_, location, token, active in kept:
             self._known[pe_] = _Fellow(pe_, location, token, active)
 
     def start(self) -> None:
