@@ -1,7 +1,8 @@
 """What a graph of aligned operators has to do, said as simply as can be: the oracle of the runner.
 
-Rows one by one in Python lists, every bucket forwards every copy, no Arrow but for the hash of a
-key. Whatever the runner does to be fast or to survive, its operators have to see the same.
+Rows one by one in Python lists, no Arrow but for the hash of a key or a place. Past an operator
+that does not take control the first bucket forwards a tuple. Whatever the runner does to be fast or
+to survive, its operators have to see the same.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from support.aligned import (
 )
 
 Sent = tuple[str, int, Row | ControlTuple]
-"""Output, place, and what was sent; a control tuple stands before the row at its place."""
+"""Output, place, and what was sent.
+
+An ``IMMEDIATE`` tuple has a place among the rows; that of any other says when it was sent.
+"""
 
 
 def simulate(graph: Graph, windows: Iterable[Turn]) -> Log:
@@ -120,13 +124,20 @@ class _Window:
     def __post_init__(self) -> None:
         self._place = dict.fromkeys(self.node.outputs, sequence(part=self.bucket))
         self._number = 0
+        self._known: set[str] = set()
+        self._enter(0)
+
+    def _enter(self, moment: int, number: int = 0) -> None:
+        self._when, self._gone = (moment << 53) + (number << 24), dict.fromkeys(Delivery, 0)
 
     def run(self, arrived: Arrived) -> None:
         self.seen.append(("begin",))
         self._emit_at("begin")
         unique = {port: _once(given) for port, given in arrived.items()}
-        for port, control in self._all(unique, Delivery.BEGIN):
+        for number, (port, control) in enumerate(self._all(unique, Delivery.BEGIN)):
+            self._enter(1, number)
             self._control(port, control)
+        self._enter(2)
         for port, control in self._all(unique, Delivery.AT_TIME):
             if self.node.answer is None:
                 self._send(control)
@@ -148,8 +159,10 @@ class _Window:
                 else:
                     self._row(port, what)
         self._pass(self.times[1])
-        for port, control in self._all(unique, Delivery.END_WINDOW):
+        for number, (port, control) in enumerate(self._all(unique, Delivery.END_WINDOW)):
+            self._enter(3, number)
             self._control(port, control)
+        self._enter(4)
         self._emit_at("end")
         self.seen.append(("end",))
 
@@ -157,27 +170,26 @@ class _Window:
         self, unique: dict[str, list[tuple[int, ControlTuple]]], delivery: Delivery
     ) -> list[tuple[str, ControlTuple]]:
         found = [
-            (_rank(one), at, port, one)
+            (place, _rank(one), at, port, one)
             for at, port in enumerate(unique)
-            for _, one in unique[port]
+            for place, one in unique[port]
             if one.delivery is delivery
         ]
-        return [(port, one) for _, _, port, one in sorted(found, key=lambda it: it[:2])]
+        return [(port, one) for *_, port, one in sorted(found, key=lambda it: it[:3])]
 
     def _pass(self, now: int | None) -> None:
         if now is None:
             return
         passed = -(1 << 62) if self.clock is None else self.clock
-        ports = list(self.node.inputs)
         ready = sorted(
             (
-                (one.at, _rank(one), ports.index(port), port, one)
+                (one.at, port, one)
                 for (port, _), one in self.held.items()
                 if one.at is not None and one.at <= now
             ),
-            key=lambda it: it[:3],
+            key=lambda it: it[0],
         )
-        for at, _, _, port, control in ready:
+        for at, port, control in ready:
             if at > passed:
                 self.seen.append(("advance", str(at)))
                 passed = at
@@ -210,7 +222,7 @@ class _Window:
     def _emit(self, once: str | None, text: str) -> None:
         emitter = f"{QUERY}.{self.node.name}.{'*' if once else self.bucket}"
         self._send(
-            ControlTuple(
+            new=ControlTuple(
                 type="Note",
                 id=f"{emitter}/{self.turn.number}/{once or self._number}",
                 delivery=self.node.delivery,
@@ -222,6 +234,17 @@ class _Window:
         )
         self._number += 0 if once else 1
 
-    def _send(self, control: ControlTuple) -> None:
+    def _send(self, passed: ControlTuple | None = None, *, new: ControlTuple | None = None) -> None:
+        control = new or passed
+        assert control is not None
+        if control.id in self._known or (self.node.answer is None and passed and self.bucket):
+            return
+        self._known.add(control.id)
+        place = self._when + self._gone[control.delivery] + (1 if passed else 0)
         for output in self.node.outputs:
-            self.sent.append((output, self._place[output], control))
+            if control.delivery is Delivery.IMMEDIATE:
+                place = self._place[output]
+                self._place[output] += 1
+            self.sent.append((output, place, control))
+        if passed:
+            self._gone[control.delivery] += 2

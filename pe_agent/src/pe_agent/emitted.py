@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 from streambroker_core.control.emission import read_emission
 from streambroker_core.control.envelope import encode_target
 from streambroker_core.control.payloads import encode
-from streambroker_core.control.tuples import EVERYBODY, ControlError, Delivery, Target
+from streambroker_core.control.tuples import (
+    EVERYBODY,
+    ControlError,
+    Delivery,
+    Target,
+    check_target,
+)
 
 if TYPE_CHECKING:
     from pe_agent.pe import PE
@@ -121,6 +127,7 @@ def send_control(
             ``operator`` and ``target`` name two operators.
         AgentRefusedError: the log is full of what a query has not read.
     """
+    check_target(target)
     if operator is not None:
         if target.operator not in (None, operator):
             raise ControlError(
@@ -145,6 +152,7 @@ def _asked(
     Raises:
         ControlError, ControlLimitError, ManifestError: it cannot be one.
     """
+    check_target(target)
     told: dict[str, Any]
     if isinstance(payload, Mapping):
         told = dict(payload)

@@ -31,13 +31,15 @@ CONF = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.python.unix.domain.socket.enabled": "true",
+    "spark.broadcast.UDFCompressionThreshold": "64m",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
 }
 """Halves the fixed cost of a micro-batch on a local disk (measured; see benchmarks/).
 
-``spark.hadoop.fs.file.impl`` is left alone: Spark's RocksDB, in which operators keep their state,
-takes no other local file system than Hadoop's own.
+An operator may have up to 64 MiB when it is pickled. ``spark.hadoop.fs.file.impl`` is left alone:
+Spark's RocksDB, in which operators keep their state, takes no other local file system than Hadoop's
+own.
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,31 +37,49 @@ def published(jobs: Session, stream: Stream, port: str, **more: Any) -> None:
     jobs.queries[-1].awaitTermination()
 
 
-def seen_by(jobs: Session, pe: PE, port: str, **more: Any) -> list[str]:
+def unchanged(stream: Stream) -> Stream:
+    return stream
+
+
+def mapped(stream: Stream) -> Stream:
+    """Let a function on batches stand in front of whatever comes next."""
+    return stream.map_batches(lambda batch: batch).where("v > 0").map_batches(lambda batch: [batch])
+
+
+def seen_by(
+    jobs: Session, pe: PE, port: str, change: Callable[[Stream], Stream] = unchanged, **more: Any
+) -> list[str]:
     """Return what an operator of another job sees, window by window."""
     settings = {"start": "earliest", "schema": COLUMNS, **more}
     stream = pe.subscribe(port, 'kind == "out"', control=True, **settings)
     folder = jobs.folder / f"seen-{port}"
-    (only,) = on_spark(chain(sink()), stream, folder).values()
+    (only,) = on_spark(chain(sink()), change(stream), folder).values()
     query = run(only, jobs.folder / f"ck-{port}")
     return list(told(seen(folder, query), names_of(SCRIPT)).values())
 
 
 @pytest.mark.parametrize(
-    "how", ["operator", *(pytest.param(how, marks=pytest.mark.long) for how in ("rows", "beside"))]
+    "how",
+    [
+        "operator",
+        "mapped",
+        *(pytest.param(how, marks=pytest.mark.long) for how in ("rows", "beside")),
+    ],
 )
 def test_windows_of_one_job_are_windows_of_another(jobs: Session, how: str) -> None:
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
-    stream, windows = source(jobs, exporter), WINDOWS
-    if how == "operator":
+    stream, windows, change = source(jobs, exporter), WINDOWS, unchanged
+    if how in ("operator", "mapped"):
         (stream,) = on_spark(chain(PASS), stream, jobs.folder / "seen-out").values()
+    if how == "mapped":
+        stream, change = mapped(stream), mapped
     elif how == "beside":
         stream = stream.through(lambda frame: frame, immediate="end")
         windows = ["D1 D2 D3 a b", *WINDOWS[1:]]
     published(jobs, stream, "out")
-    assert seen_by(jobs, importer, "in") == windows
+    assert seen_by(jobs, importer, "in", change) == windows
     filtered = [one.replace("D2 ", "") for one in windows]
-    assert seen_by(jobs, importer, "some", filter="v != 2") == filtered
+    assert seen_by(jobs, importer, "some", change, filter="v != 2") == filtered
     plain = importer.subscribe("plain", 'kind == "out"', start="earliest", schema=COLUMNS)
     assert sorted(row.v for row in rows_of(jobs, plain)) == [1, 2, 3, 4, 5]
 

@@ -23,9 +23,11 @@ from pe_agent.aligned import (
 from pe_agent.aligned.forms import control_text
 from pe_agent.aligned.hosting import CHANGES, prepare
 from streambroker_core.control.tuples import Delivery, logged
-from support.aligned import chain, names_of, sink, told, turns
+from support.aligned import Node, chain, names_of, sink, told, turns
 from support.aligned_operators import Multiply, Totals
 from support.aligned_spark import IN_ORDER, collected, on_spark, renumbered, run, scripted, seen
+
+PASS = Node(name="pass", answer="forward")
 
 
 def twice(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -41,8 +43,8 @@ def test_control_keeps_place_and_window_through_every_operation(
     graph = chain(sink())
     plain = (
         source.where("v != 2")
-        .with_columns({"v": F.col("v") + 10})
-        .select("*", (F.col("v") * 0).alias("zero"))
+        .with_columns({"v": F.expr("if(isnull(v), raise_error('a row without v'), v + 10)")})
+        .select("*", F.expr("cast(if(isnull(v), 'no number', '0') AS int)").alias("zero"))
         .map_batches(lambda batch: batch.select(["k", "v", "t"]), "k bigint, v bigint, t timestamp")
         .union(scripted(spark, tmp_path / "two", second, tasks=1, seed=IN_ORDER))
     )
@@ -57,8 +59,9 @@ def test_a_function_on_batches_may_make_any_number_of_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     script = renumbered(turns("D1 I(a) D2 I(b)"))
-    source = scripted(spark, tmp_path, script, tasks=1, seed=IN_ORDER).map_batches(twice)
-    (only,) = on_spark(chain(sink()), source, tmp_path / "seen").values()
+    source = scripted(spark, tmp_path, script, tasks=1, seed=IN_ORDER)
+    first = on_spark(chain(PASS), source, tmp_path / "first")["pass"]
+    (only,) = on_spark(chain(sink()), first.map_batches(twice), tmp_path / "seen").values()
     log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
     assert told(log, names_of(script)) == {0: "D1 D1 a D2 D2 b"}
 
@@ -73,7 +76,7 @@ def test_control_goes_around_code_that_knows_nothing_of_it(
         frame = frame.where(F.udf(lambda v: v > 0, "boolean")("v"))  # cannot do with None
         return frame.select("k", F.explode(F.array("v", F.col("v") + 5)).alias("v"), "t")
 
-    around = scripted(spark, tmp_path, script).through(code, immediate="end")
+    around = scripted(spark, tmp_path, script).through(code)
     (only,) = on_spark(chain(sink()), around, tmp_path / "seen").values()
     log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
     first, second = (told(log, names_of(script))[at].split() for at in (0, 1))

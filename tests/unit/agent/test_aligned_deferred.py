@@ -5,13 +5,17 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyspark import TaskContext
+from pyspark.sql import SparkSession
 
-from pe_agent.aligned import processor
+from pe_agent.aligned import AlignedError, hosting, processor
 from pe_agent.aligned.deferred import Deferred
 from pe_agent.aligned.processor import Hosted
 from streambroker_core.control.operator import Operator
@@ -52,6 +56,27 @@ def test_the_process_that_asks_for_states_imports_neither_the_operator_nor_arrow
         check=True,
     )
     assert answer.stdout.strip() == "['own', 'blobs'] []"
+
+
+def test_an_operator_that_spark_cannot_hand_over_is_refused_before_a_query_starts() -> None:
+    class Spark:
+        def __init__(self, most: int) -> None:
+            utils = SimpleNamespace(getBroadcastThreshold=lambda context: most)
+            jvm = SimpleNamespace(PythonUtils=utils)
+            self.sparkContext = SimpleNamespace(_jvm=jvm, _jsc=None)
+
+    large = replace(HOSTED, make=partial(holding, b"x" * (2 << 20)))
+    with pytest.raises(
+        AlignedError, match=r"operator op has 20.* bytes.*Compression.* such as 64m"
+    ):
+        hosting.deferred(large, cast(SparkSession, Spark(1 << 20)))
+    assert hosting.deferred(large, cast(SparkSession, Spark(4 << 20))).size() > 2 << 20
+    hosting.deferred(HOSTED, cast(SparkSession, Spark(1 << 20)))
+
+
+def holding(data: bytes) -> Operator:
+    del data
+    return Operator()
 
 
 def test_a_task_runs_the_operator_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,33 @@ import pytest
 
 from pe_agent.aligned import AlignedError, ControlFile, Limits, control_file
 from pe_agent.aligned.control_file import ControlFileReader
-from pe_agent.aligned.forms import LAST, control_text, fitting, read_control, write_ipc
+from pe_agent.aligned.forms import (
+    EMITTED,
+    END,
+    ROWS,
+    TUPLES,
+    control_text,
+    fitting,
+    read_control,
+    write_ipc,
+)
 from pe_agent.aligned.hosting import check_settings
 from pe_agent.aligned.notes import CLOCK, NOTE, Hold, Tick, decode, encode
 from pe_agent.aligned.notes import Note as Notice
 from pe_agent.aligned.packer import AT_END, REFUSED, Packer, Repacker
-from pe_agent.aligned.unpacker import OnBatches
+from pe_agent.aligned.unpacker import BatchFunction, OnBatches, RowsOf, RowsOfPacked
+from pe_agent.datasource.packed import Packer as PackerOfImport
+from pe_agent.datasource.packed import Packing
 from streambroker_core.control.buckets import Layout
 from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.packing import NO_BUCKET, Packed, sequence, unpack
-from streambroker_core.control.tuples import ControlError, ControlLimitError, Delivery
+from streambroker_core.control.packing import NO_BUCKET, Packed, control_row, sequence, unpack
+from streambroker_core.control.rows import Placed, to_batch
+from streambroker_core.control.tuples import (
+    ControlError,
+    ControlLimitError,
+    ControlTuple,
+    Delivery,
+)
 from streambroker_core.errors import FormatTooNewError
 from support.aligned import Note, note
 
@@ -93,7 +111,7 @@ def test_rows_without_a_place_are_numbered_by_rank_in_the_order_in_which_they_co
     assert places == {10: 0, 11: 1, 12: 2, 5: 4, 20: sequence(rank=1)}
     twice = OnBatches(function=lambda batch: batch, schema=V)([first, second])
     assert [(row["_seq"], row["v"]) for one in twice for row in one.to_pylist()] == [
-        (0, 10), (1, 11), (sequence(rank=1), 20), (2, 12), (3, 5),
+        (-1, 10), (-1, 11), (-2, 20), (-1, 12), (4, 5),
     ]  # fmt: skip
 
 
@@ -139,7 +157,7 @@ def test_a_tuple_beside_rows_that_has_no_place_is_refused_or_comes_last() -> Non
     with pytest.raises(ControlError, match=r"is IMMEDIATE and comes beside the rows of input in"):
         list(Packer(layout=LAYOUT, immediate=REFUSED)([beside]))
     found = arrivals(Packer(layout=LAYOUT, immediate=AT_END)([beside]))
-    assert [what for at, what in found if at == 1] == [((LAST, TUPLE),)]
+    assert [what for at, what in found if at == 1] == [((END, TUPLE),)]
 
 
 def test_what_an_output_emitted_is_packed_for_the_next_and_other_outputs_are_left_out() -> None:
@@ -159,23 +177,153 @@ def test_what_an_output_emitted_is_packed_for_the_next_and_other_outputs_are_lef
     assert data == [{"_seq": 10 + at, "v": value} for at, value in enumerate((1, 2, 3))]
 
 
-def test_a_function_on_batches_sees_runs_of_rows_and_numbers_each_part_by_itself() -> None:
+ONE = Layout(port="in", buckets=1)
+IMMEDIATE = [note(name, Delivery.IMMEDIATE, 0, 1, at) for at, name in enumerate("abc")]
+
+
+def seen(mixed_rows: Iterable[pa.RecordBatch]) -> list[int | str]:
+    """Return what the next operator sees of a mixed frame: values, and the names of tuples."""
+    rows: list[tuple[int, int | str]] = []
+    for _, what in arrivals(Packer(layout=ONE)(mixed_rows)):
+        for one in what:
+            if isinstance(one, dict):
+                rows.append((one["_seq"], one["v"]))
+            else:
+                rows.append((one[0], one[1].payload["name"]))
+    return [what for _, what in sorted(rows, key=lambda it: it[0])]
+
+
+def emitted_by(bucket: int, *given: int | ControlTuple) -> list[dict[str, Any]]:
+    """Return what Spark has of a bucket that emitted rows and tuples: tuples first."""
+    place, rows, places, placed = sequence(part=bucket), list[int](), list[int](), list[Placed]()
+    for one in given:
+        if isinstance(one, int):
+            rows.append(one)
+            places.append(place)
+        else:
+            placed.append((place, one))
+        place += 1
+    batch = pa.RecordBatch.from_pydict({"v": rows, "_seq": places})
+    packed = control_row(placed, "out")
+    common = {"output": "out", "bucket": bucket}
+    return [
+        {**common, "kind": TUPLES, "seq": packed.seq, "n": packed.n, "payload": packed.payload},
+        {**common, "kind": ROWS, "seq": places[0], "n": len(rows), "payload": write_ipc([batch])},
+    ]
+
+
+def many(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    return [batch, batch.slice(0, 0), batch, batch]
+
+
+FUNCTIONS: list[tuple[BatchFunction, list[int | str]]] = [
+    (lambda batch: batch, [1, 2, "a", "b", 3, 4]),
+    (many, [1, 2, 1, 2, 1, 2, "a", "b", 3, 4, 3, 4, 3, 4]),
+    (lambda batch: batch.slice(1), [2, "a", "b", 4]),
+    (lambda batch: [], ["a", "b"]),
+]
+
+
+@pytest.mark.parametrize(("function", "expected"), FUNCTIONS)
+def test_behind_an_operator_a_function_on_batches_leaves_immediate_tuples_in_their_places(
+    function: BatchFunction, expected: list[int | str]
+) -> None:
+    a, b, c = IMMEDIATE
+    rows = [*emitted_by(0, 1, 2, a, b, 3, 4), *emitted_by(1, 5, c, 6)]
+    given = pa.RecordBatch.from_pylist(rows, schema=EMITTED)
+    read = RowsOf(output="out", schema=V)([given])
+    on = OnBatches(function=function, schema=V)
+    assert seen(on(read))[: len(expected)] == expected
+    read = RowsOf(output="out", schema=V)([given])
+    twice = seen(OnBatches(function=lambda batch: batch, schema=V)(on(read)))
+    assert twice[: len(expected)] == expected
+    assert "c" in twice
+
+
+@pytest.mark.parametrize(("function", "expected"), FUNCTIONS)
+def test_of_an_import_it_does_so_too_also_if_its_rows_and_tuples_come_to_several_tasks(
+    function: BatchFunction, expected: list[int | str]
+) -> None:
+    a, b, _ = IMMEDIATE
+    packing = Packing(columns="v bigint", buckets=1, apart=True)
+    batch = pa.RecordBatch.from_pydict({"v": [1, 2, 3, 4]})
+    epochs = [to_batch([(2, a), (2, b)])]
+    tasks: list[list[pa.RecordBatch]] = []
+    for cut in ([0, 4], [0, 1, 4], [0, 2, 4]):
+        tasks = []
+        for low, high in pairwise(cut):
+            one = PackerOfImport(packing, {"part": 0, "before": [low], "rows": 4})
+            rows = one.rows(batch.slice(low, high - low), 0, None)
+            tasks.append([*one.between([0], epochs), *rows, *one.end()])
+        control = PackerOfImport(packing, {"part": 0, "before": [0], "rows": 4})
+        tasks.append([*control.control(epochs), *control.end()])
+        read, on = RowsOfPacked(schema=V), OnBatches(function=function, schema=V)
+        packed = [one for task in tasks for one in Packer(layout=ONE)(on(read(task)))]
+        assert once(packed) == (expected if cut != [0, 1, 4] else split(expected, function, batch))
+
+
+def split(
+    expected: list[int | str], function: BatchFunction, batch: pa.RecordBatch
+) -> list[int | str]:
+    """Return what comes where the first two rows were in two tasks."""
+    made: list[int | str] = []
+    for at in (0, 1):
+        found = function(batch.slice(at, 1))
+        for one in [found] if isinstance(found, pa.RecordBatch) else found:
+            made += one.column("v").to_pylist()
+    return made + expected[expected.index("a") :]
+
+
+def once(packed: Iterable[pa.RecordBatch]) -> list[int | str]:
+    """Return what a bucket sees of what tasks packed: of copies of a tuple the first place."""
+    found: dict[int | str, int] = {}
+    rows: list[tuple[int, int | str]] = []
+    for _, what in arrivals(packed):
+        for one in what:
+            if isinstance(one, dict):
+                rows.append((one["_seq"], one["v"]))
+            else:
+                name = one[1].payload["name"]
+                found[name] = min(found.get(name, one[0]), one[0])
+    assert len({place for place, _ in rows}) == len(rows)
+    rows += [(place, name) for name, place in found.items()]
+    return [what for _, what in sorted(rows, key=lambda it: it[0])]
+
+
+def test_a_function_on_batches_is_called_for_rows_of_one_part_between_two_tuples() -> None:
     one, two = sequence(part=1), sequence(part=2)
-    given = mixed((two, 1), (two + 1, 2), (two + 2, control_text(TUPLE)), (two + 2, 3), (one, 4))
+    step = 1 << 10
+    given = mixed(
+        (two + 2 * step, control_text(TUPLE)), (two + step, 1), (two + 2 * step, 3), (one + step, 4)
+    )
     sizes: list[int] = []
 
-    def twice(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    def called(batch: pa.RecordBatch) -> pa.RecordBatch:
         sizes.append(batch.num_rows)
-        return [batch, batch.slice(0, 0), batch]
+        return batch
 
-    out = [row for b in OnBatches(function=twice, schema=V)([given]) for row in b.to_pylist()]
-    assert sizes == [2, 1, 1]
-    assert [(row["_seq"] - two, row["v"]) for row in out[:7]] == [
-        (0, 1), (1, 2), (2, 1), (3, 2), (4, None), (4, 3), (5, 3),
-    ]  # fmt: skip
-    assert [(row["_seq"] - one, row["v"]) for row in out[7:]] == [(0, 4), (1, 4)]
+    found = list(OnBatches(function=called, schema=V)([given]))
+    assert sizes == [1, 1, 1]
+    assert [row["v"] for b in found for row in b.to_pylist()] == [None, 1, 3, 4]
     with pytest.raises(OperatorError, match="gave a int"):
         list(OnBatches(function=lambda batch: [3], schema=V)([given]))
+
+
+def test_a_control_file_takes_a_delivery_by_its_name_and_refuses_what_is_none(
+    tmp_path: Path,
+) -> None:
+    control = ControlFile(tmp_path / "control")
+    assert control.append(Note(name="a"), delivery="END_WINDOW").delivery is Delivery.END_WINDOW
+    wrong: list[dict[str, Any]] = [
+        {"delivery": "LATER"}, {"delivery": None}, {"target": "op"}, {"delivery": "AT_TIME"},
+        {"delivery": "AT_TIME", "at": "noon"},
+    ]  # fmt: skip
+    for more in wrong:
+        with pytest.raises(ControlError):
+            control.append(Note(name="b"), **more)
+    with pytest.raises(AlignedError, match="cannot be IMMEDIATE"):
+        control.append(Note(name="b"), delivery="IMMEDIATE")
+    assert [one.payload["name"] for one in control.tuples()] == ["a"]
 
 
 def test_rows_that_do_not_fit_what_was_declared_are_refused_by_name() -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.aligned import processor
-from pe_agent.aligned.forms import LAST, control_text
+from pe_agent.aligned.forms import END, control_text
 from pe_agent.aligned.processor import COUNTS
 from pe_agent.aligned.store import Own, read_own
 from streambroker_core.control.buckets import Layout
@@ -369,7 +369,7 @@ def told(*given: tuple[Delivery, int | None]) -> pa.RecordBatch:
     found = []
     for seq, (delivery, at) in enumerate(given):
         one = logged("S", seq, type_="Note", text="{}", delivery=delivery, at=at)
-        found.append({"_seq": LAST, "_control": control_text(one)})
+        found.append({"_seq": END, "_control": control_text(one)})
     return pa.RecordBatch.from_pylist(found, schema=MIXED)
 
 

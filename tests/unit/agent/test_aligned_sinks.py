@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned.forms import EMITTED, LAST, ROWS, TUPLES, control_text, write_ipc
+from pe_agent.aligned.forms import EMITTED, END, ROWS, TUPLES, control_text, write_ipc
 from pe_agent.aligned.notes import Tick, encode
 from pe_agent.aligned.sinks import OutputsWriter, emitted_rows, mixed_rows
 from pe_agent.datasource.unpacked import Found, Unpacker
@@ -33,7 +33,7 @@ def staged(give: Give) -> tuple[list[int], list[tuple[int | None, str]]]:
     unpacker = Unpacker(V, "batch 0", "q")
     rows = [v for batch in give(unpacker) for v in batch.column("v").to_pylist()]
     found: list[Found] = unpacker.control()
-    return rows, [(at, one.payload["name"]) for at, one in found]
+    return rows, [(at, one.payload["name"]) for at, _, one in found]
 
 
 def mixed(*given: tuple[int | None, int | bytes]) -> pa.RecordBatch:
@@ -65,15 +65,15 @@ def test_a_tuple_among_rows_stands_between_those_of_its_part() -> None:
 def test_rows_without_places_are_numbered_and_notes_are_no_tuples() -> None:
     tick = encode([Tick(operator="op", watermark=7)])
     end = control_text(mark("e", Delivery.END_WINDOW))
-    rows, control = staged(of_rows(mixed((-1, 1), (-1, 2), (0, tick), (None, end))))
+    rows, control = staged(of_rows(mixed((-1, 1), (-1, 2), (0, tick), (-1, end))))
     assert (rows, control) == ([1, 2], [(None, "e")])
 
 
 def test_an_immediate_tuple_beside_rows_is_refused_or_comes_last() -> None:
     told = control_text(mark("a"))
     with pytest.raises(ControlError, match=r"beside the rows of export out.*immediate='end'"):
-        staged(of_rows(mixed((None, told))))
-    assert staged(of_rows(mixed((-1, 1), (LAST, told)))) == ([1], [(None, "a")])
+        staged(of_rows(mixed((-8, told))))
+    assert staged(of_rows(mixed((-1, 1), (END + 7, told)))) == ([1], [(None, "a")])
 
 
 def packed(name: str, place: int) -> bytes:

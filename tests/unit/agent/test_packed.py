@@ -22,6 +22,7 @@ from pe_agent.datasource.packed import (
     Packer,
     Packing,
     places_of,
+    with_marks,
 )
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.source import StreambrokerDataSource, StreambrokerStreamReader
@@ -40,6 +41,7 @@ from streambroker_core.control.packing import (
 )
 from streambroker_core.control.placing import Placed
 from streambroker_core.control.rows import to_batch
+from streambroker_core.control.spacing import in_front, slot_bits, spaced
 from streambroker_core.control.tuples import (
     ControlLimitError,
     ControlTuple,
@@ -49,6 +51,7 @@ from streambroker_core.control.tuples import (
 )
 from streambroker_core.errors import SchemaError
 
+ROWS, BITS = 30, slot_bits(30)
 SCHEMA = pa.schema([("k", pa.int32()), ("t", pa.timestamp("us", "UTC"))])
 GIVEN = {"agent": "grpc+tcp://h:1", "import": "in", "control": "true"}
 
@@ -64,7 +67,7 @@ def mark(seq: int, text: str = "1", delivery: Delivery = Delivery.IMMEDIATE) -> 
 
 def packer(part: int = 0, before: tuple[int, ...] = (0,), **more: Any) -> Packer:
     packing = Packing(columns="k int, t timestamp", **more)
-    return Packer(packing, {"part": part, "before": list(before)})
+    return Packer(packing, {"part": part, "before": list(before), "rows": ROWS})
 
 
 def test_rows_are_numbered_by_stream_and_block_also_under_a_filter() -> None:
@@ -74,7 +77,8 @@ def test_rows_are_numbered_by_stream_and_block_also_under_a_filter() -> None:
     found = unpack(packed).rows
     base = sequence(rank=2, part=3)
     assert found is not None
-    assert found.column("_seq").to_pylist() == [base + at for at in (7, 8, 9, 20, 24)]
+    places = pa.array([base + at for at in (7, 8, 9, 20, 24)])
+    assert found.column("_seq").to_pylist() == spaced(places, BITS).to_pylist()
 
 
 def test_a_row_that_passes_alone_has_its_number() -> None:
@@ -82,7 +86,7 @@ def test_a_row_that_passes_alone_has_its_number() -> None:
     assert list(one.rows(rows(5), 0, pa.array([3]))) == []
     packed, _ = one.end()
     ((_, row),) = by_bucket(packed)
-    assert row.seq == 3
+    assert row.seq == spaced(pa.array([3]), BITS)[0].as_py()
 
 
 def test_control_goes_to_every_bucket_between_the_rows_of_its_epoch() -> None:
@@ -94,7 +98,43 @@ def test_control_goes_to_every_bucket_between_the_rows_of_its_epoch() -> None:
     base = sequence(part=1)
     for arrival in got.values():
         assert arrival.port == "left"
-        assert [at - base for at, _ in arrival.control] == [4, 10, 12]
+        expected = [in_front(base + at, BITS) for at in (4, 10, 12)]
+        assert [at for at, _ in arrival.control] == expected
+
+
+def test_control_of_a_stream_keeps_the_order_of_its_emission_also_at_one_place() -> None:
+    end = Delivery.END_WINDOW
+    first = [(4, mark(9)), (4, mark(1)), (5, mark(8, delivery=end)), (5, mark(3, delivery=end))]
+    one = packer(part=1, before=(0, 5), buckets=1)
+    (packed,) = one.control([to_batch(first), to_batch([(0, mark(0, delivery=end))])])
+    ((_, row),) = by_bucket(packed)
+    for delivery, seqs in ((Delivery.IMMEDIATE, [9, 1]), (end, [8, 3, 0])):
+        found = [(at, c.seq) for at, c in unpack(row).control if c.delivery is delivery]
+        assert [seq for _, seq in sorted(found)] == seqs
+        assert len({at for at, _ in found}) == len(seqs)
+
+
+def test_where_rows_are_taken_apart_each_task_has_the_immediate_tuples_between_its_rows() -> None:
+    control: dict[str, Any] = {"control": True, "stream": "s", "before": [0, 5]}
+    log: dict[str, Any] = {"control": True, "tuples": [], "part": 0}
+    slices: list[dict[str, Any]] = [
+        {"stream": "s", "before": [2, 7]},
+        {"stream": "t", "before": [0]},
+        control,
+        log,
+    ]
+    first, *others = with_marks(slices)
+    assert first == {**slices[0], "marks": control}
+    assert others == slices[1:]
+    one = packer(before=tuple(first["before"]), buckets=1)
+    end = mark(7, delivery=Delivery.END_WINDOW)
+    epochs = [to_batch([(2, mark(0)), (3, mark(1)), (3, end)]), to_batch([(4, mark(2))])]
+    (packed,) = one.between(first["marks"]["before"], epochs)
+    ((_, row),) = by_bucket(packed)
+    assert unpack(row).control == (
+        (in_front(3, BITS), mark(1)),
+        (in_front(9, BITS), mark(2)),
+    )
 
 
 def test_of_mergeable_tuples_the_last_of_the_batch_is_given() -> None:
@@ -148,7 +188,7 @@ def unpacked(
 ) -> tuple[list[int], list[tuple[int | None, ControlTuple]]]:
     one = Unpacker(SCHEMA, "batch 0", "q")
     found = [k for batch in one.rows(packed) for k in batch.column("k").to_pylist()]
-    return found, one.control()
+    return found, [(at, control) for at, _, control in one.control()]
 
 
 def test_a_tuple_finds_its_place_between_the_rows_of_its_bucket() -> None:
@@ -168,8 +208,18 @@ def test_buckets_without_rows_say_nothing_of_places() -> None:
     assert at is not None
     assert at <= min(firsts)
     assert unpacked(control)[1] == [(None, mark(0))]
-    assert in_epoch([(4, []), (3, [(None, mark(0))])]) == [(7, mark(0))]
-    assert in_epoch([(4, [(None, mark(0))]), (3, [(1, mark(0))])]) == [(5, mark(0))]
+    assert in_epoch([(4, []), (3, [(None, 0, mark(0))])]) == [(7, mark(0))]
+    assert in_epoch([(4, [(None, 0, mark(0))]), (3, [(1, 0, mark(0))])]) == [(5, mark(0))]
+
+
+def test_an_epoch_keeps_the_order_in_which_tuples_were_emitted() -> None:
+    ends = [mark(seq, delivery=Delivery.END_WINDOW) for seq in range(3)]
+    one, other = [(None, 5, ends[2]), (None, 9, ends[0])], [(None, 9, ends[0]), (None, 7, ends[1])]
+    assert in_epoch([(4, one), (3, other)]) == [(7, ends[2]), (7, ends[1]), (7, ends[0])]
+    marks = [(2, 8, mark(1)), (2, 7, mark(4))]
+    assert in_epoch([(4, marks)]) == [(2, mark(4)), (2, mark(1))]
+    with pytest.raises(IdentityError):
+        in_epoch([(0, [(None, 0, mark(0))]), (0, [(None, 0, mark(0, "2"))])])
 
 
 def test_watermarks_are_no_rows_and_copies_that_differ_are_refused() -> None:

@@ -9,13 +9,13 @@ written: the window is run again from the same state, and comes to the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from streambroker_core.control import keeping
 from streambroker_core.control.arriving import Arrived, collect
 from streambroker_core.control.buckets import Layout, bucket_of_key
-from streambroker_core.control.emitting import Emission, Emissions, Stage
+from streambroker_core.control.emitting import Emission, Emissions, Moment, Stage
 from streambroker_core.control.operator import (
     Blobs,
     Changes,
@@ -32,7 +32,6 @@ from streambroker_core.control.tuples import (
     Delivery,
     KeyValue,
     UndeliverableError,
-    order_of,
 )
 
 
@@ -196,10 +195,13 @@ class AlignedRunner:
         emissions: Emissions,
         delivering: _Delivering,
     ) -> None:
+        emissions.enter(Moment.BEGIN_WINDOW)
         operator.begin_window()
-        for port, control in arrived.control.sorted(self._ports, Delivery.BEGIN):
+        for number, (port, control) in enumerate(self._sorted(arrived, Delivery.BEGIN)):
+            emissions.enter(Moment.BEGIN, number)
             delivering.deliver(port, control)
-        for port, control in arrived.control.sorted(self._ports, Delivery.AT_TIME):
+        emissions.enter(Moment.ROWS)
+        for port, control in self._sorted(arrived, Delivery.AT_TIME):
             if delivering.is_for_me(port, control):
                 kept.wait(port, control)
             else:
@@ -215,9 +217,14 @@ class AlignedRunner:
             operator.bind(later, emissions)
             self._pass_time(operator, kept, delivering)
         kept.check_waiting(self._stage)
-        for port, control in arrived.control.sorted(self._ports, Delivery.END_WINDOW):
+        for number, (port, control) in enumerate(self._sorted(arrived, Delivery.END_WINDOW)):
+            emissions.enter(Moment.END_WINDOW, number)
             delivering.deliver(port, control)
+        emissions.enter(Moment.END)
         operator.end_window()
+
+    def _sorted(self, arrived: Arrived, delivery: Delivery) -> Sequence[tuple[str, ControlTuple]]:
+        return arrived.control.sorted(self._ports, delivery)
 
     def _pass_time(self, operator: Operator, kept: keeping.Kept, delivering: _Delivering) -> None:
         window = operator.window
@@ -239,12 +246,13 @@ class AlignedRunner:
         kept.clock = now if self._timed else None
 
     def _due(self, kept: keeping.Kept, now: int) -> list[tuple[int, str, ControlTuple]]:
+        """Return the tuples whose time has passed; those of one time in the order of arrival."""
         due = [
             (one.at, port, one)
             for (port, _), one in kept.waiting.items()
             if one.at is not None and one.at <= now
         ]
-        return sorted(due, key=lambda it: (it[0], order_of(it[2]), self._ports.index(it[1])))
+        return sorted(due, key=lambda it: it[0])
 
     def _steps(self, arrived: Arrived) -> Iterator[Step]:
         placed = {port: arrived.control.placed(port) for port in self._ports}

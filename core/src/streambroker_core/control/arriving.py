@@ -1,7 +1,7 @@
 """What arrived for one window of one bucket: rows in order, each control tuple once per port.
 
-A tuple comes in as many copies as there are partitions upstream. Its identity tells the copies; of
-an ``IMMEDIATE`` tuple the first place counts. What is held is limited, so that too many tuples are
+A tuple comes in as many copies as there are partitions upstream. Its identity tells the copies, of
+which the first position counts. What is held is limited, so that too many tuples are
 an error with a name and not the end of the process.
 """
 
@@ -78,18 +78,21 @@ class ArrivedControl:
     def sorted(
         self, ports: tuple[str, ...], delivery: Delivery
     ) -> Sequence[tuple[str, ControlTuple]]:
-        """Return the tuples of all ports in the one order: epoch, emitter, sequence, port."""
+        """Return the tuples of all ports in order: position, epoch, emitter, sequence, port.
+
+        Positions keep the order of emission, on each path from operator to operator.
+        """
         if not self.received[delivery]:
             return ()
         if (ports, delivery) not in self._sorted:
             found = [
-                (order_of(one), at, port, one)
+                (position, order_of(one), at, port, one)
                 for at, port in enumerate(ports)
-                for _, one in self._ports.get(port, {}).values()
+                for position, one in self._ports.get(port, {}).values()
                 if one.delivery is delivery
             ]
-            found.sort(key=lambda it: it[:2])
-            self._sorted[ports, delivery] = [(port, one) for _, _, port, one in found]
+            found.sort(key=lambda it: it[:3])
+            self._sorted[ports, delivery] = [(port, one) for *_, port, one in found]
         return self._sorted[ports, delivery]
 
     def check_limits(self, stage: Stage) -> None:

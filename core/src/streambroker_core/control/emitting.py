@@ -1,13 +1,16 @@
 """What an operator emits in one window of one bucket: numbered, identified, counted, limited.
 
 Rows of an output are numbered by bucket and running number, so their order downstream does not
-depend on how many partitions there are. A control tuple stands before the next row of its output.
+depend on how many partitions there are. An ``IMMEDIATE`` tuple takes the next number of its output,
+so it has a place of its own between the rows. The position of any other tuple says when in the
+window it was emitted, in the same terms in every bucket: see :class:`Moment`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -23,7 +26,23 @@ from streambroker_core.control.tuples import (
     Delivery,
     Limits,
     Target,
+    delivery_of,
 )
+
+
+class Moment(IntEnum):
+    """What an operator is doing when it emits; in order, and the same in all buckets."""
+
+    BEGIN_WINDOW = 0
+    BEGIN = 1
+    ROWS = 2
+    END_WINDOW = 3
+    END = 4
+
+
+_MOMENT_BITS, _STEP_BITS = 53, 24
+"""A position is a moment, the number of the tuple that is being handed over, and a count of tuples
+that go on: what is emitted after such a one comes after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +76,11 @@ class EmittedRows:
 
 
 class EmittedControl(NamedTuple):
-    """A control tuple for one output, before the first row whose sequence is not lower."""
+    """A control tuple for one output.
+
+    With ``IMMEDIATE`` it is before the first row whose sequence is not lower. Positions of the
+    others are compared among tuples of one delivery only.
+    """
 
     output: str
     position: int
@@ -79,9 +102,20 @@ class Emissions:
         self._seq = self._bytes = self._tuples = 0
         self._schemas: dict[str, pa.Schema] = {}
         self._sent: dict[str, set[str]] = {tag: set() for tag in outputs}
+        self._moment, self._passed = 0, dict[Delivery, int]()
         self.emitted: list[Emission] = []
         self.counts: dict[Delivery, int] = {}
         self.rows = 0
+
+    def enter(self, moment: Moment, number: int = 0) -> None:
+        """Note what the operator does next.
+
+        Args:
+            moment: what it does.
+            number: which of the tuples of that moment it is handed.
+        """
+        self._moment = (moment << _MOMENT_BITS) | (number << _STEP_BITS)
+        self._passed.clear()
 
     def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
         """Take rows for an output.
@@ -107,7 +141,7 @@ class Emissions:
         self,
         payload: Any,
         *,
-        delivery: Delivery,
+        delivery: Delivery | str,
         at: int | None,
         target: Target,
         output: str | None,
@@ -117,7 +151,7 @@ class Emissions:
 
         Raises:
             OperatorError: another thread, or no such output.
-            ControlError: the payload cannot be written.
+            ControlError: the payload cannot be written, or there is no such delivery.
             ControlLimitError: there are too many, or they are too large.
         """
         self._check_thread()
@@ -125,7 +159,7 @@ class Emissions:
         if isinstance(payload, ControlTuple):
             self._send(payload, tags, new=False)
             return payload
-        control = self._identified(payload, delivery, at, target, once)
+        control = self._identified(payload, delivery_of(delivery), at, target, once)
         self._send(control, tags, new=True)
         return control
 
@@ -180,11 +214,19 @@ class Emissions:
                 self._check_limits(control)
             sent = True
             self._sent[tag].add(name)
-            self.emitted.append(EmittedControl(tag, self._next[tag], control))
+            self.emitted.append(EmittedControl(tag, self._position(control, tag, new), control))
         if not sent:
             return False
+        if not new:
+            self._passed[control.delivery] = self._passed.get(control.delivery, 0) + 2
         self.counts[control.delivery] = self.counts.get(control.delivery, 0) + 1
         return True
+
+    def _position(self, control: ControlTuple, tag: str, new: bool) -> int:
+        if control.delivery is Delivery.IMMEDIATE:
+            self._next[tag] += 1
+            return self._next[tag] - 1
+        return self._moment | (self._passed.get(control.delivery, 0) + (not new))
 
     def _check_limits(self, control: ControlTuple) -> None:
         limits = self._stage.limits

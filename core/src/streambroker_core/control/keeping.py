@@ -16,10 +16,16 @@ from streambroker_core.control.buckets import HASH
 from streambroker_core.control.emitting import Stage
 from streambroker_core.control.envelope import decode, encode
 from streambroker_core.control.operator import Blobs, Changes, StateError
-from streambroker_core.control.tuples import ControlLimitError, ControlTuple, IdentityError
+from streambroker_core.control.tuples import (
+    ControlLimitError,
+    ControlTuple,
+    IdentityError,
+    order_of,
+)
 from streambroker_core.wire.canonical import canonical
 
-VERSION = 1
+VERSION = 2
+"""Up to 1 waiting tuples were written by name, from 2 on in the order in which they came."""
 OWN = "~"
 _META, _WAITING, _CLOCK = "~meta", "~waiting", "~clock"
 
@@ -55,7 +61,7 @@ class Kept:
     Attributes:
         state: ``state_version`` of the operator that wrote blobs; None if none did.
         layouts: of the ports seen so far.
-        waiting: tuples that wait for their time, by port and id.
+        waiting: tuples that wait for their time, by port and id, in the order in which they came.
         clock: the event time that the operator was last advanced to.
     """
 
@@ -142,13 +148,7 @@ class Kept:
             return self._read.get(_WAITING)
         if not self.waiting:
             return None
-        return canonical(
-            [[port, encode(one)] for (port, _), one in sorted(self.waiting.items(), key=_place)]
-        )
-
-
-def _place(item: tuple[tuple[str, str], ControlTuple]) -> tuple[str, str]:
-    return item[0]
+        return canonical([[port, encode(one)] for (port, _), one in self.waiting.items()])
 
 
 def operator_of(blobs: Blobs) -> str | None:
@@ -178,6 +178,8 @@ def read(blobs: Blobs, stage: Stage, state_version: int, ports: Sequence[str]) -
         kept.clock = int(kept._read[_CLOCK]) if _CLOCK in kept._read else None
         waiting = json.loads(kept._read.get(_WAITING, b"[]"))
         given = [(port, decode(one, "waiting")) for port, one in waiting]
+        if meta["v"] < VERSION:
+            given.sort(key=lambda one: order_of(one[1]))
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"state of operator {stage.operator} is damaged: {error!r}.") from error
     for port, control in given:

@@ -115,7 +115,7 @@ class Emitter(Protocol):
         self,
         payload: Any,
         *,
-        delivery: Delivery,
+        delivery: Delivery | str,
         at: int | None,
         target: Target,
         output: str | None,
@@ -227,7 +227,7 @@ class Operator:
         self,
         payload: Any,
         *,
-        delivery: Delivery = Delivery.END_WINDOW,
+        delivery: Delivery | str = Delivery.END_WINDOW,
         at: int | None = None,
         target: Target = EVERYBODY,
         output: str | None = None,
@@ -238,7 +238,7 @@ class Operator:
         Args:
             payload: a dataclass, or a ControlTuple that was received: it keeps its identity and all
                 else, and the other arguments but ``output`` are not used.
-            delivery: when it is to be delivered.
+            delivery: when it is to be delivered; its name will do.
             at: event time in microseconds, with ``AT_TIME``.
             target: for whom.
             output: a tag of ``outputs``; None for all.
@@ -250,7 +250,8 @@ class Operator:
 
         Raises:
             OperatorError: as for ``emit``.
-            ControlError: the payload cannot be written, or there are too many tuples.
+            ControlError: the payload cannot be written, there is no such delivery, or there are
+                too many tuples.
         """
         return self._bound().emit_control(
             payload, delivery=delivery, at=at, target=target, output=output, once=once

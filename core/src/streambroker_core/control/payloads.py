@@ -12,9 +12,9 @@ import base64
 import binascii
 import dataclasses
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from streambroker_core.control.tuples import ControlError, ControlTuple
@@ -57,6 +57,7 @@ class Payloads:
             ControlError: one is no dataclass, or two have one name.
         """
         self._known: dict[str, type] = {}
+        self._hints: dict[type, Mapping[str, Any]] = {}
         self._last: dict[tuple[str, str], Any] = {}
         for one in known:
             if not dataclasses.is_dataclass(one):
@@ -66,6 +67,18 @@ class Payloads:
                     f"two payload types have the name {type_name(one)}: give one of them another"
                     " control_type."
                 )
+            with suppress(ControlError):  # a type of its fields may be defined further down
+                _add_hints(one, self._hints)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what goes to another process, in which names of ``__main__`` mean nothing.
+
+        Raises:
+            ControlError: a payload type names a type that cannot be found.
+        """
+        for one in self._known.values():
+            _add_hints(one, self._hints)
+        return {"_known": self._known, "_hints": self._hints, "_last": {}}
 
     def __contains__(self, name: object) -> bool:
         return name in self._known
@@ -85,13 +98,14 @@ class Payloads:
                 f"control tuple {control.id} has type {control.type}, which is not known to this"
                 f" receiver; it knows {names}. Name the type there, or pass the tuple on."
             )
-        if not _is_constant(known):
-            return _read(control.payload, known, control.type)
+        _add_hints(known, self._hints)
+        if not _is_constant(known, self._hints[known]):
+            return _Reader(self._hints).read(control.payload, known, control.type)
         key = (control.type, control.text)
         if key not in self._last:
             if len(self._last) >= _REMEMBER:
                 self._last.clear()
-            self._last[key] = _read(control.payload, known, control.type)
+            self._last[key] = _Reader(self._hints).read(control.payload, known, control.type)
         return self._last[key]
 
 
@@ -154,10 +168,8 @@ def _number(value: float, path: str) -> float:
     return value
 
 
-@cache
-def _is_constant(known: type) -> bool:
+def _is_constant(known: type, hints: Mapping[str, Any]) -> bool:
     """Whether objects of a payload type can never change, nor what they hold."""
-    hints = _hints(known)
     frozen: bool = known.__dataclass_params__.frozen  # type: ignore[attr-defined]
     return frozen and all(_is_scalar(hints[one.name]) for one in dataclasses.fields(known))
 
@@ -168,84 +180,110 @@ def _is_scalar(hint: Any) -> bool:
     return hint in _READERS
 
 
-@cache
-def _hints(known: type) -> dict[str, Any]:
+def _add_hints(known: type, hints: dict[type, Mapping[str, Any]]) -> None:
+    """Add the types of the fields of a payload type, and of the dataclasses that these name.
+
+    Raises:
+        ControlError: a type cannot be found.
+    """
+    if known in hints:
+        return
     try:
-        return get_type_hints(known)
+        found = get_type_hints(known)
     except NameError as error:
         raise ControlError(
             f"payload type {type_name(known)} names a type that cannot be found: {error}. Define"
             " the types of its fields in a module, not in a function."
         ) from error
-
-
-def _read_record(value: Any, known: type, path: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise ControlError(f"{path} has to be an object, not {json_type(value)}.")
-    hints, arguments = _hints(known), {}
-    fields = {one.name: one for one in dataclasses.fields(known)}
-    for name in value:
-        if name not in fields:
-            raise ControlError(f"{path} has the field {name}, which its type here does not have.")
-    for name, one in fields.items():
-        if name in value:
-            arguments[name] = _read(value[name], hints[name], f"{path}.{name}")
-        elif one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
-            raise ControlError(f"{path}.{name} is missing.")
+    hints[known] = found
     try:
-        return known(**arguments)
-    except (TypeError, ValueError) as error:
-        raise ControlError(f"{path} is refused by its type: {error}.") from error
+        for one in found.values():
+            for each in _dataclasses_in(one):
+                _add_hints(each, hints)
+    except ControlError:
+        del hints[known]
+        raise
 
 
-def _read(value: Any, hint: Any, path: str) -> Any:
-    if hint is Any:
-        return value
+def _dataclasses_in(hint: Any) -> Iterator[type]:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _read_record(value, hint, path)
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _read_one_of(value, inner, path)
-    if origin in (list, tuple, Sequence) or hint in (list, tuple):
-        return _read_list(value, origin or hint, inner, path)
-    if origin in (dict, Mapping) or hint is dict:
+        yield hint
+    for one in get_args(hint):
+        yield from _dataclasses_in(one)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads JSON values as objects; ``hints`` are the types of fields of each dataclass."""
+
+    hints: Mapping[type, Mapping[str, Any]]
+
+    def read(self, value: Any, hint: Any, path: str) -> Any:
+        if hint is Any:
+            return value
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            return self._record(value, hint, path)
+        origin, inner = get_origin(hint), get_args(hint)
+        if origin in (Union, types.UnionType):
+            return self._one_of(value, inner, path)
+        if origin in (list, tuple, Sequence) or hint in (list, tuple):
+            return self._list(value, origin or hint, inner, path)
+        if origin in (dict, Mapping) or hint is dict:
+            if not isinstance(value, Mapping):
+                raise ControlError(f"{path} has to be an object, not {json_type(value)}.")
+            of = inner[1] if inner else Any
+            return {key: self.read(one, of, f"{path}.{key}") for key, one in value.items()}
+        reader = _READERS.get(hint)
+        if reader is None:
+            raise ControlError(f"{path} has a type that payloads cannot have: {hint}.")
+        return reader(value, path)
+
+    def _record(self, value: Any, known: type, path: str) -> Any:
         if not isinstance(value, Mapping):
             raise ControlError(f"{path} has to be an object, not {json_type(value)}.")
-        of = inner[1] if inner else Any
-        return {key: _read(one, of, f"{path}.{key}") for key, one in value.items()}
-    reader = _READERS.get(hint)
-    if reader is None:
-        raise ControlError(f"{path} has a type that payloads cannot have: {hint}.")
-    return reader(value, path)
+        hints, arguments = self.hints[known], {}
+        fields = {one.name: one for one in dataclasses.fields(known)}
+        for name in value:
+            if name not in fields:
+                raise ControlError(
+                    f"{path} has the field {name}, which its type here does not have."
+                )
+        for name, one in fields.items():
+            if name in value:
+                arguments[name] = self.read(value[name], hints[name], f"{path}.{name}")
+            elif one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
+                raise ControlError(f"{path}.{name} is missing.")
+        try:
+            return known(**arguments)
+        except (TypeError, ValueError) as error:
+            raise ControlError(f"{path} is refused by its type: {error}.") from error
 
+    def _one_of(self, value: Any, hints: Sequence[Any], path: str) -> Any:
+        if value is None and type(None) in hints:
+            return None
+        problem = ControlError(f"{path} may not be null.")
+        for hint in hints:
+            if hint is not type(None):
+                try:
+                    return self.read(value, hint, path)
+                except ControlError as error:
+                    problem = error
+        raise problem
 
-def _read_one_of(value: Any, hints: Sequence[Any], path: str) -> Any:
-    if value is None and type(None) in hints:
-        return None
-    problem = ControlError(f"{path} may not be null.")
-    for hint in hints:
-        if hint is not type(None):
-            try:
-                return _read(value, hint, path)
-            except ControlError as error:
-                problem = error
-    raise problem
-
-
-def _read_list(value: Any, into: Any, inner: Sequence[Any], path: str) -> Any:
-    if not isinstance(value, list):
-        raise ControlError(f"{path} has to be a list, not {json_type(value)}.")
-    if into is tuple and inner and inner[-1] is not Ellipsis:
-        if len(inner) != len(value):
-            raise ControlError(f"{path} has {len(value)} entries, not {len(inner)}.")
-        hints = list(inner)
-    else:
-        hints = [inner[0] if inner else Any] * len(value)
-    read = [
-        _read(one, hint, f"{path}[{at}]")
-        for at, (one, hint) in enumerate(zip(value, hints, strict=True))
-    ]
-    return tuple(read) if into is tuple else read
+    def _list(self, value: Any, into: Any, inner: Sequence[Any], path: str) -> Any:
+        if not isinstance(value, list):
+            raise ControlError(f"{path} has to be a list, not {json_type(value)}.")
+        if into is tuple and inner and inner[-1] is not Ellipsis:
+            if len(inner) != len(value):
+                raise ControlError(f"{path} has {len(value)} entries, not {len(inner)}.")
+            hints = list(inner)
+        else:
+            hints = [inner[0] if inner else Any] * len(value)
+        read = [
+            self.read(one, hint, f"{path}[{at}]")
+            for at, (one, hint) in enumerate(zip(value, hints, strict=True))
+        ]
+        return tuple(read) if into is tuple else read
 
 
 def _plain(kind: type) -> Callable[[Any, str], Any]:

@@ -19,7 +19,6 @@ from streambroker_core.control.tuples import (
     ControlLimitError,
     ControlTuple,
     IdentityError,
-    order_of,
 )
 from streambroker_core.errors import FormatTooNewError
 from streambroker_core.wire.canonical import canonical
@@ -32,7 +31,9 @@ Placed = tuple[int, ControlTuple]
 
 
 def placed_once(placed: Iterable[Placed], rows: int, where: str, query: str) -> list[Placed]:
-    """Return the tuples of an epoch in order; of copies of one the first place counts.
+    """Return the tuples of an epoch by their places; of copies of one the first place counts.
+
+    Tuples of one place stay in the order in which they are given: it is that of their emission.
 
     Args:
         placed: as the tasks of the epoch have them.
@@ -57,7 +58,7 @@ def placed_once(placed: Iterable[Placed], rows: int, where: str, query: str) -> 
         if known is None or at < known[0]:
             first[one.id] = (at, one)
     check_epoch([one for _, one in first.values()], where, query)
-    return sorted(first.values(), key=lambda p: (p[0], order_of(p[1])))
+    return sorted(first.values(), key=lambda p: p[0])
 
 
 def check_epoch(controls: Sequence[ControlTuple], where: str, query: str | None = None) -> None:

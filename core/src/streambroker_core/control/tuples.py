@@ -21,6 +21,7 @@ ALL_BUCKETS = "*"
 """Stands in an emitter for the bucket, where all buckets emitted one and the same tuple."""
 END_OF_TIME = (1 << 63) - 1
 """The event time that is after every other: the watermark of an input that has ended."""
+_TIME = END_OF_TIME
 
 KeyValue = str | int | float | bool
 Order = tuple[int, str, int, int, str]
@@ -107,6 +108,22 @@ class Delivery(enum.Enum):
     __hash__ = object.__hash__  # a member is one object, and Enum's own hash is slow
 
 
+def delivery_of(given: Delivery | str) -> Delivery:
+    """Return a delivery, which may be given by its name.
+
+    Raises:
+        ControlError: there is none of that name.
+    """
+    if isinstance(given, Delivery):
+        return given
+    if isinstance(given, str) and given in Delivery.__members__:
+        return Delivery[given]
+    raise ControlError(
+        f"the delivery of a control tuple is {given!r}: it has to be"
+        f" {', '.join(Delivery.__members__)}."
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """For whom a control tuple is meant; others pass it on. None is everybody.
@@ -123,6 +140,19 @@ class Target:
 
 
 EVERYBODY = Target()
+
+
+def check_target(given: object) -> None:
+    """Refuse what is no target.
+
+    Raises:
+        ControlError: it is none.
+    """
+    if not isinstance(given, Target):
+        raise ControlError(
+            f"the target of a control tuple is {given!r}: it has to be a Target, such as"
+            " Target(operator='multiply')."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +183,12 @@ class ControlTuple:
     _order: Order | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_target(self.target)
+        if self.at is not None and (type(self.at) is not int or not -_TIME <= self.at <= _TIME):
+            raise ControlError(
+                f"control tuple {self.type} has event time {self.at!r}: it has to be a whole number"
+                " of microseconds since 1970."
+            )
         if (self.at is None) == (self.delivery is Delivery.AT_TIME):
             raise ControlError(
                 f"control tuple {self.type} has delivery {self.delivery.value} and event time"
@@ -214,7 +250,7 @@ def logged(
 
 
 def order_of(control: ControlTuple) -> Order:
-    """Return the key by which tuples of one place are ordered: epoch, emitter, sequence.
+    """Return the key by which tuples of one position are ordered: epoch, emitter, sequence.
 
     Buckets are compared as numbers, so that bucket 10 comes after bucket 2; what all buckets of an
     emitter emitted as one comes before what each emitted by itself. The tuple keeps its key: it

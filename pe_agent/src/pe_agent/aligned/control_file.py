@@ -33,6 +33,7 @@ from streambroker_core.control.tuples import (
     Delivery,
     Limits,
     Target,
+    delivery_of,
     logged,
 )
 from streambroker_core.wire.canonical import canonical
@@ -66,7 +67,7 @@ class ControlFile:
         self,
         payload: object,
         *,
-        delivery: Delivery = Delivery.BEGIN,
+        delivery: Delivery | str = Delivery.BEGIN,
         at: int | None = None,
         target: Target = EVERYBODY,
     ) -> ControlTuple:
@@ -74,7 +75,7 @@ class ControlFile:
 
         Args:
             payload: a dataclass.
-            delivery: when it is delivered; not ``IMMEDIATE``.
+            delivery: when it is delivered, its name will do; not ``IMMEDIATE``.
             at: event time in microseconds, with ``AT_TIME``.
             target: for whom.
 
@@ -83,9 +84,11 @@ class ControlFile:
 
         Raises:
             AlignedError: it is ``IMMEDIATE``: it has no place between rows of another stream.
-            ControlError: the payload cannot be written.
+            ControlError: the payload cannot be written, or delivery, event time and target do not
+                fit; nothing was appended.
             ControlLimitError: it is too large.
         """
+        delivery = delivery_of(delivery)
         if delivery is Delivery.IMMEDIATE:
             raise AlignedError(
                 "a tuple of a control file cannot be IMMEDIATE: it has no place between the rows of"

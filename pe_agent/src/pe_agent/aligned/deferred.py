@@ -38,6 +38,10 @@ class Deferred(StatefulProcessor):
         self._pickled: bytes = spark.dumps(hosted)
         self._runs: BucketProcessor | None = None
 
+    def size(self) -> int:
+        """Return the bytes of the operator and of all that it refers to."""
+        return len(self._pickled)
+
     def init(self, handle: Any) -> None:
         """Open the state; see ``BucketProcessor.init``."""
         if TaskContext.get() is None:

@@ -4,12 +4,15 @@
 which is null in rows of data; where it is not, it holds a control tuple, or notes, and the user's
 columns are null. *Packed*: one row per bucket and many rows, as ``control.packing`` in core has
 it. *Emitted*: what the buckets of an operator hand out, one row per bucket, output and kind.
+
+The place of a control tuple is its position: between the rows if it is ``IMMEDIATE``, else as
+``control.emitting`` has it. Rows of operators and imports have room between their places.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,6 +25,7 @@ from streambroker_core.control import envelope
 from streambroker_core.control.operator import OperatorError
 from streambroker_core.control.packing import (
     PART_BITS,
+    RANK_BITS,
     RESERVED,
     RUNNING_BITS,
     numbers,
@@ -48,9 +52,10 @@ EMITTED = pa.schema(
     ]
 )
 ROWS, TUPLES, NOTES = "rows", "tuples", "notes"
-"""Kinds of emitted rows: an Arrow IPC stream, packed control tuples, notes."""
-LAST = (1 << 63) - 1
-"""The place behind all rows of a window."""
+"""Kinds of emitted rows: an Arrow IPC stream, with ``_seq`` unless the places are in a row; packed
+control tuples; notes."""
+END = ((1 << RANK_BITS) - 1) << (PART_BITS + RUNNING_BITS)
+"""From here on places are behind all rows of a window; no frame of a union has this rank."""
 UNNUMBERED = -1
 """The place of rows that are numbered in their task, in the order in which they come."""
 
@@ -199,6 +204,16 @@ def write_ipc(batches: Sequence[pa.RecordBatch]) -> bytes:
         for batch in batches:
             writer.write_batch(batch)
     return bytes(sink.getvalue().to_pybytes())
+
+
+def placed_rows(payload: bytes, first: int) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+    """Give the rows that were emitted as ``ROWS``, with their places; ``first`` is the first."""
+    for batch in read_ipc(payload):
+        if SEQ in batch.schema.names:
+            yield batch.drop_columns([SEQ]), batch.column(SEQ)
+            continue
+        yield batch, numbers(first, batch.num_rows)
+        first += batch.num_rows
 
 
 def read_ipc(payload: bytes) -> list[pa.RecordBatch]:

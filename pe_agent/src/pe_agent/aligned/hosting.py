@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -37,6 +37,11 @@ CHANGES = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled
 
 SHUFFLE = "spark.sql.shuffle.partitions"
 """How many tasks run the buckets of an operator; a checkpoint keeps the number it began with."""
+THRESHOLD = "spark.broadcast.UDFCompressionThreshold"
+"""What is larger Spark sends as a broadcast, for which the process that asks for the states of an
+operator does not look."""
+FRAME_BYTES = 16 << 10
+"""Bytes of what is pickled around an operator, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +138,33 @@ def arrow_schemas(schemas: Mapping[str, StructType]) -> dict[str, pa.Schema]:
     return {output: arrow_of(one) for output, one in schemas.items()}
 
 
+def deferred(hosted: Hosted, spark: SparkSession) -> Deferred:
+    """Return an operator as Spark's plan has it.
+
+    Raises:
+        AlignedError: it is larger than Spark can hand to the process that asks for its states.
+    """
+    made = Deferred(hosted)
+    context: Any = spark.sparkContext
+    most = int(context._jvm.PythonUtils.getBroadcastThreshold(context._jsc))
+    if made.size() + FRAME_BYTES > most:
+        raise AlignedError(
+            f"operator {hosted.name} has {made.size()} bytes with all that it refers to, and Spark"
+            f" takes {most - FRAME_BYTES}. Read large data from a file in begin_window, or set"
+            f" {THRESHOLD} to more, such as 64m, when the session is made."
+        )
+    return made
+
+
 def host(hosted: Hosted, feeds: Sequence[Feed]) -> DataFrame:
-    """Return what an operator emits, for all of its outputs."""
+    """Return what an operator emits, for all of its outputs.
+
+    Raises:
+        AlignedError: the operator is too large.
+    """
     from pyspark.sql import functions
 
-    frames = []
+    made, frames = deferred(hosted, feeds[0].frame.sparkSession), []
     # A union has the event time of its first frame.
     for feed in sorted(feeds, key=lambda one: one.delay is None):
         frame = feed.frame
@@ -151,7 +178,7 @@ def host(hosted: Hosted, feeds: Sequence[Feed]) -> DataFrame:
     packed = reduce(lambda one, other: one.unionByName(other), frames)
     packed = packed.withColumn(NOW, functions.unix_micros(functions.current_timestamp()))
     return packed.groupBy("bucket").transformWithStateInPandas(
-        Deferred(hosted),
+        made,
         EMITTED_DDL,
         "append",
         "EventTime" if hosted.timed else "None",

@@ -79,7 +79,8 @@ class Import:
         if (rank, log) not in self._rows:
             schema = self.schema()
             read = RowsOfPacked(schema=arrow_of(schema))
-            frame = self.packed(rank, log=log, buckets="1").mapInArrow(read, mixed_of(schema))
+            packed = self.packed(rank, log=log, buckets="1", apart="true")
+            frame = packed.mapInArrow(read, mixed_of(schema))
             self._rows[rank, log] = frame
         return self._rows[rank, log]
 

@@ -436,7 +436,7 @@ def _feeds(stream: Stream, layout: Layout, *, idle: bool) -> list[Feed]:
         found.append(Feed(frame=stream.data.of_output(), pack=repack))
     for one in stream.beside:
         pack = Packer(layout=layout, immediate=one.immediate)
-        found.append(Feed(frame=one.frame.select(CONTROL), pack=pack))
+        found.append(Feed(frame=one.placed(), pack=pack))
     return found
 
 

@@ -17,20 +17,22 @@ import pyarrow.compute as pc
 from pe_agent.aligned import notes
 from pe_agent.aligned.forms import (
     CONTROL,
-    LAST,
+    END,
     NOTES,
     ROWS,
     SEQ,
     Numbering,
     fitting,
+    placed_rows,
     read_control,
-    read_ipc,
 )
 from pe_agent.workers import settle
 from streambroker_core.control.buckets import Layout
 from streambroker_core.control.gathering import Gathering
 from streambroker_core.control.operator import OperatorError
 from streambroker_core.control.packing import (
+    PART_BITS,
+    RUNNING_BITS,
     Packed,
     merge_control,
     pack_control,
@@ -101,7 +103,7 @@ class Packer:
         told = batch.column(CONTROL)
         if told.null_count < len(told):
             control = batch.filter(pc.is_valid(told))
-            places = [LAST] * control.num_rows
+            places = [0] * control.num_rows
             if SEQ in batch.schema.names:
                 places = control.column(SEQ).to_pylist()
             for place, data in zip(places, control.column(CONTROL).to_pylist(), strict=True):
@@ -116,7 +118,7 @@ class Packer:
         if found.delivery is Delivery.IMMEDIATE and self.immediate != PLACED:
             if self.immediate == REFUSED:
                 raise beside_refused(found, f"input {self.layout.port}")
-            place = LAST
+            place = at_end(place)
         keep_first(task.control, place, found)
 
     def _rows(
@@ -162,19 +164,22 @@ class Repacker:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack what a task emitted."""
         task, packer, gathering = _Task(), Packer(layout=self.layout), Gathering(self.layout)
-        for kind, first, n, payload in emitted(batches, self.output):
+        for kind, _, first, n, payload in emitted(batches, self.output):
             task.began = True
             if kind == ROWS:
-                seq = first
-                for batch in read_ipc(payload):
-                    yield from gathering.add(batch, seq)
-                    seq += batch.num_rows
+                for rows, seq in placed_rows(payload, first):
+                    yield from gathering.add(rows, seq)
             elif kind == NOTES:
                 task.notes += notes.decode(payload)
             else:
                 merge_control(Packed(seq=0, n=n, payload=payload), task.control)
         yield from gathering.end()
         yield from packer.end(task)
+
+
+def at_end(place: int) -> int:
+    """Return the place behind all rows of a window; places behind it are in their order."""
+    return END | (place & ((1 << (PART_BITS + RUNNING_BITS)) - 1))
 
 
 def beside_refused(control: ControlTuple, where: str) -> ControlError:
@@ -188,14 +193,14 @@ def beside_refused(control: ControlTuple, where: str) -> ControlError:
 
 def emitted(
     batches: Iterable[pa.RecordBatch], output: str
-) -> Iterator[tuple[str, int, int, bytes]]:
-    """Give kind, sequence, number and payload of what one output emitted, notes among it."""
-    names = ("output", "kind", "seq", "n", "payload")
+) -> Iterator[tuple[str, int, int, int, bytes]]:
+    """Give kind, bucket, sequence, number and payload of what one output emitted; notes, too."""
+    names = ("output", "kind", "bucket", "seq", "n", "payload")
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in names)
-        for tag, kind, seq, n, payload in zip(*columns, strict=True):
+        for tag, kind, *more in zip(*columns, strict=True):
             if tag == output or kind == NOTES:
-                yield kind, seq, n, payload
+                yield (kind, *more)
 
 
 def tuples_of(n: int, payload: bytes) -> tuple[Placed, ...]:

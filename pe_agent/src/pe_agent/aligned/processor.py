@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pe_agent.aligned import notes
 from pe_agent.aligned.deferred import states
-from pe_agent.aligned.forms import EMITTED, NOTES, NOW, ROWS, TUPLES, fitting, write_ipc
+from pe_agent.aligned.forms import EMITTED, NOTES, NOW, ROWS, SEQ, TUPLES, fitting, write_ipc
 from pe_agent.aligned.idleness import Pace, without_idle
 from pe_agent.aligned.notes import CLOCK, NOTE
 from pe_agent.aligned.starts import REFUSED
@@ -29,7 +30,7 @@ from streambroker_core.control.aligned import AlignedRunner, Applied, ControlCou
 from streambroker_core.control.buckets import Layout
 from streambroker_core.control.emitting import EmittedRows, Stage
 from streambroker_core.control.operator import Operator, OperatorError, Window
-from streambroker_core.control.packing import Packed, control_row, sequence
+from streambroker_core.control.packing import Packed, control_row, numbers, sequence
 from streambroker_core.control.rows import Placed
 
 if TYPE_CHECKING:
@@ -308,8 +309,7 @@ class _Emitted:
         for output, given in rows.items():
             who = f"operator {self._hosted.name}, output {output},"
             schema = self._hosted.schemas[output]
-            whole = pa.Table.from_batches([one.batch for one in given]).combine_chunks()
-            batches = [fitting(batch, schema, who) for batch in whole.to_batches()]
+            batches = [_fitting(batch, schema, who) for batch in _joined(given)]
             self._rows_of(bucket, output, given[0].seq, batches)
 
     def tell(self, window: Window, outcome: Outcome) -> None:
@@ -340,6 +340,22 @@ class _Emitted:
         if not self._rows:
             return iter(())
         return iter([pd.DataFrame(self._rows, columns=EMITTED.names)])
+
+
+def _joined(given: list[EmittedRows]) -> list[pa.RecordBatch]:
+    """Return rows of one output; with their places, if these are not in a row."""
+    whole = pa.Table.from_batches([one.batch for one in given])
+    if any(low.seq + low.batch.num_rows != high.seq for low, high in pairwise(given)):
+        places = [numbers(one.seq, one.batch.num_rows) for one in given]
+        whole = whole.append_column(SEQ, pa.chunked_array(places))
+    return list(whole.combine_chunks().to_batches())
+
+
+def _fitting(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatch:
+    if SEQ not in batch.schema.names:
+        return fitting(batch, schema, who)
+    rows = fitting(batch.drop_columns([SEQ]), schema, who)
+    return rows.append_column(SEQ, batch.column(SEQ))
 
 
 def _arrived(rows: Iterable[pd.DataFrame]) -> _Arrived:

@@ -27,15 +27,15 @@ from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.forms import (
     CONTROL,
     EMITTED,
-    LAST,
+    END,
     NOTES,
     ROWS,
     SEQ,
     Numbering,
     arrow_of,
     fitting,
+    placed_rows,
     read_control,
-    read_ipc,
 )
 from pe_agent.aligned.packer import AT_END, beside_refused, tuples_of
 from pe_agent.datasource.options import Options
@@ -43,7 +43,7 @@ from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.unpacked import Unpacker
 from pe_agent.publishing import Sink
 from pe_agent.sessions import register
-from streambroker_core.control.packing import NO_BUCKET, RUNNING_BITS, numbers
+from streambroker_core.control.packing import NO_BUCKET, RUNNING_BITS
 from streambroker_core.control.tuples import ControlTuple, Delivery
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from pe_agent.aligned.streams import Beside, Rows
 
 FORMAT = "streambroker-outputs"
+BESIDE = -1
+"""Less the place of a tuple beside rows, among which an ``IMMEDIATE`` one has none."""
 Emission = tuple[str, int, int, int, bytes]
 """Kind, bucket, sequence, number and payload of an emitted row."""
 
@@ -93,9 +95,10 @@ def of_rows(
     if not rows.mixed:
         frames = [rows.frame.withColumn(CONTROL, functions.lit(None).cast("binary"))]
     for one in beside:
-        place = functions.lit(LAST if one.immediate == AT_END else None)
         user = [functions.lit(None).cast(c.dataType).alias(c.name) for c in columns]
-        frames.append(one.frame.select(*user, place.cast("bigint").alias(SEQ), CONTROL))
+        seq = functions.col(SEQ)
+        place = seq.bitwiseAND(~END).bitwiseOR(END) if one.immediate == AT_END else BESIDE - seq
+        frames.append(one.placed().select(*user, place.alias(SEQ), CONTROL))
     frame = reduce(lambda low, high: low.unionByName(high), frames)
     sink = replace(_sink(frame, {"": (port, columns, spec)}), counted=columns)
     return frame, sink
@@ -210,11 +213,9 @@ def emitted_rows(
     """Give the rows that an output emitted, and its tuples to the unpacker, bucket by bucket."""
     for kind, bucket, seq, n, payload in emissions:
         if kind == ROWS:
-            place = seq
-            for batch in read_ipc(payload):
+            for batch, places in placed_rows(payload, seq):
                 rows = fitting(batch, schema, f"output {output}")
-                yield unpacker.put(bucket, numbers(place, batch.num_rows), rows)
-                place += batch.num_rows
+                yield unpacker.put(bucket, places, rows)
         else:
             for position, control in tuples_of(n, payload):
                 unpacker.take(bucket, position, control)
@@ -249,13 +250,14 @@ def _parts(
         first = end
 
 
-def _take(unpacker: Unpacker, place: int | None, found: Any, where: str) -> None:
+def _take(unpacker: Unpacker, place: int, found: Any, where: str) -> None:
     if not isinstance(found, ControlTuple):
         return
-    if place is None and found.delivery is Delivery.IMMEDIATE:
-        raise beside_refused(found, where)
-    group = NO_BUCKET if place is None or place == LAST else place >> RUNNING_BITS
-    unpacker.take(group, LAST if place is None else place, found)
+    if place <= BESIDE:
+        if found.delivery is Delivery.IMMEDIATE:
+            raise beside_refused(found, where)
+        place = BESIDE - place
+    unpacker.take(NO_BUCKET if place >= END else place >> RUNNING_BITS, place, found)
 
 
 def _emissions(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, Emission]]:

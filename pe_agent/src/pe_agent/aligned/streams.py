@@ -101,12 +101,20 @@ class Beside:
     """A frame of control rows that travels beside the rows.
 
     Attributes:
-        frame: the column ``_control``.
+        frame: the column ``_control``, and ``_seq`` if it has been among rows.
         immediate: what becomes of ``IMMEDIATE`` tuples in it.
     """
 
     frame: DataFrame
     immediate: str = REFUSED
+
+    def placed(self) -> DataFrame:
+        """Return the columns ``_seq`` and ``_control``."""
+        from pyspark.sql import functions
+
+        if SEQ in self.frame.columns:
+            return self.frame.select(SEQ, CONTROL)
+        return self.frame.select(functions.lit(0).cast("bigint").alias(SEQ), CONTROL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +170,11 @@ class Stream:
         for one in chosen:
             given += names if isinstance(one, str) and one == "*" else [one]
         hidden = [name for name in HIDDEN if name in rows.frame.columns]
-        return self._projected("select", rows, lambda frame: frame.select(*given, *hidden))
+        made = self._projected("select", rows, lambda frame: frame.select(*given, *hidden))
+        if not rows.mixed:
+            return made
+        guarded = [column for one in given for column in _guarded(one, rows.frame)]
+        return self._with(rows, rows.frame.select(*guarded, *hidden))
 
     def with_columns(self, made: Mapping[str, Column]) -> Stream:
         """Add or replace columns, row by row; control goes on.
@@ -177,7 +189,11 @@ class Stream:
                     f"with_columns would set {name}: names that begin with {', '.join(RESERVED)}"
                     " are reserved. Take another."
                 )
-        return self._projected("with_columns", rows, lambda frame: frame.withColumns(dict(made)))
+        found = self._projected("with_columns", rows, lambda frame: frame.withColumns(dict(made)))
+        if not rows.mixed:
+            return found
+        guarded = {name: _of_rows(column) for name, column in made.items()}
+        return self._with(rows, rows.frame.withColumns(guarded))
 
     def map_batches(self, function: BatchFunction, schema: Columns | None = None) -> Stream:
         """Call a function on Arrow batches of rows; control stays in its place between them.
@@ -224,7 +240,7 @@ class Stream:
         return found
 
     def through(
-        self, function: Callable[[DataFrame], DataFrame], *, immediate: str = "refuse"
+        self, function: Callable[[DataFrame], DataFrame], *, immediate: str = "end"
     ) -> Stream:
         """Call a function on the rows as a DataFrame; control goes around and joins its window.
 
@@ -233,7 +249,8 @@ class Stream:
 
         Args:
             function: takes and returns a streaming DataFrame.
-            immediate: ``refuse`` such tuples, or deliver them at the ``end`` of the window's rows.
+            immediate: deliver such tuples at the ``end`` of the window's rows, in the order of
+                their emission, or ``refuse`` them: the query fails at the first one.
 
         Raises:
             AlignedError: what it returns is no streaming DataFrame, or has a reserved column.
@@ -244,7 +261,7 @@ class Stream:
         rows = self._rows("through")
         beside = tuple(replace(one, immediate=way) for one in self.beside)
         if rows.mixed:
-            told = rows.frame.where(f"{CONTROL} IS NOT NULL").select(CONTROL)
+            told = rows.frame.where(f"{CONTROL} IS NOT NULL").select(SEQ, CONTROL)
             beside = (*beside, Beside(frame=told, immediate=way))
         made: Any = function(self._plain(rows))
         if not getattr(made, "isStreaming", False):
@@ -473,6 +490,31 @@ class Stream:
                 )
 
 
+def _of_rows(column: Column) -> Column:
+    """Return a column that is computed for rows of data only; it is null in control rows."""
+    from pyspark.sql import functions
+
+    return functions.when(functions.col(CONTROL).isNull(), column)
+
+
+def _guarded(one: str | Column, frame: DataFrame) -> list[Any]:
+    """Return what a selection stands for, computed for rows of data only.
+
+    A name, and a star, compute nothing.
+    """
+    from pyspark.errors import AnalysisException
+
+    names = frame.select(one).columns
+    if isinstance(one, str) or len(names) != 1:
+        return [one]
+    guarded = _of_rows(one).alias(names[0])
+    try:
+        frame.select(guarded)
+    except AnalysisException:  # the star of a struct with one field
+        return [one]
+    return [guarded]
+
+
 def _check_functions(what: str, made: DataFrame, rows: Rows) -> None:
     """Refuse what Spark would do to control rows: call a Python function with their nulls."""
     found = python_functions(made, rows.frame) if rows.mixed else []
@@ -557,8 +599,9 @@ def _united(left: Stream, right: Stream) -> Rows | Imported:
 
 
 def _check_ranks(ranks: int) -> None:
-    if ranks > 1 << RANK_BITS:
-        raise AlignedError(f"a union of {ranks} streams: there can be {1 << RANK_BITS}.")
+    most = (1 << RANK_BITS) - 1  # the last rank is for what comes behind all rows
+    if ranks > most:
+        raise AlignedError(f"a union of {ranks} streams: there can be {most}.")
 
 
 def _united_rows(one: Rows, other: Rows) -> Rows:

@@ -5,8 +5,10 @@ All run inside Spark's tasks, as the function of a ``mapInArrow``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,14 +19,18 @@ from pe_agent.aligned.forms import (
     ROWS,
     SEQ,
     TUPLES,
-    Numbering,
+    UNNUMBERED,
     control_text,
     fitting,
-    read_ipc,
+    placed_rows,
+    read_control,
 )
 from pe_agent.aligned.packer import emitted, tuples_of
 from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.packing import RUNNING_BITS, by_bucket, numbers, unpack
+from streambroker_core.control.packing import RUNNING_BITS, by_bucket, unpack
+from streambroker_core.control.rows import Placed
+from streambroker_core.control.spacing import in_front, made_of, slot_bits, spaced
+from streambroker_core.control.tuples import ControlTuple, Delivery
 
 BatchFunction = Callable[[pa.RecordBatch], "pa.RecordBatch | Iterable[pa.RecordBatch]"]
 
@@ -38,31 +44,49 @@ class DataOf:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read what a task emitted."""
-        for kind, _, _, payload in emitted(batches, self.output):
+        for kind, _, first, _, payload in emitted(batches, self.output):
             if kind == ROWS:
-                yield from (fitting(one, self.schema, "an operator") for one in read_ipc(payload))
+                for rows, _ in placed_rows(payload, first):
+                    yield fitting(rows, self.schema, "an operator")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsOf:
-    """Rows and control of one output, as a mixed frame."""
+    """Rows and control of one output, as a mixed frame.
+
+    Control tuples of a bucket come before its rows.
+    """
 
     output: str
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read what a task emitted."""
-        for kind, first, n, payload in emitted(batches, self.output):
+        tuples: dict[int, tuple[Placed, ...]] = {}
+        for kind, bucket, first, n, payload in emitted(batches, self.output):
             if kind == ROWS:
-                seq = first
-                for batch in read_ipc(payload):
-                    yield mixed(batch, numbers(seq, batch.num_rows), self.schema)
-                    seq += batch.num_rows
+                rows = list(placed_rows(payload, first))
+                yield from self._bucket(rows, tuples.pop(bucket, ()))
             elif kind == TUPLES:
-                for place, control in tuples_of(n, payload):
-                    yield control_row(place, control_text(control), self.schema)
+                tuples[bucket] = tuples_of(n, payload)
             else:
                 yield control_row(0, notes.encode(notes.decode(payload)), self.schema)
+        for placed in tuples.values():
+            yield from self._bucket([], placed)
+
+    def _bucket(
+        self, rows: list[tuple[pa.RecordBatch, pa.Array]], placed: Sequence[Placed]
+    ) -> Iterator[pa.RecordBatch]:
+        """Give the tuples and rows of a bucket, with room between their places."""
+        last = [seq[-1].as_py() for _, seq in rows[-1:]]
+        last += [place for place, control in placed if control.delivery is Delivery.IMMEDIATE]
+        bits = slot_bits(max((place % (1 << RUNNING_BITS) for place in last), default=0) + 1)
+        for position, control in placed:
+            between = control.delivery is Delivery.IMMEDIATE
+            place = in_front(position, bits) if between else position
+            yield control_row(place, control_text(control), self.schema)
+        for batch, seq in rows:
+            yield mixed(batch, spaced(seq, bits), self.schema)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +130,8 @@ def with_control(schema: pa.Schema) -> pa.Schema:
 class OnBatches:
     """A user's function on batches, with control rows left in their places.
 
-    Rows are numbered anew behind it, part by part, so that their order is what it was.
+    It is called for the rows between two ``IMMEDIATE`` tuples, which come before them. The rows
+    that it makes have places between these; those without a place get it later, as before.
     """
 
     function: BatchFunction
@@ -114,18 +139,39 @@ class OnBatches:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Call the function on the rows of a task."""
-        given: dict[int, int] = {}
-        numbering = Numbering()
+        cuts: dict[int, list[int]] = {}
         for batch in batches:
-            for part, rows, control in _runs(batch, numbering.fill(batch.column(SEQ))):
-                place = given.setdefault(part, part << RUNNING_BITS)
-                if control is not None:
-                    yield control_row(place, control, self.schema)
-                    continue
-                for made in self._made(rows):
-                    yield mixed(made, numbers(place, made.num_rows), self.schema)
-                    place += made.num_rows
-                given[part] = place
+            rows = batch
+            if CONTROL in batch.schema.names:
+                told = batch.column(CONTROL)
+                yield from self._control(batch.filter(pc.is_valid(told)), cuts)
+                rows = batch.filter(pc.is_null(told)).drop_columns([CONTROL])
+            if rows.num_rows:
+                for run, seq in _runs(rows.drop_columns([SEQ]), rows.column(SEQ), cuts):
+                    yield from self._run(run, seq)
+
+    def _control(
+        self, rows: pa.RecordBatch, cuts: dict[int, list[int]]
+    ) -> Iterator[pa.RecordBatch]:
+        columns = (rows.column(name).to_pylist() for name in (SEQ, CONTROL))
+        for place, data in zip(*columns, strict=True):
+            found = read_control(data)
+            if isinstance(found, ControlTuple) and found.delivery is Delivery.IMMEDIATE:
+                insort(cuts.setdefault(place >> RUNNING_BITS, []), place)
+            yield control_row(place, data, self.schema)
+
+    def _run(self, rows: pa.RecordBatch, seq: pa.Array) -> Iterator[pa.RecordBatch]:
+        made = self._made(rows)
+        if seq[0].as_py() <= UNNUMBERED:
+            for batch in made:
+                yield mixed(batch, pa.repeat(seq[0], batch.num_rows), self.schema)
+            return
+        found = list(made)
+        count = sum(batch.num_rows for batch in found)
+        places, first = made_of(seq, count, "the function of map_batches"), 0
+        for batch in found:
+            yield mixed(batch, places.slice(first, batch.num_rows), self.schema)
+            first += batch.num_rows
 
     def _made(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         found = self.function(rows)
@@ -140,30 +186,17 @@ class OnBatches:
 
 
 def _runs(
-    batch: pa.RecordBatch, places: pa.Array
-) -> Iterator[tuple[int, pa.RecordBatch, bytes | None]]:
-    """Give runs of rows of one part, and control rows one by one."""
-    if not batch.num_rows:
-        return
-    mixed = CONTROL in batch.schema.names and batch.column(CONTROL).null_count < batch.num_rows
-    low, high = (one.as_py() for one in pc.min_max(places).values())
-    if not mixed and places.null_count == 0 and low >> RUNNING_BITS == high >> RUNNING_BITS:
-        hidden = [name for name in (CONTROL, SEQ) if name in batch.schema.names]
-        yield low >> RUNNING_BITS, batch.drop_columns(hidden), None
-        return
-    seq = places.to_pylist()
-    control = [None] * batch.num_rows
-    if CONTROL in batch.schema.names:
-        control = batch.column(CONTROL).to_pylist()
-        batch = batch.drop_columns([CONTROL])
-    rows = batch.drop_columns([SEQ])
-    first = 0
-    for at, told in enumerate(control):
-        part = (seq[at] or 0) >> RUNNING_BITS
-        last = at + 1 == len(control)
-        if told is not None:
-            yield part, rows, told
-            first = at + 1
-        elif last or control[at + 1] is not None or (seq[at + 1] or 0) >> RUNNING_BITS != part:
-            yield part, rows.slice(first, at + 1 - first), None
-            first = at + 1
+    rows: pa.RecordBatch, seq: pa.Array, cuts: Mapping[int, Sequence[int]]
+) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+    """Give runs of rows of one part, between the cuts in it; with their places."""
+    part = pc.if_else(pc.less(seq, 0), seq, pc.shift_right(seq, RUNNING_BITS))
+    runs, low = pc.run_end_encode(part), 0
+    for of, high in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        bounds = [low, high]
+        if of in cuts:
+            places = seq.slice(low, high - low).to_pylist()
+            at = cuts[of][bisect_right(cuts[of], places[0]) : bisect_right(cuts[of], places[-1])]
+            bounds[1:1] = sorted({low + bisect_left(places, place) for place in at})
+        for first, end in pairwise(bounds):
+            yield rows.slice(first, end - first), seq.slice(first, end - first)
+        low = high

@@ -33,6 +33,7 @@ PACKED_ONLY = frozenset(
         "eventtime",
         "rank",
         "mergeable",
+        "apart",
         "controllog",
         "rulesfile",
     }
@@ -225,6 +226,7 @@ def _packing(given: Mapping[str, str]) -> Packing | None:
         event_time=given.get("eventtime"),
         rank=_whole(given, "rank", 0, 0, (1 << RANK_BITS) - 1),
         mergeable=tuple(one for one in mergeable if one),
+        apart=_truth(given, "apart", False),
         log=_truth(given, "controllog", False),
         rules=given.get("rulesfile"),
     )

@@ -7,6 +7,7 @@ largest event time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,16 +22,21 @@ from streambroker_core.control.gathering import Gathering
 from streambroker_core.control.operator import Input, OperatorError
 from streambroker_core.control.packing import (
     SEQ,
+    numbers,
     pack_control,
     pack_watermark,
     sequence,
 )
 from streambroker_core.control.rows import Placed, from_batch
+from streambroker_core.control.spacing import in_front, slot_bits, spaced
+from streambroker_core.control.tuples import Delivery
 from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+UNKNOWN_ROWS = (1 << 31) - 1
+"""Rows of a stream of which a ticket does not say how many there are."""
 PACKED_DDL = "bucket int, seq bigint, n int, event_time timestamp, payload binary"
 
 
@@ -60,6 +66,8 @@ class Packing:
         event_time: the column with the event time, None if rows have none.
         rank: which of the frames that the input's rows come from.
         mergeable: types of control tuples of which the last one holds, and that do not cut.
+        apart: what comes is taken apart into rows again, so each task is given the ``IMMEDIATE``
+            tuples that are between its rows.
         log: the frame carries the agent's control log.
         rules: control file with the rules that the frame carries, and that say which rows it needs;
             None for none.
@@ -74,6 +82,7 @@ class Packing:
     event_time: str | None = None
     rank: int = 0
     mergeable: tuple[str, ...] = ()
+    apart: bool = False
     log: bool = False
     rules: str | None = None
 
@@ -143,6 +152,7 @@ class Packer:
         self._packing = packing
         self._part = int(ticket["part"])
         self._before: Sequence[int] = ticket["before"]
+        self._bits = slot_bits(int(ticket.get("rows", UNKNOWN_ROWS)))
         self._timed = "latest" in ticket
         self._gathering: Gathering | None = None
         self._latest: int | None = None
@@ -163,7 +173,8 @@ class Packer:
         if self._gathering is None:
             self._gathering = Gathering(self._packing.layout(batch.schema))
         first = self._place(self._before[block])
-        yield from self._gathering.add(batch, first if places is None else pc.add(places, first))
+        seq = numbers(first, batch.num_rows) if places is None else pc.add(places, first)
+        yield from self._gathering.add(batch, spaced(seq, self._bits))
 
     def note_time(self, batch: pa.RecordBatch, told: Mapping[str, Any]) -> None:
         """Note the largest event time of a block.
@@ -192,11 +203,40 @@ class Packer:
 
     def control(self, epochs: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack the control tuples of a stream's epochs for every bucket."""
-        placed: list[Placed] = [
-            (self._place(before + at), one)
-            for before, batch in zip(self._before, epochs, strict=True)
-            for at, one in from_batch(batch)
+        yield from self._pack_control(self._positions(self._before, epochs))
+
+    def between(
+        self, before: Sequence[int], epochs: Sequence[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Pack copies of those ``IMMEDIATE`` tuples of a stream that may be between these rows.
+
+        Args:
+            before: rows before each epoch.
+            epochs: the control tuples of each.
+        """
+        first = in_front(self._place(min(self._before, default=0) + 1), self._bits)
+        placed = [
+            (position, one)
+            for position, one in self._positions(before, epochs)
+            if one.delivery is Delivery.IMMEDIATE and position >= first
         ]
+        yield from self._pack_control(placed)
+
+    def _positions(self, before: Sequence[int], epochs: Sequence[pa.RecordBatch]) -> list[Placed]:
+        """Return tuples of a stream with positions that rise in the order of their emission."""
+        placed: list[Placed] = []
+        there: Counter[int] = Counter()
+        for rows, batch in zip(before, epochs, strict=True):
+            for at, one in from_batch(batch):
+                position = self._place(len(placed))
+                if one.delivery is Delivery.IMMEDIATE:
+                    place = self._place(rows + at)
+                    position = in_front(place, self._bits, there[place])
+                    there[place] += 1
+                placed.append((position, one))
+        return placed
+
+    def _pack_control(self, placed: Sequence[Placed]) -> Iterator[pa.RecordBatch]:
         mergeable = frozenset(self._packing.mergeable)
         kept = {one.id for one in merged([one for _, one in placed], mergeable)}
         yield pack_control(
@@ -213,6 +253,17 @@ class Packer:
         if self._gathering is not None:
             yield from self._gathering.end()
         yield pack_watermark(self._latest)
+
+
+def with_marks(slices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return slices in which those with rows name the one with the control tuples of its stream."""
+    told = {one["stream"]: one for one in slices if one.get("control") and "stream" in one}
+    return [
+        {**one, "marks": told[one["stream"]]}
+        if not one.get("control") and one["stream"] in told
+        else one
+        for one in slices
+    ]
 
 
 def places_of(batch: pa.RecordBatch, *, filtered: bool) -> pa.Array | None:

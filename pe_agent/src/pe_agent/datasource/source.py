@@ -39,7 +39,7 @@ from pe_agent.datasource.options import (
     ddl_of,
     schema_of,
 )
-from pe_agent.datasource.packed import PACKED_DDL, Packer, places_of
+from pe_agent.datasource.packed import PACKED_DDL, Packer, places_of, with_marks
 from pe_agent.datasource.rules import rules_of
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.tickets import epochs, holder, planned, query, source_column
@@ -75,8 +75,9 @@ class StreambrokerDataSource(DataSource):
     the first match), ``input`` (its name there, default ``in``), ``buckets`` (default 64), ``key``
     (columns, with types if they are to be cast), ``broadcast``, ``nulls``, ``eventTime`` (a
     column), ``rank`` (of this frame among those of the input), ``mergeable`` (types of tuples),
-    ``controlLog`` (this source of the query carries the agent's control log), ``rulesFile`` (it
-    carries the rules in this control file, and needs only rows that these have to see).
+    ``controlLog`` (this source of the query carries the agent's control log), ``apart`` (packed
+    rows are taken apart again), ``rulesFile`` (it carries the rules in this control file, and needs
+    only rows that these have to see).
     """
 
     @classmethod
@@ -357,10 +358,11 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 if answer["slices"]:
                     self._check_columns(end)
                 slices = answer["slices"]
-                if self._rules is not None and self._options.packing is not None:
-                    slices = self._rules.slices(
-                        start, end, slices, self._options.packing.event_time
-                    )
+                packing = self._options.packing
+                if packing is not None and packing.apart:
+                    slices = with_marks(slices)
+                if self._rules is not None and packing is not None:
+                    slices = self._rules.slices(start, end, slices, packing.event_time)
                 return [Slice(ticket, trust) for ticket in slices]
             except StreambrokerError as error:
                 if error.code != "AgentUnreachable":
@@ -449,6 +451,10 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         elif ticket.get("control"):
             yield from packer.control([batch for batch, _ in self._blocks(ticket)])
         else:
+            if "marks" in ticket:
+                marks = {**ticket["marks"], "query": ticket["query"]}
+                told = [batch for batch, _ in self._blocks(marks)]
+                yield from packer.between(marks["before"], told)
             for number, (batch, meta) in enumerate(self._blocks(ticket)):
                 packer.note_time(batch, meta)
                 if batch.num_rows:

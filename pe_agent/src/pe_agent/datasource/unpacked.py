@@ -1,8 +1,9 @@
 """Rows with control on their way into an export: rows, and control beside them.
 
 Rows are staged in the order in which they come. They come in groups, such as the buckets of an
-operator, in each of which sequences rise. A control tuple gets the place in front of the first row
-of its group whose sequence is not lower; a group without rows says nothing of places.
+operator, in each of which sequences rise. An ``IMMEDIATE`` tuple gets the place in front of the
+first row of its group whose sequence is not lower; a group without rows says nothing of places.
+Other tuples are at the end of the epoch. Positions keep the order of emission.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import pyarrow.compute as pc
 
 from streambroker_core.control.packing import SEQ, by_bucket, unpack
 from streambroker_core.control.placing import Placed, check_epoch
-from streambroker_core.control.tuples import ControlTuple, IdentityError
+from streambroker_core.control.tuples import ControlTuple, Delivery, IdentityError, order_of
 
-Found = tuple[int | None, ControlTuple]
-"""A control tuple and the rows of its task in front of it; None if there is nothing to say."""
+Found = tuple[int | None, int, ControlTuple]
+"""The rows of its task in front of a control tuple, None if there is nothing to say; its position,
+and the tuple."""
 
 
 @dataclass(slots=True)
@@ -108,33 +110,42 @@ class Unpacker:
         Raises:
             ControlLimitError: the query emits more than one epoch takes.
         """
-        found: list[Found] = []
-        for of in self._control.values():
-            places = [
-                self._groups[group].place(position) if group in self._groups else None
-                for group, (position, _) in of.items()
-            ]
-            known = [place for place in places if place is not None]
-            found.append((min(known) if known else None, next(iter(of.values()))[1]))
-        check_epoch([one for _, one in found], self._where, self._query)
+        found = [
+            min(map(self._found, of, of.values()), key=_first) for of in self._control.values()
+        ]
+        check_epoch([one for *_, one in found], self._where, self._query)
         return found
+
+    def _found(self, group: int, given: Placed) -> Found:
+        position, control = given
+        if control.delivery is not Delivery.IMMEDIATE or group not in self._groups:
+            return None, position, control
+        return self._groups[group].place(position), position, control
+
+
+def _first(found: Found) -> tuple[bool, int, int]:
+    place, position, _ = found
+    return (place is None, place or 0, position)
 
 
 def in_epoch(tasks: Iterable[tuple[int, Iterable[Found]]]) -> list[Placed]:
-    """Return where the tuples of tasks stand in their epoch; those without a place at its end.
+    """Return the tuples of tasks with their places in their epoch; those without at its end.
+
+    Those of one place are in the order of their positions.
 
     Args:
         tasks: rows and tuples of each, in order of partitions.
     """
     before = 0
-    placed: list[Placed] = []
-    unplaced: dict[str, ControlTuple] = {}
-    for rows, found in tasks:
-        for place, one in found:
-            if place is None:
-                unplaced[one.id] = one
-            else:
-                placed.append((before + place, one))
+    first: dict[str, Found] = {}
+    for rows, given in tasks:
+        for place, position, one in given:
+            found = (None if place is None else before + place, position, one)
+            known = first.setdefault(one.id, found)
+            if known[2].differs(one):
+                raise IdentityError(known[2], one)
+            first[one.id] = min(known, found, key=_first)
         before += rows
-    known = {one.id for _, one in placed}
-    return [*placed, *((before, one) for id_, one in unplaced.items() if id_ not in known)]
+    placed = [(before if at is None else at, where, one) for at, where, one in first.values()]
+    placed.sort(key=lambda it: (it[0], it[1], order_of(it[2])))
+    return [(place, one) for place, _, one in placed]

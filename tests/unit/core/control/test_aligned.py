@@ -28,6 +28,7 @@ from streambroker_core.control.tuples import (
     logged,
     order_of,
 )
+from support.aligned import Note
 from support.one_window import (
     Seeing,
     batch,
@@ -48,14 +49,14 @@ def _forget() -> None:
     Seeing.seen.clear()
 
 
-def test_rows_get_numbers_of_their_bucket_and_output_and_tuples_stand_before_the_next_row() -> None:
+def test_rows_and_immediate_tuples_get_numbers_of_their_bucket_and_output() -> None:
     class Two(Operator):
         outputs = ("a", "b")
 
         def process(self, port: str, batch: pa.RecordBatch) -> None:
             self.emit(batch)
             self.emit(batch.slice(0, 1), "b")
-            self.emit_control(control(7))
+            self.emit_control(control(7, delivery=Delivery.IMMEDIATE))
             self.emit(batch, "a")
 
     outcome = AlignedRunner(Two, stage(4)).run(
@@ -67,7 +68,7 @@ def test_rows_get_numbers_of_their_bucket_and_output_and_tuples_stand_before_the
         (one.output, one.seq - base if isinstance(one, EmittedRows) else one.position - base)
         for one in outcome.emitted
     ]
-    assert told == [("a", 0), ("b", 0), ("a", n), ("b", 1), ("a", n)]
+    assert told == [("a", 0), ("b", 0), ("a", n), ("b", 1), ("a", n + 1)]
     assert outcome.rows_out == 2 * n + 1
 
 
@@ -115,6 +116,47 @@ def test_a_name_for_once_that_could_be_another_identity_is_refused(once: str) ->
 
     with pytest.raises(ControlError, match="has to be a name without '/', and not a number"):
         run(Emitting)
+
+
+@pytest.mark.parametrize("given", ["BEGIN", "AT_TIME", Delivery.END_WINDOW])
+def test_a_delivery_may_be_given_by_its_name(given: Delivery | str) -> None:
+    at = 5 if given == "AT_TIME" else None
+
+    class Emitting(Operator):
+        def begin_window(self) -> None:
+            self.emit_control(Note(name="it"), delivery=given, at=at)
+
+    (one,) = emitted(run(Emitting))
+    assert one.delivery is (Delivery[given] if isinstance(given, str) else given)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"delivery": "LATER"}, "is 'LATER': it has to be BEGIN, IMMEDIATE, END_WINDOW, AT_TIME"),
+        ({"delivery": "begin"}, "is 'begin'"),
+        ({"delivery": None}, "is None"),
+        ({"delivery": Note}, "is <class"),
+        ({"delivery": "AT_TIME"}, "AT_TIME, and it alone, needs one"),
+        ({"delivery": "AT_TIME", "at": 1.5}, "has event time 1.5: it has to be a whole number"),
+        ({"delivery": "AT_TIME", "at": 1 << 63}, "has to be a whole number"),
+        ({"target": "op"}, "the target of a control tuple is 'op'"),
+        ({"target": None}, "the target of a control tuple is None"),
+    ],
+)
+def test_what_no_tuple_can_have_is_refused_by_name_where_it_is_emitted(
+    more: dict[str, Any], message: str
+) -> None:
+    where: list[str] = []
+
+    class Emitting(Operator):
+        def begin_window(self) -> None:
+            with pytest.raises(ControlError, match=message):
+                self.emit_control(Note(name="it"), **more)
+            where.append("here")
+
+    run(Emitting)
+    assert where == ["here"]
 
 
 class Bad(Operator):

@@ -86,7 +86,7 @@ def test_state_of_an_older_version_is_given_to_the_operator_and_a_newer_is_refus
 def test_state_of_another_checkpoint_is_refused() -> None:
     blobs = apply({}, run(Counting, rows(1, 2)))
     for old, new, message in (
-        (b'"v":1', b'"v":2', "has form 2, of a newer release"),
+        (b'"v":2', b'"v":3', "has form 3, of a newer release"),
         (b'"operator":"op"', b'"operator":"x"', "is that of operator x"),
         (b'"buckets":1', b'"buckets":2', "has 2 buckets and the query 1"),
         (b"mix64-1", b"mix32-1", "has its keys hashed by mix32-1"),

@@ -42,14 +42,15 @@ def one(seq: int = 0, text: str = "null", log: str = "log") -> ControlTuple:
 
 def test_of_copies_the_first_place_counts_and_places_come_in_order() -> None:
     placed = placed_once(
-        [(4, one(1)), (2, one(1)), (3, one(0)), (2, one(0, log="a"))], 5, "it", "q"
+        [(4, one(1)), (2, one(1)), (3, one(0)), (1, one(0, log="a"))], 5, "it", "q"
     )
-    assert [(at, c.id) for at, c in placed] == [(2, "a/0"), (2, "log/1"), (3, "log/0")]
+    assert [(at, c.id) for at, c in placed] == [(1, "a/0"), (2, "log/1"), (3, "log/0")]
 
 
-def test_at_one_place_tuples_come_by_emitter_buckets_as_numbers() -> None:
-    placed = placed_once([(0, one(0, log="q.op.10")), (0, one(0, log="q.op.2"))], 0, "it", "q")
-    assert [c.emitter for _, c in placed] == ["q.op.2", "q.op.10"]
+def test_at_one_place_tuples_stay_in_the_order_of_their_emission() -> None:
+    given = [(1, one(0, log="q.b.10")), (1, one(0, log="q.a.2")), (0, one(1, log="q.c.2"))]
+    placed = placed_once(given, 1, "it", "q")
+    assert [c.emitter for _, c in placed] == ["q.c.2", "q.b.10", "q.a.2"]
 
 
 def test_a_place_is_within_its_epoch_and_its_end_is() -> None:

@@ -245,11 +245,13 @@ class _Numbers:
 
     Attributes:
         part: number of the stream in the batch.
+        rows: how many there are.
         epochs: rows before each epoch.
         blocks: rows before each block, by agent and epoch.
     """
 
     part: int
+    rows: int
     epochs: Mapping[int, int]
     blocks: Mapping[int, Mapping[int, list[int]]]
 
@@ -264,13 +266,14 @@ class _Numbers:
                 by_epoch = blocks.setdefault(agent[0] if agent else 0, {})
                 by_epoch.setdefault(number, []).append(rows)
                 rows += count
-        return _Numbers(part, before, blocks)
+        return _Numbers(part, rows, before, blocks)
 
     def of_pieces(self, agent: int, pieces: list[Piece]) -> dict[str, Any]:
         """Return what the ticket of a slice says of its rows, block by block."""
         of = self.blocks[agent]
         return {
             "part": self.part,
+            "rows": self.rows,
             "before": [n for p in pieces for n in of[p.epoch][p.first : p.last]],
             "numbered": True,
         }
@@ -282,6 +285,7 @@ class _Numbers:
             "stream": stream,
             "pieces": [[n, 0, 1] for n in epochs],
             "part": self.part,
+            "rows": self.rows,
             "before": [self.epochs[n] for n in epochs],
         }
 
