@@ -42,14 +42,14 @@ letters = st.sets(st.sampled_from(LETTERS), min_size=1, max_size=2).map(
 def quantified(draw: Any, pattern: Pattern, *, group: bool, loops: bool = True) -> Pattern:
     kind = draw(st.sampled_from(("one", "one", "times", "range", "more") if loops else ("one",)))
     gap = draw(st.sampled_from((0, 0, 0, 2, 3))) if not group else 0
-    microseconds = f"{gap}us"
+    gaps: dict[str, Any] = {draw(st.sampled_from(("gap", "gap_between"))): f"{gap}us"}
     if kind == "times":
-        pattern = pattern.times(draw(st.integers(1, 2)), gap=microseconds)
+        pattern = pattern.times(draw(st.integers(1, 2)), **gaps)
     elif kind == "range":
         low = draw(st.integers(1, 2))
-        pattern = pattern.times(low, low + draw(st.integers(1, 2)), gap=microseconds)
+        pattern = pattern.times(low, low + draw(st.integers(1, 2)), **gaps)
     elif kind == "more":
-        pattern = pattern.times_or_more(draw(st.integers(1, 2)), gap=microseconds)
+        pattern = pattern.times_or_more(draw(st.integers(1, 2)), **gaps)
     if kind != "one":
         inner = draw(st.sampled_from(("relaxed", "strict", "combinations")))
         if inner != "relaxed":

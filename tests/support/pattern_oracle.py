@@ -138,12 +138,20 @@ def _stage(stage: Stage, rest: tuple[Element, ...], at: Place) -> Iterator[Word]
     for count in range(1, min(quantifier.high or at.most, at.most) + 1):
         direct = count == quantifier.high
         if count == 1:
-            gap = (stage.within_previous or 0) if single else 0
+            gap = (stage.within_previous or 0) if single else quantifier.first_gap
             slot = Slot(stage, at.contiguity, at.before, own, at.until, gap, direct, at.stops)
         else:
             gates = _negated(rest, "not_next") if count > quantifier.low else ()
             slot = Slot(
-                stage, quantifier.inner, looped, own, own, quantifier.gap, direct, gates, after.kept
+                stage,
+                quantifier.inner,
+                looped,
+                own,
+                own,
+                quantifier.inner_gap,
+                direct,
+                gates,
+                after.kept,
             )
         slots = (*slots, slot)
         if count >= quantifier.low:

@@ -56,10 +56,14 @@ class Windows(Protocol):
         batches: Iterable[pa.RecordBatch] = (),
         *,
         rules: RuleSet | None = None,
+        relevant: str | None = None,
         watermark: int | None = None,
         clock: int | None = None,
     ) -> Emitted:
-        """Run one window; a watermark or clock that is not given stays."""
+        """Run one window; a watermark or clock that is not given stays.
+
+        With ``rules`` rows come under the filter ``relevant``.
+        """
 
 
 @dataclass
@@ -88,15 +92,19 @@ class Buckets:
         batches: Iterable[pa.RecordBatch] = (),
         *,
         rules: RuleSet | None = None,
+        relevant: str | None = None,
         watermark: int | None = None,
         clock: int | None = None,
     ) -> Emitted:
-        """Run one window; a watermark or clock that is not given stays."""
+        """Run one window; a watermark or clock that is not given stays.
+
+        With ``rules`` rows come under the filter ``relevant``.
+        """
         self.watermark = self.watermark if watermark is None else watermark
         self.clock = self.clock if clock is None else clock
         if self.selectors is not None:
             batches = [copies(batch, self.selectors) for batch in batches]
-        control = [] if rules is None else [control_of(rules)]
+        control = [] if rules is None else [control_of(rules, relevant)]
         given = [("in", batch) for batch in batches]
         emitted = Emitted()
         for outcome in self.through.window(
@@ -130,10 +138,14 @@ class Bucket:
         batches: Iterable[pa.RecordBatch] = (),
         *,
         rules: RuleSet | None = None,
+        relevant: str | None = None,
         watermark: int | None = None,
         clock: int | None = None,
     ) -> Emitted:
-        """Run one window; a watermark or clock that is not given stays."""
+        """Run one window; a watermark or clock that is not given stays.
+
+        With ``rules`` rows come under the filter ``relevant``.
+        """
         self.watermark = self.watermark if watermark is None else watermark
         self.clock = self.clock if clock is None else clock
         emitted, operator = Emitted(), self.make()
@@ -145,7 +157,7 @@ class Bucket:
             operator.restore(operator.state_version, dict(self.blobs))
         operator.begin_window()
         if rules is not None:
-            assert operator.process_control("in", control_of(rules))
+            assert operator.process_control("in", control_of(rules, relevant))
         if self.watermark is not None:
             operator.advance(self.watermark)
         for batch in batches:
@@ -161,7 +173,7 @@ class Bucket:
         return emitted
 
 
-def control_of(rules: RuleSet) -> ControlTuple:
+def control_of(rules: RuleSet, relevant: str | None = None) -> ControlTuple:
     """Return the control tuple that brings a set of rules."""
     payload = PatternRules(rules=rules.document())
     return ControlTuple(
@@ -171,5 +183,5 @@ def control_of(rules: RuleSet) -> ControlTuple:
         epoch=0,
         emitter="log",
         seq=1,
-        text=json.dumps({"rules": payload.rules}),
+        text=json.dumps({"rules": payload.rules, "relevant": relevant}),
     )

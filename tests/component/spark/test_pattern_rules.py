@@ -150,7 +150,7 @@ def play(spark: SparkSession, folder: Path, delay: str = "0 seconds") -> Play:
 
     def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
         return pattern_processors(
-            stream, Given(first), control=control, key="user", event_time="t",
+            stream.key_by("user"), Given(first), control=control, event_time="t",
             watermark=delay, buckets=4,
         )  # fmt: skip
 

@@ -389,7 +389,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
         )
     kept = json.loads(control.read_text().splitlines()[1])["payload"]
     assert kept == {
-        "rules": {"format": 1, "rules": [], "disabled": []},
+        "rules": {"format": 2, "rules": [], "disabled": []},
         "selectors": [],
         "relevant": None,
         "whole": "",

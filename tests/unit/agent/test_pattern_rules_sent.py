@@ -50,10 +50,10 @@ def test_what_was_sent_last_is_read_back_also_behind_half_a_line(tmp_path: Path)
 @pytest.mark.parametrize(
     ("stream", "declared", "first", "copied"),
     [
-        (("user",), [], [document("a")], []),
+        (("user",), [], [document("a")], [("user",)]),
         (("user",), [], [document("a", key="item")], [("item",), ("user",)]),
         (("user",), [("item",)], [], [("item",), ("user",)]),
-        (("user",), [], [document("a", key=["nobody"]), document("b", key=3)], []),
+        (("user",), [], [document("a", key=["nobody"]), document("b", key=3)], [("user",)]),
         ((), [], [document("a")], []),
         ((), [], [document("a", key=["user"])], [(), ("user",)]),
         (("item % 2",), [], [], [("item % 2",)]),
@@ -63,6 +63,13 @@ def test_rows_are_copied_for_the_keys_that_are_known_at_the_start(
     stream: Any, declared: Any, first: Any, copied: Any
 ) -> None:
     assert copied_keys(stream, NAMES, declared, first, None) == copied
+
+
+def test_rows_of_a_query_that_was_given_its_key_are_copied_for_declared_keys_alone() -> None:
+    first = [document("a", key="item")]
+    assert copied_keys(("user",), NAMES, [], first, None, fixed=True) == []
+    found = copied_keys(("user",), NAMES, [("item",)], first, None, fixed=True)
+    assert found == [("item",), ("user",)]
 
 
 def test_what_a_checkpoint_was_copied_for_stays_and_one_without_copies_too() -> None:

@@ -16,7 +16,7 @@ from streambroker_core.cep.conditions import Condition, terms_of
 from streambroker_core.cep.conditions import name_of as name_of_term
 from streambroker_core.cep.durations import text_of
 from streambroker_core.cep.pattern import NEGATED, Element, Group, Pattern, Stage, name_of
-from streambroker_core.cep.refusals import PatternError
+from streambroker_core.cep.refusals import PatternError, PatternUnsupportedError
 
 Nots: TypeAlias = "tuple[int, ...]"
 """Bits of the negated stages that hold until the next event is taken."""
@@ -30,15 +30,36 @@ Maker: TypeAlias = "Callable[[_Entry, Nots, Bars], int]"
 """Makes the first state of an element."""
 
 
+MAX_DEPTH, _OF_STAGE = 800, 5
+"""Calls within calls of a pattern, which Python limits to 1,000, and those of a stage."""
+
+
 def compile_pattern(pattern: Pattern) -> Automaton:
     """Return the automaton of a pattern.
 
     Raises:
         PatternError: the pattern contradicts itself; says at which stage.
     """
+    if _depth(pattern.elements) > MAX_DEPTH:
+        raise PatternUnsupportedError(
+            f"the pattern has more than {MAX_DEPTH // _OF_STAGE} stages, or takes them too often",
+            remedy="write fewer stages, counting those of a repeated group each time, or two rules",
+        )
     window = window_of(pattern)
     _check(pattern, window)
     return _Compiler(pattern).automaton(window)
+
+
+def _depth(elements: tuple[Element, ...]) -> int:
+    """Return how deep the calls are that compile elements."""
+    depth = 0
+    for element in elements:
+        often = element.quantifier.high or element.quantifier.low
+        if isinstance(element, Group):
+            depth += _OF_STAGE + often * (2 + _depth(element.elements))
+        else:
+            depth += _OF_STAGE + often - 1
+    return depth
 
 
 def window_of(pattern: Pattern) -> int:
@@ -77,7 +98,10 @@ def _check(pattern: Pattern, window: int) -> None:
 
 
 def _check_stage(stage: Stage, window: int, names: set[str]) -> None:
-    limits = {"window from the event before": stage.within_previous, "gap": stage.quantifier.gap}
+    limits = {
+        "window from the event before": stage.within_previous,
+        "gap": stage.quantifier.inner_gap,
+    }
     for what, limit in limits.items():
         if limit and window and limit > window:
             raise PatternError(
@@ -142,6 +166,18 @@ class _Compiler:
                 self.warnings.append(
                     "no window and a skip strategy: a match waits for every earlier run to end"
                 )
+        windows = {each.within for each in self.pattern.elements if each.within is not None}
+        if len(windows) > 1:
+            self.warnings.append(
+                f"windows of the whole match differ; the least counts: {text_of(window)}"
+            )
+        first = self.pattern.elements[0]
+        if first.within_previous and first.quantifier.kind == "one":
+            self.warnings.append(
+                f"stage `{name_of(first)}` is the first, and no event is before it, so its window"
+                " from the event before is ignored; give it to the next stage"
+            )
+        self._warn_of_greedy()
         for stage in self.pattern.stages():
             if not stage.within_previous:
                 continue
@@ -155,6 +191,18 @@ class _Compiler:
                     f"stage `{stage.name}` ends with the event that the next stage takes, so its"
                     " window from the event before is ignored; give it to that stage"
                 )
+
+    def _warn_of_greedy(self) -> None:
+        """Warn of greedy stages that are greedy to no effect."""
+        for stage in self.pattern.stages():
+            quantifier = stage.quantifier
+            if quantifier.greedy and quantifier.low == quantifier.high:
+                why = f"is taken exactly {quantifier.low} times"
+            elif quantifier.greedy and stage == self.pattern.elements[-1]:
+                why = "is the last, and no stage follows"
+            else:
+                continue
+            self.warnings.append(f"stage `{stage.name}` {why}, so greedy has no effect")
 
     # Conditions as bits.
 
@@ -313,7 +361,7 @@ class _Loop:
         stage, quantifier = self._stage, self._stage.quantifier
         taken = self._repeated(1)
         state = self._make._state(f"`{stage.name}`")
-        gap = stage.within_previous or 0 if quantifier.kind == "one" else 0
+        gap = stage.within_previous or 0 if quantifier.kind == "one" else quantifier.first_gap
         self._takes(state, taken, gap, bars)
         if quantifier.optional:
             self._leave(state, nots, bars)
@@ -335,10 +383,10 @@ class _Loop:
         leaving = count >= quantifier.low
         if leaving:
             self._leave(state, (), ())
-        self._takes(state, taken, quantifier.gap, ())
+        self._takes(state, taken, quantifier.inner_gap, ())
         until = (*self._own, *self._entry.until)
         passing = self._make._ignores(self._stage, quantifier.inner, until)
-        self._wait(state, taken, quantifier.gap, passing, self._looped, (), twin=leaving)
+        self._wait(state, taken, quantifier.inner_gap, passing, self._looped, (), twin=leaving)
         return state
 
     def _leave(self, state: int, nots: Nots, bars: Bars) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
 from streambroker_core.cep.conditions import All, Call, Condition, Function, Some, Text, condition
-from streambroker_core.cep.durations import text_of
+from streambroker_core.cep.durations import instant, text_of, text_of_instant
 from streambroker_core.cep.matcher import Limits
 from streambroker_core.cep.pattern import (
     NEGATED,
@@ -24,14 +23,13 @@ from streambroker_core.cep.pattern import (
     Stage,
 )
 from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.refusals import ConditionError
+from streambroker_core.cep.refusals import ConditionError, PatternArgumentError
 from streambroker_core.cep.schema import PATTERN_FIELDS, RULE_FIELDS, STAGE_FIELDS, TIMES_FIELDS
 from streambroker_core.errors import ManifestError
 
 Functions: TypeAlias = "Mapping[str, Function]"
 """Python functions that conditions may name, as registered in the job."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _JOINS: dict[str, Callable[[Pattern, Any], Pattern]] = {
     "next": Pattern.next,
     "followed_by": Pattern.followed_by,
@@ -80,9 +78,8 @@ def write_rule(rule: PatternProcessor) -> dict[str, Any]:
     out: dict[str, Any] = {"id": rule.id, "version": rule.version}
     if rule.key:
         out["key"] = list(rule.key)
-    if rule.scheduled is not None:
-        time = _EPOCH + timedelta(microseconds=rule.scheduled)
-        out["scheduled"] = time.isoformat().replace("+00:00", "Z")
+    if rule.starts is not None:
+        out["scheduled"] = text_of_instant(rule.starts)
     if rule.function is not None:
         out["function"] = rule.function
     if rule.on_error != "fail":
@@ -172,11 +169,11 @@ def _read_times(pattern: Pattern, document: Any, path: str) -> Pattern:
     if type(document) is int:
         return pattern.times(document)
     given = _fields(document, path, TIMES_FIELDS, ("from",))
-    low, gap = given["from"], given.get("gap", 0)
+    low, gap, between = given["from"], given.get("gap", 0), given.get("gapBetween", 0)
     if given.get("to") is None:
-        pattern = pattern.times_or_more(low, gap=gap)
+        pattern = pattern.times_or_more(low, gap=gap, gap_between=between)
     else:
-        pattern = pattern.times(low, given["to"], gap=gap)
+        pattern = pattern.times(low, given["to"], gap=gap, gap_between=between)
     inner = given.get("inner", "relaxed")
     if inner not in ("relaxed", "strict", "combinations"):
         raise ManifestError(
@@ -256,6 +253,8 @@ def _write_quantifier(quantifier: Quantifier) -> dict[str, Any]:
             times["inner"] = quantifier.inner
         if quantifier.gap:
             times["gap"] = text_of(quantifier.gap)
+        if quantifier.gap_between:
+            times["gapBetween"] = text_of(quantifier.gap_between)
         out["times"] = times
     if quantifier.optional:
         out["optional"] = True
@@ -309,17 +308,10 @@ def _of(value: Any, kind: type, path: str) -> Any:
 
 def _time(value: Any) -> int | None:
     """Return microseconds since 1970 of a timestamp, which has to say its zone."""
-    if value is None:
-        return None
-    time = value
-    if isinstance(value, str):
-        try:
-            time = datetime.fromisoformat(value.replace("Z", "+00:00"))
-        except ValueError:
-            time = None
-    if not isinstance(time, datetime) or time.tzinfo is None:
+    try:
+        return instant(value)
+    except PatternArgumentError:
         raise ManifestError(
             path="scheduled",
             reason=f"has to be a time with its zone, as 2026-01-31T12:00:00Z, not {value!r}",
-        )
-    return (time - _EPOCH) // timedelta(microseconds=1)
+        ) from None

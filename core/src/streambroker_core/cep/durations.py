@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from datetime import timedelta
-from typing import TypeAlias
+from datetime import datetime, timedelta, timezone
 
 from streambroker_core.cep.refusals import PatternArgumentError
+from streambroker_core.durations import FORMS, Duration, in_microseconds
 
-Duration: TypeAlias = "timedelta | float | str"
-"""A timedelta, a number of seconds, or a text: ``250ms``, ``10s``, ``5m``, ``1h``, ``1d``."""
+__all__ = ["Duration", "instant", "microseconds", "text_of", "text_of_instant"]
 
 _UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "m": 60_000_000, "h": 3600 * 10**6, "d": 86400 * 10**6}
-_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)\s*\Z")
-_LONGEST = 2**62
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def microseconds(value: Duration, *, stage: str | None = None) -> int:
@@ -22,25 +19,47 @@ def microseconds(value: Duration, *, stage: str | None = None) -> int:
     Raises:
         PatternArgumentError: it is negative, or is no duration.
     """
-    whole = _read(value)
-    if whole is None or not 0 <= whole < _LONGEST:
-        raise PatternArgumentError(
-            f"{value!r} is not a duration",
-            stage=stage,
-            remedy="write a timedelta, seconds, or a text such as `250ms`, `10s`, `5m`, `1h`, `1d`",
-        )
+    whole = in_microseconds(value)
+    if whole is None:
+        raise PatternArgumentError(f"{value!r} is not a duration", stage=stage, remedy=FORMS)
     return whole
 
 
-def _read(value: Duration) -> int | None:
-    if isinstance(value, timedelta):
-        return value // timedelta(microseconds=1)
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+def instant(value: object) -> int | None:
+    """Return a time as microseconds since 1970; None for always.
+
+    Args:
+        value: a datetime or a text in ISO 8601 with a zone, or microseconds since 1970; the least
+            number of 64 bits, or None, for always.
+
+    Raises:
+        PatternArgumentError: it is none of these.
+    """
+    if value is None or (type(value) is int and value == -(2**63)):
         return None
+    if type(value) is int and -(2**63) < value < 2**63:
+        return value
+    time = value
     if isinstance(value, str):
-        found = _TEXT.match(value)
-        return None if found is None else _scaled(found[1], _UNITS[found[2]])
-    return round(value * 10**6) if abs(value) < _LONGEST / 10**6 else None
+        try:
+            time = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        except ValueError:
+            time = None
+    if not isinstance(time, datetime) or time.tzinfo is None:
+        raise PatternArgumentError(
+            f"{value!r} is not a time",
+            remedy="write it with its zone, as 2026-01-31T12:00:00Z, or as microseconds since 1970",
+        )
+    return (time - _EPOCH) // timedelta(microseconds=1)
+
+
+def text_of_instant(micros: int) -> str | int:
+    """Return microseconds since 1970 as ISO 8601; as they are where no calendar has them."""
+    try:
+        time = _EPOCH + timedelta(microseconds=micros)
+    except OverflowError:
+        return micros
+    return time.isoformat().replace("+00:00", "Z")
 
 
 def text_of(duration: int) -> str:
@@ -49,7 +68,3 @@ def text_of(duration: int) -> str:
         if duration and duration % _UNITS[unit] == 0:
             return f"{duration // _UNITS[unit]}{unit}"
     return f"{duration}us" if duration else "0s"
-
-
-def _scaled(digits: str, unit: int) -> int:
-    return int(digits) * unit if digits.isdigit() else round(float(digits) * unit)

@@ -1,9 +1,9 @@
 """Rules at work in one bucket: rows in; matches, time-outs and errors out.
 
-A rule sees rows from the window on in which it came into the set, and of those only the ones that
-fulfil some condition of it; where that matters, also whether others stood between them. A version
-that takes over partial matches takes over the rows that still wait, too: those that the one before
-it has to see, and no others, which need not have been sent.
+A rule sees the rows that are released while it is in the set, whenever they arrived, and of those
+only the ones that fulfil some condition of it; where that matters, also whether others were between
+them. Where exporters sent only the rows that the rules of then needed, a rule that needs others
+sees rows from the window on from which all that it needs were sent.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from streambroker_core.cep.compiled import Compiled, compiled
 from streambroker_core.cep.explain import Standing, standings
 from streambroker_core.cep.history import Event, Node
 from streambroker_core.cep.keystore import KeyStore, place_of, values_of
-from streambroker_core.cep.masks import Conditions, Hits, MaskMaker, fulfil, row_by_row
+from streambroker_core.cep.masks import Conditions, Hits, MaskMaker, row_by_row
 from streambroker_core.cep.matcher import NEVER, Match, Matcher, Run, Timeout
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.refusals import RunError
-from streambroker_core.cep.relevance import joint_predicate
 from streambroker_core.cep.rules import RuleSet
 from streambroker_core.cep.selectors import Selector
 from streambroker_core.cep.sequences import Follower, may_exceed
@@ -62,20 +61,6 @@ _new_result = tuple.__new__
 """As `Run` is made."""
 
 
-class Inherited(NamedTuple):
-    """Rows that came before a version and that it sees, since it took over from another.
-
-    Attributes:
-        since: the first window in which they came.
-        before: the window before which they came.
-        needed: filter that those of them pass that the other version had to see.
-    """
-
-    since: int
-    before: int
-    needed: str
-
-
 @dataclass(slots=True)
 class Metrics:
     """What a rule has done in this bucket since the object was made; see `RuleFigures`.
@@ -99,7 +84,7 @@ class Active:
         made: the rule, made ready.
         name: its id and version.
         since: the window from which on it is in the set.
-        inherited: what it sees of rows that came before.
+        sees: the first window whose rows it sees.
         until: time from which on the next version holds; `NEVER` for none.
         timed: its timed-out partial matches are told; they are counted anyway.
         plain: whether an event can begin a run depends on the event alone.
@@ -108,7 +93,7 @@ class Active:
 
     made: Compiled
     since: int
-    inherited: tuple[Inherited, ...] = ()
+    sees: int = 0
     until: int = NEVER
     timed: bool = True
     name: RuleKey = field(init=False)
@@ -144,28 +129,13 @@ class Active:
             self.begins[bits] = begins
         return begins
 
-    def take_over(self, old: Active) -> None:
-        """See of the rows that came before it those that an old version has to see."""
-        own = Inherited(old.since, self.since, str(joint_predicate([old.automaton]) or "true"))
-        before = [one._replace(before=min(one.before, self.since)) for one in old.inherited]
-        found = {one for one in (*self.inherited, *before, own) if one.since < one.before}
-        self.inherited = tuple(sorted(found))
-        self.metrics.alive += old.metrics.alive
-
-    def sight(self, rows: Rows, maker: MaskMaker) -> pa.BooleanArray | None:
-        """Return which rows are of its time and of windows since it came; None for all."""
+    def sight(self, rows: Rows) -> pa.BooleanArray | None:
+        """Return which rows are of its time and were sent for it; None for all."""
         masks = []
-        if rows.batch.num_rows and pc.min(rows.arrived).as_py() < self.since:
-            came = pc.greater_equal(rows.arrived, self.since)
-            for since, before, needed in self.inherited:
-                there = pc.and_(
-                    pc.greater_equal(rows.arrived, since), pc.less(rows.arrived, before)
-                )
-                if pc.any(there).as_py():
-                    came = pc.or_(came, pc.and_(there, fulfil(rows.batch, needed, maker)))
-            masks.append(came)
-        if self.rule.scheduled is not None:
-            masks.append(pc.greater_equal(rows.times, self.rule.scheduled))
+        if self.sees and rows.batch.num_rows and pc.min(rows.arrived).as_py() < self.sees:
+            masks.append(pc.greater_equal(rows.arrived, self.sees))
+        if self.rule.starts is not None:
+            masks.append(pc.greater_equal(rows.times, self.rule.starts))
         if self.until != NEVER:
             masks.append(pc.less(rows.times, self.until))
         return reduce(pc.and_, masks) if masks else None
@@ -211,8 +181,7 @@ class Engine:
         window: int,
         *,
         since: Mapping[RuleKey, int] | None = None,
-        inherited: Mapping[RuleKey, tuple[Inherited, ...]] | None = None,
-        oldest: int = 0,
+        sees: Callable[[Active], int] | None = None,
     ) -> None:
         """Put a set of rules in force.
 
@@ -223,8 +192,8 @@ class Engine:
             rules: the set.
             window: this window, from which on those are in the set that were not.
             since: windows from which on rules were in the set already; for a restored bucket.
-            inherited: what they see of rows that came before.
-            oldest: the first window of which rows may still come to be seen.
+            sees: returns the first window whose rows a rule sees that is new to the engine; None
+                for all rows.
         """
         before, self.active = self.active, {}
         for rule in rules:
@@ -234,9 +203,9 @@ class Engine:
                 known = Active(
                     made=compiled(rule),
                     since=(since or {}).get(name, window),
-                    inherited=(inherited or {}).get(name, ()),
                     timed=self._timed is None or self._timed(rule),
                 )
+                known.sees = 0 if sees is None else sees(known)
             until = rules.until(rule)
             known.until = NEVER if until is None else until
             self.active[known.name] = known
@@ -245,10 +214,8 @@ class Engine:
         if gone:
             heirs = self._heirs(before, gone)
             for old, new in heirs.items():
-                self.active[new].take_over(before[old])
+                self.active[new].metrics.alive += before[old].metrics.alive
             self.keys.forget(gone, heirs)
-        for active in self.active.values():
-            active.inherited = tuple(one for one in active.inherited if one.before > oldest)
 
     def _heirs(
         self, before: Mapping[RuleKey, Active], gone: set[RuleKey]
@@ -283,7 +250,7 @@ class Engine:
             whole, hits = View(rows, selector, many=len(rules) >= _MANY), conditions.of(rows.batch)
             for active in rules:
                 view, found = whole, hits
-                sight = active.sight(rows, self._maker)
+                sight = active.sight(rows)
                 if sight is not None:
                     view = View(rows.where(sight), selector)
                     found = conditions.of(view.rows.batch)
@@ -487,7 +454,7 @@ class Engine:
     def _next(self, old: Active) -> RuleKey | None:
         """Return the scheduled version that takes over the partial matches of the one before it."""
         for new in self.active.values():
-            follows = new.rule.id == old.rule.id and new.rule.scheduled == old.until
+            follows = new.rule.id == old.rule.id and new.rule.starts == old.until
             if follows and new.rule.keep_matches and same_shape(old.automaton, new.automaton):
                 return new.name
         return None
@@ -504,7 +471,7 @@ class Engine:
         for name in over:
             old, heir = self.active.pop(name), heirs[name]
             if heir is not None:
-                self.active[heir].take_over(old)
+                self.active[heir].metrics.alive += old.metrics.alive
         if over:
             self._conditions.clear()
             self.keys.forget(over, {old: new for old, new in heirs.items() if new is not None})

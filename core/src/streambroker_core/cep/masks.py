@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.cep.compiled import Compiled
-from streambroker_core.expression import Expression, parse, tree
+from streambroker_core.expression import Expression, tree
 
 Mask: TypeAlias = "Callable[[pa.RecordBatch, MutableMapping[str, pa.BooleanArray]], Any]"
 """Takes rows and the masks of predicates on them so far; returns a boolean for each row."""
@@ -48,14 +48,6 @@ def _known(maker: MaskMaker, schema: pa.Schema) -> dict[str, Mask]:
             _MADE.clear()
         known = _MADE[maker, schema] = {}
     return known
-
-
-def fulfil(batch: pa.RecordBatch, needed: str, maker: MaskMaker) -> pa.BooleanArray:
-    """Return which rows of a batch pass a filter, given by its text."""
-    known = _known(maker, batch.schema)
-    if needed not in known:
-        known[needed] = maker(parse(needed, "filter"), batch.schema)
-    return known[needed](batch, {})
 
 
 class Hits:

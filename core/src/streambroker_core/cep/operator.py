@@ -1,9 +1,9 @@
 """The operator that runs rules on aligned windows: matches, time-outs, late rows, errors.
 
-In event time rows wait until the watermark has passed them and are then seen in the order of time,
-then of ``tie_break``, then of arrival. In processing time they are seen as they come, at the
-window's pinned clock. A change of the rules comes as a control tuple and holds from the beginning
-of its window, in every bucket.
+In event time rows wait until the watermark has passed them. They are then evaluated in the order of
+time, then of ``tie_break``, then of arrival, by the rules pinned in the window that releases them.
+In processing time they are evaluated as they arrive, at the window's pinned clock. A change of the
+rules arrives as a control tuple and holds from the beginning of its window, in every bucket.
 
 State: ``rules`` the set and since when each is in it, ``meta`` what is counted, ``waiting/…`` rows
 that wait, ``runs…`` the runs by key.
@@ -21,11 +21,12 @@ import pyarrow.compute as pc
 
 from streambroker_core.cep.collecting import without_cycles
 from streambroker_core.cep.document import Functions
-from streambroker_core.cep.engine import Engine, Inherited, Metrics, Result
+from streambroker_core.cep.engine import Active, Engine, Metrics, Result
 from streambroker_core.cep.figures import RuleFigures, Stopped, WindowFigures
 from streambroker_core.cep.keys import FIRST, PLACE, SELECTOR, copies
 from streambroker_core.cep.masks import MaskMaker, row_by_row
 from streambroker_core.cep.refusals import PatternArgumentError, RunError
+from streambroker_core.cep.relevance import covers
 from streambroker_core.cep.rules import RuleSet
 from streambroker_core.cep.selectors import Selector, name_of
 from streambroker_core.cep.telling import (
@@ -117,6 +118,7 @@ class PatternOperator(Operator):
         maker: makes masks of conditions.
         rules: the set of a bucket that has no state yet.
         fixed: ``rules`` is the set of every bucket; one whose state has others takes these up.
+        relevant: the filter that rows have passed, with ``fixed``; None for every row.
         copied: rows come as `copies` makes them, so that rules may have keys of their own.
         timeouts: timed-out partial matches are told. Without, there is no such output, and only a
             function that asks for them gets them.
@@ -142,6 +144,7 @@ class PatternOperator(Operator):
         maker: MaskMaker = row_by_row,
         rules: RuleSet | None = None,
         fixed: bool = False,
+        relevant: str | None = None,
         copied: bool = False,
         timeouts: bool = True,
         watch: Callable[[WindowFigures], None] | None = None,
@@ -158,12 +161,13 @@ class PatternOperator(Operator):
         self._teller = Teller(match_functions or {}, timeouts=timeouts)
         self.outputs = self._teller.outputs
         self._rules, self._rules_changed = rules or RuleSet(), True
-        self._fixed = self._rules if fixed else None
+        self._fixed, self._relevant = self._rules if fixed else None, relevant
         self._watch, self._clock = watch, clock
         self._alive: dict[tuple[str, int], int] = {}
         self._stops: list[Stopped] = []
         self._since: dict[tuple[str, int], int] = {}
-        self._inherited: dict[tuple[str, int], tuple[Inherited, ...]] = {}
+        self._sees: dict[tuple[str, int], int] = {}
+        self._filters: list[tuple[int, str | None]] = [] if relevant is None else [(0, relevant)]
         self._next = 0
         self._meta: bytes | None = None
         self._waiting = Waiting(self._column or "", {}, [])
@@ -185,7 +189,7 @@ class PatternOperator(Operator):
                 self._rules,
                 self.window.number,
                 since=self._since,
-                inherited=self._inherited,
+                sees=lambda active: self._sees.get(active.name, 0),
             )
             for name, active in self._engine.active.items():
                 active.metrics.alive = self._alive.get(name, 0)
@@ -204,10 +208,9 @@ class PatternOperator(Operator):
             self._alive = {(name, number): runs for name, number, runs in told["alive"]}
             self._waiting = Waiting(self._column or "", blobs, told["waiting"])
             self._since = {(name, number): window for name, number, window in given["since"]}
-            self._inherited = {
-                (name, number): tuple(Inherited(*one) for one in parts)
-                for name, number, parts in given.get("inherited", ())
-            }
+            sees = given.get("sees", given["since"])  # by earlier releases none saw older rows
+            self._sees = {(name, number): window for name, number, window in sees}
+            self._filters = [(window, text) for window, text in given.get("filters", ())]
             self._rules = self._read(given["rules"])
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"state of patterns is damaged: {error!r}.") from error
@@ -229,7 +232,7 @@ class PatternOperator(Operator):
         if self._fixed is not None and not _same(self._fixed, self._rules):
             if any((rule.id, rule.version) in self.engine.active for rule in self._fixed):
                 self.engine.set_rules(RuleSet(), self.window.number)  # others of that name
-            self._put(self._fixed, self.window.number)
+            self._put(self._fixed, self.window.number, self._relevant)
         self._check_keys()
         if self._column is None:
             self._pass(self.window.time)
@@ -250,17 +253,26 @@ class PatternOperator(Operator):
                 " a time on has `scheduled`."
             )
         later = control.delivery is Delivery.END_WINDOW
-        self._put(self._read(_text(control.payload["rules"])), self.window.number + later)
+        given = control.payload
+        rules = self._read(_text(given["rules"]))
+        self._put(rules, self.window.number + later, given.get("relevant"))
         self._check_keys()
         if self._column is None:
             self._pass(self.window.time)
         return True
 
-    def _put(self, rules: RuleSet, since: int) -> None:
+    def _put(self, rules: RuleSet, since: int, relevant: str | None) -> None:
         engine = self.engine  # with the rules so far, whose runs it has to free or to hand over
         self._rules, self._rules_changed = rules, True
+        filters = [each for each in self._filters if each[0] != since]
+        if relevant != (filters[-1][1] if filters else None):
+            filters.append((since, relevant))
         oldest = self._waiting.oldest()
-        engine.set_rules(rules, since, oldest=since if oldest is None else oldest)
+        if oldest is None:
+            oldest = since
+        old = sum(1 for window, _ in filters[1:] if window <= oldest)
+        self._filters = filters = filters[old:]
+        engine.set_rules(rules, since, sees=lambda active: _first_seen(active, filters, since))
 
     def _check_keys(self) -> None:
         """Refuse rules whose rows are in other buckets."""
@@ -391,12 +403,13 @@ class PatternOperator(Operator):
         changes = {**self._state.changes(), **self._waiting.changes()}
         if self._rules_changed:
             since = sorted([*name, active.since] for name, active in engine.active.items())
-            inherited = sorted([*name, one.inherited] for name, one in engine.active.items())
+            sees = sorted([*name, one.sees] for name, one in engine.active.items() if one.sees)
             changes["rules"] = _text(
                 {
                     "rules": _text(self._rules.document()),
                     "since": since,
-                    "inherited": [one for one in inherited if one[-1]],
+                    "sees": sees,
+                    **({"filters": self._filters} if self._filters else {}),
                 }
             ).encode()
         runs = {name: one.metrics.alive for name, one in engine.active.items()}
@@ -438,6 +451,21 @@ class PatternOperator(Operator):
     def held_at(self) -> int | None:
         """Return the earliest time of a match that waits for runs that began before it."""
         return None if self._column is None else self.engine.keys.first_held()
+
+
+def _first_seen(active: Active, filters: list[tuple[int, str | None]], since: int) -> int:
+    """Return the first window from which on all rows were sent that a new rule needs.
+
+    Args:
+        active: the rule.
+        filters: what rows had to pass to be sent, each with the first window of which that is so.
+        since: the window from which on it is in the set; its rows are sent for it.
+    """
+    first = 0
+    for place, (window, text) in enumerate(filters):
+        if window < since and not covers(text, active.automaton):
+            first = filters[place + 1][0] if place + 1 < len(filters) else since
+    return min(first, since)
 
 
 def _same(one: RuleSet, other: RuleSet) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from streambroker_core.cep.conditions import Condition, Function, both, condition, either
-from streambroker_core.cep.durations import Duration, microseconds
+from streambroker_core.cep.durations import Duration, microseconds, text_of
 from streambroker_core.cep.refusals import (
     PatternArgumentError,
     PatternError,
@@ -50,8 +50,10 @@ class Quantifier:
         inner_given: it was chosen, and cannot be chosen again.
         optional: the stage may be left out.
         greedy: what follows takes no event that the stage could take.
-        gap: longest time from one event of the stage to the next, exclusive, in microseconds; 0
-            for no limit.
+        gap: longest time to each event of the stage from the event before it, exclusive, in
+            microseconds; 0 for no limit. It limits the first event of the stage, too, measured from
+            the event of the stage before, unless the stage is optional.
+        gap_between: the same, but the first event of the stage is not limited.
     """
 
     kind: Literal["one", "times", "at_least"] = "one"
@@ -62,6 +64,17 @@ class Quantifier:
     optional: bool = False
     greedy: bool = False
     gap: int = 0
+    gap_between: int = 0
+
+    @property
+    def first_gap(self) -> int:
+        """The longest time from the event of the stage before to the first one; 0 for no limit."""
+        return 0 if self.optional else self.gap
+
+    @property
+    def inner_gap(self) -> int:
+        """The longest time from one event of the stage to the next; 0 for no limit."""
+        return self.gap or self.gap_between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,26 +223,36 @@ class Pattern:
             )
         return self._replaced(replace(last, until=condition(given, name_of(last))))
 
-    def one_or_more(self, *, gap: Duration = 0) -> Pattern:
-        """Let the last stage be taken once or more often."""
-        return self._counted("at_least", 1, None, gap)
+    def one_or_more(self, *, gap: Duration = 0, gap_between: Duration = 0) -> Pattern:
+        """Let the last stage be taken once or more often; gaps as for `times`."""
+        return self._counted("at_least", 1, None, gap, gap_between)
 
-    def times_or_more(self, low: int, *, gap: Duration = 0) -> Pattern:
-        """Let the last stage be taken this often or more."""
-        return self._counted("at_least", low, None, gap)
+    def times_or_more(self, low: int, *, gap: Duration = 0, gap_between: Duration = 0) -> Pattern:
+        """Let the last stage be taken this often or more; gaps as for `times`."""
+        return self._counted("at_least", low, None, gap, gap_between)
 
-    def times(self, low: int, high: int | None = None, *, gap: Duration = 0) -> Pattern:
+    def times(
+        self,
+        low: int,
+        high: int | None = None,
+        *,
+        gap: Duration = 0,
+        gap_between: Duration = 0,
+    ) -> Pattern:
         """Let the last stage be taken so often; from 0 on means optional.
 
         Args:
             low: how often at least; exactly, without ``high``.
             high: how often at most.
-            gap: longest time from one event to the next, exclusive.
+            gap: longest time to each event of the stage from the event before, exclusive. The first
+                event of the stage is measured from the event of the stage before; that of a stage
+                that may be left out is not limited.
+            gap_between: longest time from one event of the stage to the next, exclusive.
         """
         if high is not None and low == 0 and high > 0:
-            counted = self._counted("times", 1, high, gap)
+            counted = self._counted("times", 1, high, gap, gap_between)
             return counted if counted._quantifier().optional else counted.optional()
-        return self._counted("times", low, low if high is None else high, gap)
+        return self._counted("times", low, low if high is None else high, gap, gap_between)
 
     def optional(self) -> Pattern:
         """Let the last stage be left out."""
@@ -275,12 +298,18 @@ class Pattern:
         """
         last = self.elements[-1]
         limit = microseconds(time, stage=name_of(last))
-        if of == "first_and_last":
-            return self._replaced(replace(last, within=limit))
-        if of != "previous_and_current":
+        if of not in ("first_and_last", "previous_and_current"):
             raise PatternArgumentError(
                 f"{of!r} is no kind of window", remedy="first_and_last or previous_and_current"
             )
+        whole = of == "first_and_last"
+        known = last.within if whole else last.within_previous
+        if known is not None and known != limit:
+            raise self._wrong(
+                f"within is given twice, as {text_of(known)} and as {text_of(limit)}", "keep one"
+            )
+        if whole:
+            return self._replaced(replace(last, within=limit))
         return self._replaced(replace(last, within_previous=limit or None))
 
     def skipping(self, skip: Skip) -> Pattern:
@@ -327,7 +356,12 @@ class Pattern:
         return last
 
     def _counted(
-        self, kind: Literal["times", "at_least"], low: int, high: int | None, gap: Duration
+        self,
+        kind: Literal["times", "at_least"],
+        low: int,
+        high: int | None,
+        gap: Duration,
+        gap_between: Duration,
     ) -> Pattern:
         self._positive("a quantifier")
         before, last = self._quantifier(), self.elements[-1]
@@ -340,8 +374,11 @@ class Pattern:
                 stage=name_of(last),
                 remedy=f"give whole numbers from 1 to {_MOST}, the lower one first",
             )
-        limit = microseconds(gap, stage=name_of(last))
-        return self._quantified(replace(before, kind=kind, low=low, high=high, gap=limit))
+        limit, between = (microseconds(one, stage=name_of(last)) for one in (gap, gap_between))
+        if limit and between:
+            raise self._wrong("gap and gap_between exclude each other", "give up one of them")
+        counted = replace(before, kind=kind, low=low, high=high, gap=limit, gap_between=between)
+        return self._quantified(counted)
 
     def _inner(self, call: str, inner: Inner) -> Pattern:
         quantifier = self._quantifier()

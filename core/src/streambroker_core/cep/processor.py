@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, TypeAlias
 
+from streambroker_core.cep.durations import instant
 from streambroker_core.cep.matcher import Limits
 from streambroker_core.cep.pattern import Pattern
 from streambroker_core.cep.refusals import PatternArgumentError
@@ -23,9 +25,9 @@ class PatternProcessor:
         version: a higher one replaces a lower one.
         pattern: what it looks for.
         key: what events must have in common: columns, or expressions over them such as
-            ``user % 10``; none for the key of the stream.
-        scheduled: microseconds since 1970: it sees only events from then on, and the version
-            before it none; None for all from its window on.
+            ``user % 10``; none for the key of the stream. A single text is one part.
+        scheduled: a time, kept as microseconds since 1970. The rule sees only events from then on,
+            and the version before it none. None, or the least number of 64 bits, for always.
         function: name of the function, registered in the job, that makes rows of a match; None for
             the match as a row.
         on_error: ``fail`` the query, or ``disable`` the rule, when a function raises or a skip has
@@ -39,7 +41,7 @@ class PatternProcessor:
     version: int
     pattern: Pattern
     key: tuple[str, ...] = ()
-    scheduled: int | None = None
+    scheduled: int | datetime | None = None
     function: str | None = None
     on_error: OnError = "fail"
     keep_matches: bool = False
@@ -55,6 +57,18 @@ class PatternProcessor:
             raise PatternArgumentError(
                 f"{self.version!r} cannot be a version", remedy="give a whole number, 0 or more"
             )
+        key: object = self.key
+        parts = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list) else key
+        if not isinstance(parts, tuple) or not all(isinstance(part, str) for part in parts):
+            raise PatternArgumentError(
+                f"{key!r} cannot be a key", remedy="give a column or expression, or a tuple of them"
+            )
+        object.__setattr__(self, "key", parts)
+        object.__setattr__(self, "scheduled", instant(self.scheduled))
+        if not isinstance(self.pattern, Pattern):
+            raise PatternArgumentError(
+                f"{self.pattern!r} is no pattern", remedy="begin one with Pattern.begin(name)"
+            )
         if self.on_error not in ("fail", "disable"):
             raise PatternArgumentError(
                 f"{self.on_error!r} is no answer to errors", remedy="give fail or disable"
@@ -67,3 +81,8 @@ class PatternProcessor:
             raise PatternArgumentError(
                 f"{self.limits.runs} runs are no limit", remedy="allow at least 1"
             )
+
+    @property
+    def starts(self) -> int | None:
+        """``scheduled`` in microseconds since 1970."""
+        return instant(self.scheduled)

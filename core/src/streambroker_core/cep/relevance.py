@@ -99,6 +99,27 @@ def joint_predicate(automata: Iterable[Automaton]) -> Expression | None:
     return joint if _is_readable(joint) else None
 
 
+@lru_cache(maxsize=256)
+def _parts(text: str) -> frozenset[str]:
+    """Return the parts of a filter of which a row has to pass one."""
+    node = parse(text, "filter").tree
+    items = node.items if isinstance(node, tree.Or) else [] if node is None else [node]
+    return frozenset(str(Expression(kind="filter", tree=item)) for item in items)
+
+
+def covers(sent: str | None, automaton: Automaton) -> bool:
+    """Tell whether all rows that a rule has to see certainly passed a filter.
+
+    Args:
+        sent: the filter, as `Relevance` has it; None for every row.
+        automaton: of the rule.
+    """
+    if sent is None:
+        return True
+    needed = joint_predicate([automaton])
+    return needed is not None and _parts(str(needed)) <= _parts(sent)
+
+
 def _any_of(parts: Mapping[str, tree.Predicate]) -> Expression:
     nodes = tuple(parts[text] for text in sorted(parts))
     return Expression(kind="filter", tree=nodes[0] if len(nodes) == 1 else tree.Or(nodes))

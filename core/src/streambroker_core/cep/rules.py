@@ -6,7 +6,8 @@ time, so the same list twice is the same set. What is wrong with one rule concer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -14,16 +15,19 @@ from streambroker_core.cep.compiler import compile_pattern
 from streambroker_core.cep.conditions import fields_of
 from streambroker_core.cep.document import Functions, read_rule, write_rule
 from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.refusals import PatternError, RuleError
+from streambroker_core.cep.refusals import RuleError
 from streambroker_core.cep.selectors import Selector, key_expression
 from streambroker_core.errors import (
-    ExpressionError,
     FilterError,
     FormatTooNewError,
     ManifestError,
+    StreambrokerError,
 )
 
-FORMAT = 1
+FORMAT = 2
+"""From 2 on, `gap` limits the first event of a stage as well; before, it was `gapBetween`."""
+MAX_BYTES = 262_144
+"""Of the document of one rule, as JSON."""
 Change: TypeAlias = Literal["added", "kept", "replaced", "scheduled", "removed", "refused"]
 
 
@@ -74,12 +78,14 @@ class Context:
         fields: the columns of the stream; None if they are not known.
         selectors: keys that rules may have besides that of the stream, because rows are copied for
             them; None for any.
+        fixed_key: no other keys can be added to the query.
     """
 
     functions: Functions = field(default_factory=dict)
     outputs: frozenset[str] = frozenset()
     fields: frozenset[str] | None = None
     selectors: frozenset[Selector] | None = None
+    fixed_key: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,26 +129,40 @@ class RuleSet:
         """Return the time from which a later version holds; None for never."""
         versions = self.rules[rule.id]
         place = versions.index(rule)
-        return versions[place + 1].scheduled if place + 1 < len(versions) else None
+        return versions[place + 1].starts if place + 1 < len(versions) else None
 
     def updated(
-        self, wanted: Iterable[Any], context: Context | None = None
+        self,
+        wanted: Iterable[Any],
+        context: Context | None = None,
+        listed: Collection[tuple[str, int]] = (),
     ) -> tuple[RuleSet, list[Outcome]]:
         """Return the set after an update, and what became of each rule.
+
+        Of several versions of an id those count that are not below the highest one without a
+        schedule.
 
         Args:
             wanted: all rules that there are to be, as documents, `PatternProcessor` or, where
                 their source could not read them, `Unreadable`.
             context: what they may refer to.
+            listed: id and version of the rules of the last update. One of them takes the place of
+                a higher version that is not in the list any more.
         """
         outcomes: list[Outcome] = []
-        read = _read_all(wanted, context or Context(), outcomes)
+        read = _current(_read_all(wanted, context or Context(), outcomes))
         rules: dict[str, tuple[PatternProcessor, ...]] = {}
         refused = {outcome.rule for outcome in outcomes}
         for rule in sorted(read, key=lambda each: (each.id, each.version)):
             before = rules.get(rule.id, self._standing(rule.id, read))
+            taken_back = (rule.id, rule.version) in listed and rule.id not in rules
+            taken_back = taken_back and _are_taken_back(before, rule, read)
+            change: Change = "replaced"
             try:
-                rules[rule.id], change = _with(before, rule, self.rules.get(rule.id, ()))
+                if taken_back:
+                    rules[rule.id] = (rule,)
+                else:
+                    rules[rule.id], change = _with(before, rule, self.rules.get(rule.id, ()))
             except RuleError as error:
                 rules[rule.id] = before
                 outcomes.append(_refusal(rule.id, rule.version, error.reason, error.problem))
@@ -190,7 +210,7 @@ class RuleSet:
         """
         rules, settled = {}, True
         for name, versions in self.rules.items():
-            gone = sum(1 for rule in versions[1:] if (rule.scheduled or 0) <= time)
+            gone = sum(1 for rule in versions[1:] if (rule.starts is None or rule.starts <= time))
             rules[name] = versions[gone:]
             settled = settled and not gone
         return self if settled else RuleSet(rules, self.disabled & _keys(rules))
@@ -218,9 +238,28 @@ class RuleSet:
             raise FormatTooNewError(path="format", found=version, newest=FORMAT, what="rule set")
         rules: dict[str, tuple[PatternProcessor, ...]] = {}
         for each in document["rules"]:
-            rule = read_rule(each, functions)
+            rule = read_rule(_of_format_1(each) if version < 2 else each, functions)
             rules[rule.id] = (*rules.get(rule.id, ()), rule)
         return RuleSet(rules, frozenset((name, number) for name, number in document["disabled"]))
+
+
+def _of_format_1(part: Any) -> Any:
+    """Return a part of a rule's document with `gap` under its name of today."""
+    if isinstance(part, list):
+        return [_of_format_1(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    names = {"gap": "gapBetween"} if "from" in part else {}
+    return {names.get(name, name): _of_format_1(value) for name, value in part.items()}
+
+
+def _are_taken_back(
+    before: tuple[PatternProcessor, ...], rule: PatternProcessor, read: list[PatternProcessor]
+) -> bool:
+    """Tell whether the versions before are higher, and not in the list of wanted rules any more."""
+    named = {each.version for each in read if each.id == rule.id}
+    higher = [each.version for each in before if each.version > rule.version]
+    return bool(higher) and not named & set(higher)
 
 
 def _keys(rules: Mapping[str, tuple[PatternProcessor, ...]]) -> frozenset[tuple[str, int]]:
@@ -235,6 +274,7 @@ def _read_all(
         if isinstance(each, Unreadable):
             outcomes.append(_refusal(each.rule, each.version, "Invalid", each.problem))
             continue
+        name, version = _name(each, place)
         try:
             rule = (
                 each if isinstance(each, PatternProcessor) else read_rule(each, context.functions)
@@ -242,12 +282,29 @@ def _read_all(
             _check(rule, context)
         except RuleError as error:
             outcomes.append(_refusal(rule.id, rule.version, error.reason, error.problem))
-        except (PatternError, ExpressionError, ManifestError) as error:
-            name, version = _name(each, place)
-            outcomes.append(_refusal(name, version, "Invalid", str(error).rstrip(".")))
+        except Exception as error:  # whatever is wrong with one rule concerns that one alone
+            outcomes.append(_refusal(name, version, "Invalid", problem_of(error)))
         else:
             read.append(rule)
     return read
+
+
+def problem_of(error: Exception) -> str:
+    """Return why a rule cannot be read, without a full stop."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, StreambrokerError):
+        return str(error).rstrip(".")
+    return f"it cannot be read, {type(error).__name__}: {error}".rstrip(".")
+
+
+def _current(read: list[PatternProcessor]) -> list[PatternProcessor]:
+    """Leave out the versions of an id below the highest one that has no schedule."""
+    least: dict[str, int] = {}
+    for rule in read:
+        if rule.starts is None:
+            least[rule.id] = max(rule.version, least.get(rule.id, rule.version))
+    return [rule for rule in read if rule.version >= least.get(rule.id, rule.version)]
 
 
 def _name(given: Any, place: int) -> tuple[str, int | None]:
@@ -263,6 +320,10 @@ def _name(given: Any, place: int) -> tuple[str, int | None]:
 
 def _check(rule: PatternProcessor, context: Context) -> None:
     compile_pattern(rule.pattern)
+    size = len(json.dumps(write_rule(rule), ensure_ascii=False, allow_nan=False).encode())
+    if size > MAX_BYTES:
+        problem = f"its document has {size:,} bytes; at most {MAX_BYTES:,} are allowed"
+        raise RuleError(rule.id, "Invalid", problem)
     if rule.function is not None and rule.function not in context.outputs:
         known = ", ".join(sorted(context.outputs)) or "none"
         raise RuleError(
@@ -274,12 +335,17 @@ def _check(rule: PatternProcessor, context: Context) -> None:
         _check_fields(rule, context.fields)
     if rule.key and context.selectors is not None and rule.key not in context.selectors:
         copied = ", ".join(sorted(f"({', '.join(each)})" for each in context.selectors))
-        raise RuleError(
-            rule.id,
-            "KeyNotCopied",
-            f"rows are not copied for the key ({', '.join(rule.key)}), but for {copied or 'none'};"
-            " a query learns of new keys when it starts",
+        own = f"({', '.join(rule.key)})"
+        fixed = (
+            f"the query has the key {copied} for good, and the rule has {own}; begin a new query"
+            " without `key`, whose rules may have any keys"
         )
+        later = (
+            f"rows are not copied for the key {own}, but for {copied}; start the query again from"
+            " its checkpoint, which adds the key"
+        )
+        problem = fixed if context.fixed_key else later
+        raise RuleError(rule.id, "KeyNotCopied", problem)
 
 
 def _check_fields(rule: PatternProcessor, fields: frozenset[str]) -> None:
@@ -332,10 +398,11 @@ def _with(
         )
     if before and rule.version == before[-1].version:
         raise RuleError(rule.id, "ContentDiffers", f"version {rule.version} is given twice")
-    if before and rule.scheduled is not None:
-        earlier = tuple(each for each in before if (each.scheduled or -(2**62)) < rule.scheduled)
+    time = rule.starts
+    if before and time is not None:
+        earlier = tuple(each for each in before if each.starts is None or each.starts < time)
         return (*earlier, rule), "scheduled"
-    return (rule,), "replaced" if before else "scheduled" if rule.scheduled else "added"
+    return (rule,), "replaced" if before else "added" if time is None else "scheduled"
 
 
 def _refusal(name: str, version: int | None, reason: str, message: str) -> Outcome:

@@ -13,13 +13,13 @@ STAGE_FIELDS = (
     "name", "group", "join", "where", "times", "optional", "greedy", "until", "within",
     "withinPrevious",
 )  # fmt: skip
-TIMES_FIELDS = ("from", "to", "inner", "gap")
+TIMES_FIELDS = ("from", "to", "inner", "gap", "gapBetween")
 
 _DURATION: dict[str, Any] = {
     "description": "seconds, or a text with a unit",
     "oneOf": [
         {"type": "number", "minimum": 0},
-        {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*(us|ms|s|m|h|d)\s*$"},
+        {"type": "string", "minLength": 2, "pattern": r"\d"},
     ],
 }
 _CONDITION: dict[str, Any] = {
@@ -57,6 +57,7 @@ _STAGE: dict[str, Any] = {
                      "to": {"type": "integer", "minimum": 1, "maximum": 1000},
                      "inner": {"enum": ["relaxed", "strict", "combinations"]},
                      "gap": {"$ref": "#/$defs/duration"},
+                     "gapBetween": {"$ref": "#/$defs/duration"},
                  }},
             ]
         },
@@ -108,7 +109,9 @@ RULE_SCHEMA: dict[str, Any] = {
                 {"type": "array", "items": {"type": "string", "minLength": 1}},
             ]
         },
-        "scheduled": {"type": "string", "format": "date-time"},
+        "scheduled": {
+            "oneOf": [{"type": "string", "format": "date-time"}, {"type": "integer"}],
+        },
         "function": {"type": "string", "minLength": 1},
         "onError": {"enum": ["fail", "disable"]},
         "keepMatches": {"type": "boolean"},

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streambroker_core.durations import Duration, in_microseconds
 from streambroker_core.side.errors import SideDefinitionError
 
 SECOND = 1_000_000
@@ -55,7 +56,7 @@ class Windows:
 GLOBAL = Windows()
 
 
-def fixed(seconds: float) -> Windows:
+def fixed(seconds: Duration) -> Windows:
     """Return windows of one size, one after the other, from 1970 on.
 
     Raises:
@@ -65,7 +66,7 @@ def fixed(seconds: float) -> Windows:
     return Windows(size, size)
 
 
-def sliding(seconds: float, every: float) -> Windows:
+def sliding(seconds: Duration, every: Duration) -> Windows:
     """Return windows of one size that begin every so many seconds and overlap.
 
     Raises:
@@ -74,20 +75,22 @@ def sliding(seconds: float, every: float) -> Windows:
     return Windows(_micros("sliding windows", seconds), _micros("windows that slide by", every))
 
 
-def sessions(gap: float) -> Windows:
+def sessions(gap: Duration) -> Windows:
     """Return session windows; no side input can have them, and its definition says why."""
     return Windows(0, 0, _micros("session windows with a gap", gap))
 
 
-def _micros(what: str, seconds: float) -> int:
-    if not 1 <= seconds * SECOND <= LONGEST * SECOND:
+def _micros(what: str, given: Duration) -> int:
+    size = in_microseconds(given)
+    if size is None or not 1 <= size <= LONGEST * SECOND:
+        shown = f"{given:g} s" if isinstance(given, int | float) else str(given)
         raise SideDefinitionError(
             "windows",
-            f"{what} of {seconds:g} s",
+            f"{what} of {shown}",
             f"give a microsecond or more, at most {LONGEST:,} s, or leave windows out for one"
             " global window",
         )
-    return round(seconds * SECOND)
+    return size
 
 
 def end_of(windows: Windows, start: int) -> int:

@@ -31,6 +31,7 @@ from pe_agent.aligned.packer import AT_END, REFUSED
 from pe_agent.aligned.plans import is_plain_projection, python_functions
 from pe_agent.aligned.unpacker import BatchFunction, DataOf, OnBatches, RowsOf
 from streambroker_core.control.packing import RANK_BITS, RESERVED
+from streambroker_core.durations import FORMS, Duration, in_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -282,21 +283,26 @@ class Stream:
         self._has(names, "key")
         return replace(self, key=tuple(names))
 
-    def with_watermark(self, column: str, delay: str, *, idle: float | None = None) -> Stream:
+    def with_watermark(
+        self, column: str, delay: Duration, *, idle: Duration | None = None
+    ) -> Stream:
         """Say which column is the event time, and how much later rows may come.
 
         Args:
             column: a timestamp.
-            delay: as Spark writes it: ``10 seconds``.
-            idle: seconds by the clock without a row, after which the stream no longer holds the
+            delay: a duration, as ``10 seconds``, ``10s`` or a timedelta.
+            idle: a duration by the clock without a row, after which the stream no longer holds the
                 time of the operator's other inputs; None for never. Rows that come then may be
                 late.
 
         Raises:
             AlignedError: there is no such column, it is no time, or an operator was before; or
-                ``idle`` is no time.
+                ``delay`` or ``idle`` is no duration.
         """
         self._has([column], "event time")
+        micros = in_microseconds(delay)
+        if micros is None:
+            raise AlignedError(f"{delay!r} is no delay of a watermark: {FORMS}.")
         if self.nodes:
             raise AlignedError(
                 "the watermark of a query is set before its first operator: call with_watermark on"
@@ -305,12 +311,19 @@ class Stream:
         kind = self.schema()[column].dataType.typeName()
         if not kind.startswith("timestamp"):
             raise AlignedError(f"column {column} is {kind}: an event time is a timestamp.")
-        if idle is not None and not 0 < idle <= LONGEST:
+        wait = None if idle is None else in_microseconds(idle)
+        if idle is not None and (wait is None or not 0 < wait <= LONGEST * 1_000_000):
+            shown = f"{idle:g} s" if isinstance(idle, int | float) else str(idle)
             raise AlignedError(
-                f"a stream cannot be idle after {idle:g} s: give more than 0 seconds, at most"
+                f"a stream cannot be idle after {shown}: give more than 0 seconds, at most"
                 f" {LONGEST:,}, or leave idle out."
             )
-        return replace(self, event_time=(column, delay), idle=idle)
+        milliseconds = -(-micros // 1000)  # of which Spark's watermark is made
+        return replace(
+            self,
+            event_time=(column, f"{milliseconds} milliseconds"),
+            idle=None if wait is None else wait / 1_000_000,
+        )
 
     def control_aware(self, operator: Callable[[], Any], **settings: Any) -> OperatorStream:
         """Run an operator with one input on this stream; see ``operators.control_aware``."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from pe_agent.cep.manager import PatternProcessorManager
@@ -66,6 +66,28 @@ class PatternProcessorDiscovererFactory(Protocol):
 
     def create(self) -> PatternProcessorDiscoverer:
         """Return a discoverer that nobody else uses."""
+
+
+class FixedDiscoverer:
+    """A list of rules that stays as it is."""
+
+    def __init__(self, rules: Iterable[Any]) -> None:
+        """Define which rules there are."""
+        self._rules = list(rules)
+        self._closed = threading.Event()
+
+    def initial_pattern_processors(self) -> Wanted:
+        """Return the rules."""
+        return self._rules
+
+    def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
+        """Wait until `close` is called."""
+        del manager
+        self._closed.wait()
+
+    def close(self) -> None:
+        """Stop."""
+        self._closed.set()
 
 
 class PeriodicPatternProcessorDiscoverer(ABC):

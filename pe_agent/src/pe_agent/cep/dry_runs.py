@@ -63,7 +63,7 @@ def dry_run(
     tried = _accepted(rule, functions or {}, names)
     rows, at = table.to_pylist(), dict[int, int]()
     for row, time in zip(rows, _times(table, event_time), strict=True):
-        if time is not None and (tried.scheduled is None or time >= tried.scheduled):
+        if time is not None and (tried.starts is None or time >= tried.starts):
             at[id(row)] = time
     seen = [row for row in rows if id(row) in at]
     if tie_break is not None:

@@ -53,8 +53,10 @@ def copied_keys(
     declared: Iterable[Selector],
     first: Iterable[Any],
     sent: PatternRules | None,
+    *,
+    fixed: bool = False,
 ) -> list[Selector]:
-    """Return the keys for which rows are copied; none if rules have the stream's key alone.
+    """Return the keys for which rows are copied; none if all rows go by the stream's key.
 
     Args:
         stream: the stream's key.
@@ -62,6 +64,8 @@ def copied_keys(
         declared: keys that rules may have.
         first: the first rules; what has a key that cannot be is refused later, by itself.
         sent: what was sent last to the query's checkpoint; None for a new one.
+        fixed: rules have the stream's key, or a declared one. Otherwise rows of a keyed stream are
+            copied from the beginning, so that other keys can be added when the query starts again.
 
     Raises:
         AlignedError: a declared key cannot be, or the checkpoint is one without copies.
@@ -74,11 +78,12 @@ def copied_keys(
                 " without copies. Begin a new one, with a new control file."
             )
         return []
-    found |= {stream, *(_key_of(rule) or stream for rule in first)}
+    found |= {stream, *(_key_of(rule) or stream for rule in first if not fixed)}
     found = {one for one in found if not any(problem_of(part, names) for part in one)}
     if sent is not None:
         found |= {tuple(one) for one in sent.selectors}
-    return sorted(found) if len(found) > 1 or not set(stream) <= set(names) else []
+    plain = set(stream) <= set(names) and (fixed or not stream)
+    return sorted(found) if len(found) > 1 or not plain else []
 
 
 def _key_of(rule: Any) -> Selector:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pe_agent.cep.progress import Listener, Progress, RuleReport, Standing
 from streambroker_core.cep.document import write_rule
 from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.rules import Context, Outcome, RuleSet
+from streambroker_core.cep.rules import Context, Outcome, RuleSet, Unreadable, problem_of
 
 Apply = Callable[[RuleSet], None]
 Tell = Callable[[Sequence[Outcome]], None]
@@ -40,7 +40,7 @@ class PatternProcessorManager:
             tell: gets what became of each rule of an update.
         """
         self._apply, self._tell, self._context = apply, tell, context or Context()
-        self._rules = rules or RuleSet()
+        self._rules, self._listed = rules or RuleSet(), frozenset[tuple[str, int]]()
         self._standing, self._listeners = Standing(), list[Listener]()
         self._lock = threading.RLock()
 
@@ -62,12 +62,11 @@ class PatternProcessorManager:
         Returns:
             What became of each; what is refused says why, and concerns that rule alone.
         """
-        documents = [
-            write_rule(each) if isinstance(each, PatternProcessor) else each for each in wanted
-        ]  # what operators are sent: so a function that is not registered is found here
+        documents = [_document(each) for each in wanted]
         with self._lock:
-            rules, outcomes = self._rules.updated(documents, self._context)
+            rules, outcomes = self._rules.updated(documents, self._context, self._listed)
             self._change(rules)
+            self._listed = _versions(documents)
             self._standing.updated(outcomes)
             if self._tell is not None:
                 self._tell(outcomes)
@@ -119,3 +118,21 @@ class PatternProcessorManager:
         if rules != self._rules:
             self._apply(rules)
             self._rules = rules
+
+
+def _document(given: Any) -> Any:
+    """Return a rule as operators are sent it, so that an unregistered function is found."""
+    if not isinstance(given, PatternProcessor):
+        return given
+    try:
+        return write_rule(given)
+    except Exception as error:  # a rule that cannot be written is refused alone
+        return Unreadable(rule=given.id, version=given.version, problem=problem_of(error))
+
+
+def _versions(documents: Iterable[Any]) -> frozenset[tuple[str, int]]:
+    """Return id and version of the rules of a list, of those that have both."""
+    given = [(one.get("id"), one.get("version")) for one in documents if isinstance(one, Mapping)]
+    return frozenset(
+        (name, version) for name, version in given if type(name) is str and type(version) is int
+    )

@@ -17,6 +17,7 @@ from streambroker_core.cep.operator import MatchFunction
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.sql import DynamicRowPattern, Measure, RowPattern, read_row_pattern
 from streambroker_core.cep.telling import Found
+from streambroker_core.durations import Duration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ def sql(
     factories: Mapping[str, PatternProcessorDiscovererFactory | PatternProcessorDiscoverer]
     | None = None,
     *,
-    watermark: str | None = None,
+    watermark: Duration | None = None,
     control: str | Path | None = None,
     functions: Functions | None = None,
     **settings: Any,

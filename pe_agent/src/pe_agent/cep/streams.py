@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from pe_agent.aligned.lives import follow
 from pe_agent.aligned.operators import BUCKETS
 from pe_agent.aligned.streams import Rows
 from pe_agent.cep.discovery import (
+    FixedDiscoverer,
     PatternProcessorDiscoverer,
     PatternProcessorDiscovererFactory,
     QueryDiscoverer,
@@ -60,6 +61,7 @@ from streambroker_core.cep.relevance import Relevance, relevance_of
 from streambroker_core.cep.rules import Context, RuleSet
 from streambroker_core.cep.selectors import Selector
 from streambroker_core.cep.telling import with_rule
+from streambroker_core.durations import Duration
 from streambroker_core.errors import FilterError, SchemaError
 from streambroker_core.expression import Expression
 from streambroker_core.schema import parse_ddl
@@ -88,12 +90,12 @@ class PatternStream(OperatorStream):
 
 def pattern_processors(
     stream: Stream | DataFrame,
-    rules: PatternProcessorDiscoverer | PatternProcessorDiscovererFactory,
+    rules: PatternProcessorDiscoverer | PatternProcessorDiscovererFactory | Sequence[Any],
     *,
     control: str | Path | None = None,
     key: Key = (),
     event_time: str | None = None,
-    watermark: str | None = None,
+    watermark: Duration | None = None,
     tie_break: str | None = None,
     functions: Functions | None = None,
     selectors: Iterable[Key] = (),
@@ -110,17 +112,19 @@ def pattern_processors(
 
     Args:
         stream: rows.
-        rules: finds rules, or makes what does; it is closed with the query.
+        rules: finds rules, or makes what does; it is closed with the query. A list of rules or of
+            their documents stays as it is while the query runs.
         control: file through which rules reach the query. It belongs to the query's checkpoint:
             keep both, or neither. None for one in the directory of the stream's PE, by ``name``.
-        key: key columns, or expressions; none for that of the stream, and for one key for all.
+        key: key columns, or expressions. They are the query's key for good: rules with another key
+            are refused, unless ``selectors`` names it. Without it rules may have any keys, and a
+            rule without one has that of the stream, or one key for all rows.
         event_time: column with the event time; None for that of the stream's watermark or, where it
             has none, for processing time.
-        watermark: how much later rows may come, as Spark writes it: ``10 seconds``.
+        watermark: how much later rows may come: a duration, as ``10 seconds`` or ``10s``.
         tie_break: a column by which rows of one time are ordered.
         functions: what rules may name.
-        selectors: keys that rules may have besides, and that no rule has yet. Rows are copied for
-            each key.
+        selectors: keys that rules may have besides. Rows are copied for each key.
         name: of the operator, unique in the query and fixed for a checkpoint.
         buckets: how many; fixed for a checkpoint.
         tell: gets what became of each rule of an update; what it raises goes to whoever updated.
@@ -137,7 +141,7 @@ def pattern_processors(
     made = _Made.of(stream, key, event_time, watermark, tie_break, functions, timeouts=timeouts)
     path = _file(made.stream, name) if control is None else control
     sending: RulesLog = ImportedRules(path) if push_down else RulesFile(path)
-    discoverer = rules.create() if hasattr(rules, "create") else rules
+    discoverer = _discoverer(rules)
     sent = sending.last()
     try:
         if isinstance(discoverer, QueryDiscoverer):
@@ -145,10 +149,12 @@ def pattern_processors(
         first = _first(discoverer, known=sent is not None)
         before = RuleSet() if sent is None else RuleSet.read(sent.rules, made.conditions)
         declared = [selector_of(one) for one in selectors]
-        copied = copied_keys(made.key, made.columns.names, declared, first or (), sent)
+        given, names = bool(selector_of(key)), made.columns.names
+        copied = copied_keys(made.key, names, declared, first or (), sent, fixed=given or push_down)
         if buckets is None:
             buckets = BUCKETS if made.key or copied else 1
-        context = made.context(None if buckets == 1 else frozenset(copied or [made.key]))
+        allowed = None if buckets == 1 and not given else frozenset(copied or [made.key])
+        context = replace(made.context(allowed), fixed_key=given or not copied)
         relevance = made.relevance(copied) if push_down else None
 
         def send(one: RuleSet) -> None:
@@ -182,7 +188,7 @@ def pattern(
     *,
     key: Key = (),
     event_time: str | None = None,
-    watermark: str | None = None,
+    watermark: Duration | None = None,
     tie_break: str | None = None,
     functions: Functions | None = None,
     name: str = "pattern",
@@ -233,8 +239,24 @@ def pattern(
     relevance = made.relevance(copied) if push_down else None
     processors = Processors(lambda _: None, rules, context, relevance)
     if relevance is not None:
-        made = replace(made, stream=_needing(made.stream, relevance(rules)))
+        needed = relevance(rules)
+        settings = {**made.settings, "relevant": needed.filter}
+        made = replace(made, stream=_needing(made.stream, needed), settings=settings)
     return made.operator(name, buckets, copied, processors, fixed=rules)
+
+
+def _discoverer(
+    rules: PatternProcessorDiscoverer | PatternProcessorDiscovererFactory | Sequence[Any],
+) -> PatternProcessorDiscoverer:
+    if isinstance(rules, list | tuple):
+        return FixedDiscoverer(rules)
+    made: Any = rules.create() if hasattr(rules, "create") else rules
+    if not hasattr(made, "initial_pattern_processors"):
+        raise AlignedError(
+            f"{made!r} is no source of rules: pass a discoverer, its factory, or a list of rules."
+        )
+    found: PatternProcessorDiscoverer = made
+    return found
 
 
 def _needing(stream: Stream, relevance: Relevance) -> Stream:
@@ -287,7 +309,7 @@ class _Made:
         stream: Stream | DataFrame,
         key: Key,
         event_time: str | None,
-        watermark: str | None,
+        watermark: Duration | None,
         tie_break: str | None,
         functions: Functions | None,
         *,

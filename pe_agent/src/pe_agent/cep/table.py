@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import datetime
 from decimal import Decimal
@@ -52,8 +52,7 @@ def sqlite_table(path: str | Path) -> Callable[[], Connection]:
 class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
     """Reads a table; each look has a connection of its own, so a database may come and go.
 
-    Of the versions of an id those count from the highest without a schedule on. A row that says
-    what cannot be is refused by itself, as any rule; its reason names it.
+    A row that says what cannot be is refused by itself, as any rule; its reason names it.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
         """
         rows = self._read() if self._rows is None else self._rows
         self._rows, self._known = None, rows
-        return [self._rule(row) for row in _in_force(rows)]
+        return [self._rule(row) for row in rows]
 
     def _read(self) -> list[dict[str, Any]]:
         try:
@@ -177,17 +176,3 @@ def _value(name: str, value: Any) -> Any:
 
 def _underscored(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
-
-
-def _in_force(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out the versions of an id below the highest one that has no schedule."""
-    least: dict[Any, int] = {}
-    for row in rows:
-        version = row["version"]
-        if row.get("scheduled") is None and type(version) is int:
-            least[row["id"]] = max(version, least.get(row["id"], version))
-    return [
-        row
-        for row in rows
-        if type(row["version"]) is not int or row["version"] >= least.get(row["id"], row["version"])
-    ]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pe_agent.aligned.forms import arrow_of
 from pe_agent.aligned.streams import Stream
 from pe_agent.side.tables import Table
+from streambroker_core.durations import FORMS, in_microseconds
 from streambroker_core.side.definition import Kind, SideInput
 from streambroker_core.side.errors import SideDefinitionError
 
@@ -76,6 +78,11 @@ class Given:
         told = {**self.settings, "key": _names(self.settings.get("key"))}
         if not isinstance(told.get("value"), str | None):
             told["value"] = tuple(told["value"])
+        if isinstance(told.get("timeout"), str | timedelta):
+            micros = in_microseconds(told["timeout"])
+            if micros is None:
+                raise SideDefinitionError(name, f"{told['timeout']!r} is no timeout", FORMS)
+            told["timeout"] = micros / 1_000_000
         if stream is None:
             assert isinstance(self.source, Table)  # noqa: S101 - what has no stream
             schema = self.source.schema

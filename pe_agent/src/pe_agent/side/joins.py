@@ -23,6 +23,7 @@ from pe_agent.side.reporting import ToAgent
 from pe_agent.side.shelves import shelves_of
 from pe_agent.side.tables import Table
 from pe_agent.side.ticks import seconds_for, tick_stream
+from streambroker_core.durations import Duration
 from streambroker_core.side import Enrich, SideInput, SideJoin, Views, fixed, sliding
 from streambroker_core.side.definition import MAIN
 from streambroker_core.side.enriching import enriched_schema
@@ -83,12 +84,12 @@ class SideInputs:
                 )
         return replace(self, settings={**self.settings, **settings})
 
-    def window(self, size: float, slide: float | None = None) -> SideInputs:
+    def window(self, size: Duration, slide: Duration | None = None) -> SideInputs:
         """Cut main rows into windows of event time.
 
         Args:
-            size: seconds.
-            slide: seconds from one window to the next; None for ``size``.
+            size: seconds, or a duration such as ``10 seconds``.
+            slide: from one window to the next; None for ``size``.
         """
         windows = fixed(size) if slide is None else sliding(size, slide)
         return replace(self, settings={**self.settings, "windows": windows})

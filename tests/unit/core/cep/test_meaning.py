@@ -321,3 +321,31 @@ def test_a_stop_condition_may_ask_what_the_loop_has_taken() -> None:
 )
 def test_whether_all_of_a_pattern_may_be_left_out(shape: Shape, empty: bool) -> None:
     assert compile_pattern(shape()).can_be_empty() is empty
+
+
+@pytest.mark.parametrize(
+    ("quantifier", "expected"),
+    [
+        ({"gap": "3us"}, ["c a1 a2 a3 b", "c a1 a2 b"]),
+        ({"gap_between": "3us"}, ["c a1 a2 a3 b", "c a1 a2 b", "c a2 a3 b"]),
+    ],
+)
+@pytest.mark.parametrize("most", [3, None])
+def test_a_gap_limits_the_first_event_of_a_stage_and_one_between_does_not(
+    quantifier: dict[str, Any], expected: list[str], most: int | None
+) -> None:
+    """As `TimesOrMoreITCase.testTimesOrMoreNonStrict` of the original, with a time of 3."""
+    middle = Pattern.begin("c").where('n == "c"').followed_by_any("a").where('n == "a"')
+    counted = middle.times_or_more(2, **quantifier)
+    if most is not None:
+        counted = middle.times(2, most, **quantifier)
+    shape = counted.allow_combinations().followed_by("b").where('n == "b"')
+    automaton = compile_pattern(shape)
+    matcher = Matcher(automaton, Truths(automaton))
+    found = []
+    for seq, (name, time) in enumerate(
+        [("c", 1), ("f", 2), ("a1", 3), ("f", 4), ("a2", 5), ("a3", 6), ("b", 7)]
+    ):
+        matches, _ = matcher.process(Event(seq, time, {"n": name[0], "name": name}, time))
+        found += [" ".join(e.row["name"] for es in m.events.values() for e in es) for m in matches]
+    assert sorted(found) == expected

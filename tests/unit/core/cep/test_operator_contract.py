@@ -200,8 +200,8 @@ def delivered(rules: RuleSet, delivery: Delivery, at: int | None = None) -> Cont
 def test_rules_that_come_at_the_end_of_a_window_hold_from_the_next() -> None:
     through = Through(lambda: operator(RuleSet()))
     control = delivered(rule_set(sequence("A")), Delivery.END_WINDOW)
-    through.window([("in", rows((1, "A")))], [control], watermark=None)
-    through.window([("in", rows((2, "A")))], watermark=None)
+    through.window([("in", rows((1, "A")))], watermark=None)
+    through.window([("in", rows((2, "A")))], [control], watermark=1)
 
     (outcome,) = through.window(watermark=2)
 

@@ -135,7 +135,7 @@ def test_a_pattern_that_contradicts_itself_is_refused_and_says_where(
         lambda: a().times(1001),
         lambda: a().times(True),
         lambda: a().within(-1),
-        lambda: a().within("5 weeks"),
+        lambda: a().within("5 parsecs"),
         lambda: a().within("5s", "last"),  # type: ignore[arg-type]
         lambda: a().where(" "),
         lambda: a().where(5),  # type: ignore[arg-type]

@@ -115,9 +115,13 @@ class Run:
         )
         self.late: set[int] = set()
 
-    def window(self, rows: list[Row], rules: RuleSet | None, mark: int | None) -> Counter[str]:
+    def window(
+        self, rows: list[Row], rules: RuleSet | None, mark: int | None, relevant: str | None = None
+    ) -> Counter[str]:
         batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-        emitted = self._buckets.window([batch] if rows else [], rules=rules, watermark=mark)
+        emitted = self._buckets.window(
+            [batch] if rows else [], rules=rules, relevant=relevant, watermark=mark
+        )
         self.late |= {row["seq"] for row in emitted.of("late")}
         return told(emitted)
 
@@ -146,7 +150,8 @@ def test_without_rows_that_no_rule_has_to_see_the_same_comes_out_in_each_window(
         filter_ = relevance_of(rules, DDL).filter
         note(f"{filter_} {rows}")
         some = rows if filter_ is None else [r for r in rows if parse(filter_, "filter").matches(r)]
-        assert pushed.window(some, sent, mark) == whole.window(rows, sent, mark)
+        found = pushed.window(some, sent, mark, filter_)
+        assert found == whole.window(rows, sent, mark, filter_)
         latest = max(
             [*([] if latest is None else [latest]), *(row["t"] for row in rows)], default=0
         )

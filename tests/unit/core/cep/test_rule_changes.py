@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -9,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.cep import Pattern, RunError
+from streambroker_core.cep import Pattern, RunError, compile_pattern
 from streambroker_core.cep.keystore import place_of
 from streambroker_core.cep.operator import PatternOperator, copies
 from streambroker_core.cep.processor import PatternProcessor
+from streambroker_core.cep.refusals import PatternError
 from streambroker_core.cep.rules import Context, RuleSet
 from streambroker_core.control.operator import Window
 from streambroker_core.control.tuples import END_OF_TIME
@@ -87,20 +90,68 @@ def test_d2_a_new_rule_sees_only_what_comes_later() -> None:
     ]  # fmt: skip
 
 
-def test_a_new_rule_sees_no_row_that_came_before_it_and_still_waits() -> None:
+def test_a_new_rule_sees_rows_that_arrived_before_it_and_still_wait() -> None:
     b = bucket()
     b.window([rows((1, "A"))])
 
     b.window([rows((2, "C"))], rules=rule_set(rule("r1", 1, "AC")))
 
-    assert told(b.window(watermark=5)) == []
+    assert told(b.window(watermark=5)) == [("r1", 1, "AC")]
+
+
+def test_rows_that_wait_when_a_rule_is_replaced_are_evaluated_by_its_new_version() -> None:
+    b, old = bucket(), rule_set(rule("r1", 1, "AC"))
+    new = rule_set(rule("r1", 2, "BC"), before=old)
+    b.window([rows((1, "A"), (2, "B"), (3, "C"))], rules=old)
+    b.window([rows((4, "B"))], rules=new)
+
+    assert told(b.window([rows((5, "C"))], watermark=4)) == [("r1", 2, "BC")]
+    assert told(b.window(watermark=5)) == [("r1", 2, "BC")]
+
+
+def test_the_rules_of_the_window_that_releases_a_row_evaluate_it() -> None:
+    b, old = bucket(), rule_set(rule("r1", 1, "A"))
+    b.window([rows((1, "A"), (2, "A"))], rules=old)
+
+    first = b.window(watermark=1)
+    second = b.window(rules=rule_set(rule("r1", 2, "A"), before=old), watermark=2)
+
+    assert told(first, second) == [("r1", 1, "A"), ("r1", 2, "A")]
+
+
+def test_waiting_rows_before_the_time_of_a_scheduled_version_are_the_old_ones() -> None:
+    b, old = bucket(), rule_set(rule("r1", 1, "A"))
+    b.window([rows((8, "A"), (9, "A"), (10, "A"), (11, "A"))], rules=old)
+    b.window(rules=rule_set(rule("r1", 2, "A", scheduled=10), before=old))
+
+    emitted = b.window(watermark=11).of("matches")
+
+    seen = [(row["version"], row["events"]["A"][0]["t"]) for row in emitted]
+    assert seen == [(1, 8), (1, 9), (2, 10), (2, 11)]
+
+
+def test_where_rows_were_left_out_a_rule_that_needs_them_sees_rows_from_its_window_on() -> None:
+    b, old = bucket(), rule_set(rule("r1", 1, "AC"))
+    need = 'n == "A" || n == "C"'
+    b.window([rows((1, "A"), (3, "C"))], rules=old, relevant=need)  # a B was not sent
+    same = rule("r2", 1, "CA")
+    new = rule_set(rule("r1", 2, "ABC"), same, before=old)
+    b.window(
+        [rows((4, "A"), (5, "B"), (6, "C"))], rules=new, relevant='n == "A" || n == "B" || n == "C"'
+    )
+
+    emitted = b.window(watermark=6).of("matches")
+
+    seen = [(r["rule"], [e["t"] for es in r["events"].values() for e in es]) for r in emitted]
+    assert seen == [("r2", [3, 4]), ("r1", [4, 5, 6])]
 
 
 def test_d3_a_new_version_knows_nothing_of_the_old_one() -> None:
     b, old = bucket(), rule_set(rule("r1", 1, "AC"))
     new = rule_set(rule("r1", 2, "ABC"), before=old)
     b.window([rows((1, "A"))], rules=old)
-    b.window([rows((2, "C"), (3, "B"), (4, "C"))], rules=new, watermark=1)
+    b.window(watermark=1)
+    b.window([rows((2, "C"), (3, "B"), (4, "C"))], rules=new)
 
     assert told(b.window(watermark=4)) == []
 
@@ -351,7 +402,7 @@ traffic = st.lists(
 
 
 def check_change(events: Traffic, change: int) -> None:
-    """Compare four buckets with one: what comes before the change meets v1, all behind it v2."""
+    """Compare four buckets with one: what is released before the change meets v1, the rest v2."""
     old = rule_set(rule("r1", 1, "AC"))
     new = rule_set(rule("r1", 2, "ABC"), before=old)
 
@@ -404,8 +455,9 @@ def test_a_new_version_that_differs_in_conditions_only_may_keep_partial_matches(
     for keep, expected in ((True, [("r1", 2, "AD")]), (False, [])):
         b, old = bucket(), rule_set(limit(1, "C"))
         b.window([rows((1, "A"))], rules=old)
+        b.window(watermark=1)
         new = rule_set(limit(2, "D", keep_matches=keep), before=old)
-        b.window([rows((2, "D"))], rules=new, watermark=1)
+        b.window([rows((2, "D"))], rules=new)
         assert told(b.window(watermark=2)) == expected
 
 
@@ -463,7 +515,7 @@ def test_what_a_scheduled_version_takes_over_goes_on_over_windows_and_ends_in_ti
     assert told(b.window(watermark=16)) == [("r1", 2, "AD")]
 
 
-def test_a_version_that_takes_over_sees_of_rows_that_wait_those_that_the_one_before_needs() -> None:
+def test_a_version_that_takes_over_sees_rows_that_wait_from_its_time_on() -> None:
     old, new = taking_over()
     b = bucket()
     b.window([rows((8, "A"), (11, "A"), (12, "D"))], rules=old)
@@ -472,31 +524,9 @@ def test_a_version_that_takes_over_sees_of_rows_that_wait_those_that_the_one_bef
 
     matches = b.window(watermark=13).of("matches")
     assert [[e["t"] for events in row["events"].values() for e in events] for row in matches] == [
-        [8, 13],
-        [11, 13],
+        [8, 12],
+        [11, 12],
     ]
-
-
-def test_what_waits_is_handed_on_over_several_versions_each_with_what_it_needs() -> None:
-    def version(number: int, first: str, last: str) -> PatternProcessor:
-        pattern = (
-            Pattern.begin("A").where(f'n == "{first}"').followed_by("C").where(f'n == "{last}"')
-        )
-        return PatternProcessor(id="r1", version=number, pattern=pattern, keep_matches=True)
-
-    b, rules = bucket(), RuleSet()
-    for number, letters in enumerate(("AC", "BC", "AB", "AC"), 1):
-        rules = rule_set(version(number, *letters), before=rules)
-        time = number * 10
-        b.window([rows((time, "A"), (time + 1, "B"), (time + 2, "C"))], rules=rules)
-
-    matches = b.window(watermark=100).of("matches")
-    seen = [[e["t"] for events in row["events"].values() for e in events] for row in matches]
-    # of the first window A and C are there, of the second C, of the third A, of the last all
-    assert seen == [[10, 12], [30, 42], [40, 42]]
-    assert b.last is not None
-    b.window(rules=rule_set(version(5, "A", "C"), before=rules))
-    assert [active.inherited for active in b.last.engine.active.values()] == [()]
 
 
 def test_a_set_that_still_has_the_version_before_hides_no_rows_of_the_one_that_took_over() -> None:
@@ -529,8 +559,9 @@ def test_in_processing_time_they_are_taken_over_by_the_first_window_not_before_i
 def test_a_new_version_of_another_shape_keeps_nothing() -> None:
     b, old = bucket(), rule_set(rule("r1", 1, "AC"))
     b.window([rows((1, "A"))], rules=old)
+    b.window(watermark=1)
     new = rule_set(rule("r1", 2, "ABC", keep_matches=True), before=old)
-    b.window([rows((2, "B"), (3, "C"))], rules=new, watermark=1)
+    b.window([rows((2, "B"), (3, "C"))], rules=new)
 
     assert told(b.window(watermark=3)) == []
 
@@ -575,3 +606,120 @@ def test_keys_that_are_equal_numbers_are_one_key() -> None:
     assert place_of(("k",), (0.0,)) == place_of(("k",), (-0.0,))
     assert place_of(("k",), (float("nan"),)) == place_of(("k",), (-float("nan"),))
     assert place_of(("k",), (1,)) != place_of(("j",), (1,))
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+FIRST = rule("r1", 1, "AC")
+BAD: list[Any] = [
+    lambda: rule("bad", 1, "A", labels={"x": object()}),
+    lambda: rule("bad", 1, "A", labels={"x": "y" * 300_000}),
+    lambda: rule("bad", 1, "A", labels={"x": float("nan")}),
+    lambda: {"id": "bad", "version": 1, "pattern": {"stages": [
+        {"name": f"s{n}", **({"join": "next"} if n else {})} for n in range(250)]}},
+    lambda: {"id": "bad", "version": 1, "pattern": {"stages": [{"name": "a", "times": 1000}]}},
+    lambda: {"id": "bad", "version": 1, "pattern": nested(600)},
+    lambda: {"id": "bad", "version": 1, "limits": {"runs": 0}, "pattern": {"stages": [
+        {"name": "a"}]}},
+    lambda: {"id": "bad", "version": 1, "scheduled": "soon", "pattern": {"stages": [
+        {"name": "a"}]}},
+]  # fmt: skip
+
+
+def nested(depth: int) -> dict[str, Any]:
+    document: dict[str, Any] = {"stages": [{"name": "a"}]}
+    for _ in range(depth):
+        document = {"stages": [{"group": document["stages"]}]}
+    return document
+
+
+@pytest.mark.parametrize("made", BAD)
+def test_a_rule_that_cannot_be_used_is_refused_alone_whatever_it_raises(made: Any) -> None:
+    rules, outcomes = RuleSet().updated([FIRST, made()])
+
+    assert list(rules) == [FIRST]
+    (refused,) = (each for each in outcomes if each.change == "refused")
+    assert (refused.rule, refused.version, refused.reason) == ("bad", 1, "Invalid")
+    assert refused.message
+
+
+def test_a_pattern_that_is_too_long_says_how_many_stages_are_allowed() -> None:
+    pattern = Pattern.begin("s0")
+    for number in range(1, 250):
+        pattern = pattern.followed_by(f"s{number}")
+
+    _, (outcome,) = RuleSet().updated([PatternProcessor(id="r", version=1, pattern=pattern)])
+
+    assert outcome.message == (
+        "Invalid pattern: the pattern has more than 160 stages, or takes them too often; write"
+        " fewer stages, counting those of a repeated group each time, or two rules"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (NOON, int(NOON.timestamp()) * 10**6),
+        ("2026-01-01T12:00:00Z", int(NOON.timestamp()) * 10**6),
+        (-(2**63), None),
+        (2**62, 2**62),
+        (-(2**62), -(2**62)),
+        (5, 5),
+    ],
+)
+def test_a_schedule_is_a_datetime_or_microseconds_or_always(given: Any, kept: int | None) -> None:
+    made = rule("r1", 1, "AC", scheduled=given)
+
+    rules, (outcome,) = RuleSet().updated([made])
+
+    assert made.starts == kept
+    assert outcome.change == ("added" if kept is None else "scheduled")
+    assert RuleSet.read(rules.document()) == rules
+
+
+@pytest.mark.parametrize("given", [NOON.replace(tzinfo=None), "soon", 1.5, True, 2**63])
+def test_a_schedule_that_is_no_time_is_refused(given: Any) -> None:
+    with pytest.raises(PatternError, match="is not a time; write it with its zone"):
+        rule("r1", 1, "AC", scheduled=given)
+
+
+def test_a_key_that_is_one_text_is_one_column() -> None:
+    assert rule("r1", 1, "A", key="user_id").key == ("user_id",)
+    assert rule("r1", 1, "A", key=["user", "item"]).key == ("user", "item")
+    with pytest.raises(PatternError, match="5 cannot be a key"):
+        rule("r1", 1, "A", key=5)
+
+
+def test_when_the_higher_of_two_listed_versions_goes_the_lower_takes_its_place() -> None:
+    low, high = rule("r1", 1, "AC"), rule("r1", 2, "AB")
+    both, outcomes = RuleSet().updated([low, high])
+    assert [(each.version, each.change) for each in outcomes] == [(2, "added")]
+
+    after, (outcome,) = both.updated([low], listed={("r1", 1), ("r1", 2)})
+
+    assert list(after) == [low]
+    assert (outcome.version, outcome.change) == (1, "replaced")
+    assert both.updated([low])[1][0].reason == "VersionTooLow"
+
+
+def test_a_set_of_an_earlier_release_keeps_what_gap_meant() -> None:
+    pattern = Pattern.begin("a").followed_by("b").times_or_more(2, gap_between="3s")
+    rules = rule_set(PatternProcessor(id="r1", version=1, pattern=pattern))
+    text = json.dumps(rules.document()).replace("gapBetween", "gap")
+    document = json.loads(text) | {"format": 1}
+
+    assert RuleSet.read(document) == rules
+
+
+def test_warnings_name_what_has_no_effect() -> None:
+    a = Pattern.begin("a").where('n == "a"')
+    given = {
+        "first": a.within("1s", "previous_and_current").followed_by("b").within("5s"),
+        "exactly 2 times": a.times(2).greedy().followed_by("b").within("5s"),
+        "the last": a.followed_by("b").one_or_more().greedy().within("5s"),
+        "windows of the whole": a.within("3s").followed_by("b").within("5s"),
+    }
+    for why, pattern in given.items():
+        (warning,) = compile_pattern(pattern).warnings
+        assert why in warning
+    with pytest.raises(PatternError, match="within is given twice, as 3s and as 5s; keep one"):
+        a.within("3s").within("5s")
