@@ -373,7 +373,9 @@ def _run_steps(case: dict[str, Any], bucket: Windows) -> str | None:
             clock = event["t"] * MS if case["time"] == "processing" else None
             emitted.append(bucket.window([batch_of([event])], clock=clock))
         elif step.get("watermark", "-inf") != "-inf":
-            emitted.append(bucket.window(watermark=step["watermark"] * MS))
+            mark = step["watermark"]
+            time = END_OF_TIME if mark in ("+inf", "inf") else mark * MS
+            emitted.append(bucket.window(watermark=time))
         elif "processing_time" in step:
             emitted.append(bucket.window(clock=step["processing_time"] * MS))
     if case.get("input_ended"):

@@ -113,6 +113,7 @@ SCENARIOS = {
             "d11.u": "KeyUnknown",
             "d11.v": "KeyNotCopied",
             "d11.w": "Invalid",
+            "d11.y": "Invalid",
         },
     ),
     "d13": Scenario(

@@ -12,17 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from streambroker_core.cep.compiler import compile_pattern
+from streambroker_core.cep.condition_types import check_condition
 from streambroker_core.cep.conditions import fields_of
 from streambroker_core.cep.document import Functions, read_rule, write_rule
 from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.refusals import RuleError
 from streambroker_core.cep.selectors import Selector, key_expression
 from streambroker_core.errors import (
+    ExpressionError,
     FilterError,
     FormatTooNewError,
     ManifestError,
     StreambrokerError,
 )
+from streambroker_core.schema import Schema
 
 FORMAT = 2
 """From 2 on, `gap` limits the first event of a stage as well; before, it was `gapBetween`."""
@@ -76,6 +79,7 @@ class Context:
         functions: conditions by name.
         outputs: names of functions that make rows of matches.
         fields: the columns of the stream; None if they are not known.
+        schema: the same with their types; None if these are not known.
         selectors: keys that rules may have besides that of the stream, because rows are copied for
             them; None for any.
         fixed_key: no other keys can be added to the query.
@@ -84,6 +88,7 @@ class Context:
     functions: Functions = field(default_factory=dict)
     outputs: frozenset[str] = frozenset()
     fields: frozenset[str] | None = None
+    schema: Schema | None = None
     selectors: frozenset[Selector] | None = None
     fixed_key: bool = False
 
@@ -333,6 +338,8 @@ def _check(rule: PatternProcessor, context: Context) -> None:
         )
     if context.fields is not None:
         _check_fields(rule, context.fields)
+    if context.schema is not None:
+        _check_types(rule, context.schema)
     if rule.key and context.selectors is not None and rule.key not in context.selectors:
         copied = ", ".join(sorted(f"({', '.join(each)})" for each in context.selectors))
         own = f"({', '.join(rule.key)})"
@@ -358,6 +365,17 @@ def _check_fields(rule: PatternProcessor, fields: frozenset[str]) -> None:
                     "FieldUnknown",
                     f"stage `{stage.name}` asks for `{name}`, and the stream has no such column",
                 )
+
+
+def _check_types(rule: PatternProcessor, schema: Schema) -> None:
+    for stage in rule.pattern.stages():
+        for given in (stage.condition, stage.until):
+            try:
+                check_condition(given, schema)
+            except ExpressionError as error:
+                raise RuleError(
+                    rule.id, "Invalid", f"stage `{stage.name}`: {error}".rstrip(".")
+                ) from error
 
 
 def _check_key(rule: PatternProcessor, fields: frozenset[str]) -> None:

@@ -109,11 +109,25 @@ class Processors:
 
     def _heard(self, outcomes: Sequence[Outcome]) -> None:
         for one in outcomes:
-            if one.change == "refused" and self._outcomes.get(one.rule) != one:
-                log.warning("rule %s is refused (%s): %s", one.rule, one.reason, one.message)
+            self._log(one)
         self._outcomes = {one.rule: one for one in outcomes}
         for tell in self._tells:
             tell(outcomes)
+
+    def _log(self, one: Outcome) -> None:
+        """Log what became of a rule; what is refused again for the same reason is not repeated."""
+        last = self.tally.window
+        window = "the first window" if last is None else f"the window after {last}"
+        if one.change == "refused":
+            if self._outcomes.get(one.rule) != one:
+                log.warning(
+                    "rule %s, version %s: refused at %s (%s): %s",
+                    one.rule, one.version, window, one.reason, one.message,
+                )  # fmt: skip
+            return
+        log.info("rule %s, version %s: %s from %s on", one.rule, one.version, one.change, window)
+        for warning in one.warnings if one.change != "kept" else ():
+            log.warning("rule %s, version %s: %s", one.rule, one.version, warning)
 
     def _stopped(self, stopped: Stopped) -> None:
         log.warning("rule %s failed at %s: %s", stopped.rule, stopped.where, stopped.problem)

@@ -64,7 +64,7 @@ from streambroker_core.cep.telling import with_rule
 from streambroker_core.durations import Duration
 from streambroker_core.errors import FilterError, SchemaError
 from streambroker_core.expression import Expression
-from streambroker_core.schema import parse_ddl
+from streambroker_core.schema import Column, parse_ddl
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -363,6 +363,9 @@ class _Made:
             functions=self.conditions,
             outputs=frozenset(self.matched),
             fields=frozenset(self.columns.names),
+            schema=tuple(
+                Column(one.name, one.dataType.simpleString()) for one in self.stream.schema().fields
+            ),
             selectors=selectors,
         )
 

@@ -38,6 +38,7 @@ class Tally:
         waiting: by bucket, the rows that wait for the watermark after its last window, and the
             earliest time among them.
         watermark: of the last window that had one.
+        window: the last window of which anything is known.
     """
 
     sums: dict[Name, dict[str, int]] = field(default_factory=dict)
@@ -46,9 +47,11 @@ class Tally:
     stopped: list[Stopped] = field(default_factory=list)
     waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
     watermark: int | None = None
+    window: int | None = None
 
     def take(self, window: WindowFigures) -> None:
         """Add a window."""
+        self.window = max(window.window, self.window or window.window)
         held = self.held.setdefault(window.bucket, {})
         alive = self.alive.setdefault(window.bucket, {})
         if window.complete:

@@ -19,6 +19,7 @@ from streambroker_core.cep.refusals import PatternError
 from streambroker_core.cep.rules import Context, RuleSet
 from streambroker_core.control.operator import Window
 from streambroker_core.control.tuples import END_OF_TIME
+from streambroker_core.schema import parse_ddl
 from support.pattern_cases import compiled
 from support.pattern_windows import Bucket, Emitted
 
@@ -723,3 +724,52 @@ def test_warnings_name_what_has_no_effect() -> None:
         assert why in warning
     with pytest.raises(PatternError, match="within is given twice, as 3s and as 5s; keep one"):
         a.within("3s").within("5s")
+
+
+TYPES = parse_ddl("v bigint, n string, p double, t timestamp, l array<string>")
+
+
+@pytest.mark.parametrize(
+    ("condition", "says"),
+    [
+        ('v > "text"', "found"),
+        ("n > 5", "found"),
+        ('sum(a.v) > "x"', "found"),
+        ("sum(a.n) > 5", "`sum(a.n)` of type string, expected a column of numbers"),
+        ("last(a.n) > 5", "found"),
+        ("previous(v) == n", "found"),
+        ("count(a) == n", "found"),
+        ("t > 5", "found"),
+        ("v > 1 || n == 2", "found"),
+        ("max(a.m) > 5", "unknown column `m`"),
+    ],
+)
+@pytest.mark.parametrize("where", ["condition", "until"])
+def test_a_condition_of_another_type_is_refused_on_every_stage(
+    condition: str, says: str, where: str
+) -> None:
+    pattern = Pattern.begin("a").where("v > 0").followed_by("b").one_or_more()
+    pattern = pattern.where(condition) if where == "condition" else pattern.until(condition)
+    wanted = PatternProcessor(id="r1", version=1, pattern=pattern)
+
+    rules, outcomes = RuleSet().updated([FIRST, wanted], Context(schema=TYPES))
+
+    assert list(rules) == [FIRST]
+    (refused,) = (each for each in outcomes if each.change == "refused")
+    assert refused.reason == "Invalid"
+    assert refused.message.startswith("stage `b`: ")
+    assert says in refused.message
+
+
+def test_conditions_of_fitting_types_are_taken() -> None:
+    text = (
+        'v > 1 && n == "x" && p < sum(a.v) && avg(a.p) > 2 && previous(n) != first(a.n)'
+        ' && count(a) < 5 && timestamp() > 0 && "x" in l && has(t)'
+    )
+    pattern = Pattern.begin("a").where("v > 0").followed_by("b").where(text).where(raising)
+
+    _, (outcome,) = RuleSet().updated(
+        [PatternProcessor(id="r1", version=1, pattern=pattern)], Context(schema=TYPES)
+    )
+
+    assert outcome.change == "added", outcome

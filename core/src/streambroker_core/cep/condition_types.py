@@ -1,0 +1,53 @@
+"""The types of conditions: whether they can be asked of these columns, and of what runs took."""
+
+from __future__ import annotations
+
+from streambroker_core.cep.conditions import All, Condition, Some, Text, name_of
+from streambroker_core.cep.history import Term
+from streambroker_core.cep.refusals import ConditionError
+from streambroker_core.errors import position_in
+from streambroker_core.expression import check_filter
+from streambroker_core.expression.filter_types import column_type
+from streambroker_core.schema import Column, Schema
+
+_COUNTS = ("count", "timestamp", "processing_time")
+
+
+def check_condition(given: Condition | None, schema: Schema) -> None:
+    """Refuse a condition of which a part cannot be asked of these columns, as filters are refused.
+
+    Python functions are not looked at.
+
+    Raises:
+        ExpressionError: a column is unknown, or of another type than it is compared with.
+    """
+    if isinstance(given, All | Some):
+        for item in given.items:
+            check_condition(item, schema)
+    elif isinstance(given, Text):
+        types = {column.name: column.type for column in schema}
+        terms = tuple(Column(name, _type_of(given, term, types)) for name, term in given.terms)
+        check_filter(given.expression, (*schema, *terms))
+
+
+def _type_of(given: Text, term: Term, types: dict[str, str]) -> str:
+    """Return the type of a term's answers."""
+    if term.function in _COUNTS or term.field is None:
+        return "bigint"
+    if term.field not in types:
+        raise _refusal(given, term, f"unknown column `{term.field}`", "a column of the stream")
+    found = types[term.field]
+    kind = column_type(found).kind
+    if term.function not in ("sum", "avg"):
+        return found
+    if kind not in ("integer", "float"):
+        raise _refusal(given, term, f"`{name_of(term)}` of type {found}", "a column of numbers")
+    return "double" if kind == "float" or term.function == "avg" else "bigint"
+
+
+def _refusal(given: Text, term: Term, found: str, expected: str) -> ConditionError:
+    source = given.expression.source
+    at = max(0, source.find(name_of(term)))
+    return ConditionError(
+        position=position_in(source, at), found=found, expected=expected, hint=None
+    )
