@@ -34,6 +34,8 @@ def _type_of(given: Text, term: Term, types: dict[str, str]) -> str:
     """Return the type of a term's answers."""
     if term.function in _COUNTS or term.field is None:
         return "bigint"
+    if term.function == "part":
+        return _type_of_part(given, term, types)
     if term.field not in types:
         raise _refusal(given, term, f"unknown column `{term.field}`", "a column of the stream")
     found = types[term.field]
@@ -43,6 +45,32 @@ def _type_of(given: Text, term: Term, types: dict[str, str]) -> str:
     if kind not in ("integer", "float"):
         raise _refusal(given, term, f"`{name_of(term)}` of type {found}", "a column of numbers")
     return "double" if kind == "float" or term.function == "avg" else "bigint"
+
+
+def _type_of_part(given: Text, term: Term, types: dict[str, str]) -> str:
+    column, *path = (term.field or "").split(".")
+    found = types.get(column, "")
+    for name in path:
+        fields = _fields_of(found)
+        if name not in fields:
+            known = ", ".join(fields) or "none"
+            raise _refusal(given, term, f"`{term.field}`", f"a field of a struct; it has {known}")
+        found = fields[name]
+    return found
+
+
+def _fields_of(struct: str) -> dict[str, str]:
+    """Return the fields of a type that Spark writes as ``struct<x:int,y:struct<z:string>>``."""
+    if not struct.startswith("struct<"):
+        return {}
+    parts, depth = [""], 0
+    for letter in struct[len("struct<") : -1]:
+        depth += (letter in "<(") - (letter in ">)")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return {name: kind for name, _, kind in (part.partition(":") for part in parts)}
 
 
 def _refusal(given: Text, term: Term, found: str, expected: str) -> ConditionError:

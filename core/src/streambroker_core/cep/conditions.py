@@ -30,6 +30,7 @@ _MARK = "__t"
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 _CALL = re.compile(
     rf'(?P<text>"(?:[^"\\]|\\.)*")|\b(?P<function>{"|".join(TERMS)})\s*\((?P<inside>[^()]*)\)'
+    rf"|(?<![\w.])(?P<path>{_WORD}(?:\.{_WORD})+)"
 )
 _STAGE = re.compile(rf'\s*(?P<stage>{_WORD}|"(?:[^"\\]|\\.)*")\s*(?:\.\s*(?P<field>{_WORD})\s*)?\Z')
 _FIELD = re.compile(rf"\s*(?P<field>{_WORD})\s*\Z")
@@ -183,6 +184,8 @@ def read(text: str) -> Text:
 
 def name_of(term: Term) -> str:
     """Return a term as it is written."""
+    if term.function == "part":
+        return term.field or ""
     if term.stage is None:
         return f"{term.function}({term.field or ''})"
     stage = term.stage if re.fullmatch(_WORD, term.stage) else quote(term.stage, short=False)
@@ -200,6 +203,8 @@ def _marked(text: str, found: re.Match[str], marks: dict[str, tuple[str, Term]])
 
 
 def _term(text: str, found: re.Match[str]) -> Term:
+    if found["path"]:
+        return Term("part", None, found["path"])
     function, inside = found["function"], found["inside"]
     if function in _TIMES and not inside.strip():
         return Term(function)
@@ -334,7 +339,7 @@ def fields_of(given: Condition | None) -> frozenset[str] | None:
         case None:
             return frozenset()
         case Text():
-            asked = {term.field for term in terms_of(given)} - {None}
+            asked = {term.field and term.field.split(".")[0] for term in terms_of(given)} - {None}
             names = given.expression.names() - {name for name, _ in given.terms}
             return frozenset(names | {field for field in asked if field is not None})
         case All() | Some():

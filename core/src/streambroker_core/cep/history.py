@@ -119,9 +119,10 @@ class Term:
     """A question about the past of a run.
 
     Attributes:
-        function: count, sum, avg, min, max, first, last, previous, timestamp, processing_time.
-        stage: the stage asked about; None for previous and the times.
-        field: the field asked for; None for count and the times.
+        function: count, sum, avg, min, max, first, last, previous, timestamp, processing_time; part
+            for a field of a struct of the tested event.
+        stage: the stage asked about; None for previous, part and the times.
+        field: the field asked for, of a struct its path with dots; None for count and the times.
     """
 
     function: str
@@ -143,6 +144,13 @@ def chain(node: Node | None) -> list[Node]:
     return nodes
 
 
+def _inside(value: Any, path: list[str]) -> Any:
+    """Return a field of a struct within structs; None if there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 def asker(term: Term, stages: frozenset[int]) -> Ask:
     """Return the function that answers a term; its None is unknown.
 
@@ -155,6 +163,9 @@ def asker(term: Term, stages: frozenset[int]) -> Ask:
     if term.function == "processing_time":
         return lambda node, event: event.clock
     field = term.field
+    if term.function == "part":
+        column, *path = (field or "").split(".")
+        return lambda node, event: _inside(event.get(column), path)
     if term.function == "previous":
         return lambda node, event: None if node is None else node.event.get(field)  # type: ignore[arg-type]
     if term.function == "avg":

@@ -773,3 +773,28 @@ def test_conditions_of_fitting_types_are_taken() -> None:
     )
 
     assert outcome.change == "added", outcome
+
+
+def test_a_field_of_a_struct_can_be_asked_for() -> None:
+    schema = pa.schema(
+        [("t", pa.int64()), ("user", pa.string()), ("st", pa.struct([("x", pa.int64())]))]
+    )
+    pattern = Pattern.begin("a").where("st.x > 5").followed_by("b").where("st.x > last(a.t)")
+    wanted = PatternProcessor(id="r1", version=1, pattern=pattern)
+    types = parse_ddl("t bigint, user string, st struct<x: bigint>")
+    rules, (outcome,) = RuleSet().updated([wanted], Context(schema=types))
+    assert outcome.change == "added", outcome
+    dicts = [{"t": t, "user": "u", "st": st} for t, st in ((1, {"x": 4}), (2, {"x": 7}), (3, None))]
+    dicts.append({"t": 4, "user": "u", "st": {"x": 3}})
+    b = bucket()
+    b.window([pa.RecordBatch.from_pylist(dicts, schema=schema)], rules=rules)
+
+    (row,) = b.window(watermark=4).of("matches")
+
+    assert [e["t"] for events in row["events"].values() for e in events] == [2, 4]
+    assert RuleSet.read(rules.document()) == rules
+    for text, why in {"st.y > 5": "it has x", 'st.x == "a"': "found", "no.x > 5": "no.x"}.items():
+        bad = PatternProcessor(id="r1", version=1, pattern=Pattern.begin("a").where(text))
+        _, (refused,) = RuleSet().updated([bad], Context(schema=types))
+        assert (refused.change, refused.reason) == ("refused", "Invalid")
+        assert why in refused.message
