@@ -21,12 +21,14 @@ from pe_agent.cep import (
     PatternProcessorDiscoverer,
     PatternProcessorManager,
     PeriodicPatternProcessorDiscoverer,
+    Processors,
     TableDiscoverer,
     sqlite_table,
 )
 from streambroker_core.cep import Pattern
+from streambroker_core.cep.figures import WindowFigures
 from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.rules import Outcome, RuleSet
+from streambroker_core.cep.rules import Context, Outcome, RuleSet
 
 PATTERN = {"stages": [{"name": "a", "where": 'n == "A"'}]}
 
@@ -91,6 +93,88 @@ def test_the_manager_hands_on_a_set_only_when_it_is_another_one() -> None:
     assert [each.change for each in (*first, *again, *lower)] == ["added", "kept", "refused"]
     assert len(kept.sets) == 1
     assert len(kept.told) == 3
+
+
+def test_when_the_file_with_the_higher_version_goes_the_other_one_is_taken(tmp_path: Path) -> None:
+    put(tmp_path / "low.json", document("a", 1))
+    put(tmp_path / "high.json", document("a", 2))
+    discoverer, kept = DirectoryDiscoverer(tmp_path), Kept()
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+    assert kept.rules() == [("a", 2)]
+
+    (tmp_path / "high.json").unlink()
+    discoverer.look(kept.manager)
+
+    assert kept.rules() == [("a", 1)]
+    assert [(each.version, each.change) for each in kept.told[-1]] == [(1, "replaced")]
+
+
+def test_a_row_of_a_table_that_goes_leaves_its_place_to_the_version_below(database: Path) -> None:
+    insert(database, id="a", version=1, pattern=json.dumps(PATTERN))
+    insert(database, id="a", version=2, pattern=json.dumps(PATTERN))
+    discoverer, kept = TableDiscoverer(sqlite_table(database)), Kept()
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+
+    execute(database, "DELETE FROM pattern_processors WHERE version = 2")
+    discoverer.look(kept.manager)
+
+    assert kept.rules() == [("a", 1)]
+
+
+def test_a_file_that_is_no_text_or_leads_nowhere_stops_no_other(tmp_path: Path) -> None:
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "nowhere.yaml").symlink_to(tmp_path / "gone")
+    put(tmp_path / "good.json", document("a"))
+    discoverer, kept = DirectoryDiscoverer(tmp_path), Kept()
+
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+
+    assert kept.rules() == [("a", 1)]
+    assert sorted(kept.refused()) == ["bytes.json", "nowhere.yaml"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        PatternProcessor(id="bad", version=1, pattern=Pattern.begin("a"), labels={"x": object()}),  # type: ignore[dict-item]
+        PatternProcessor(id="bad", version=1, pattern=Pattern.begin("a"), labels=7),  # type: ignore[arg-type]
+    ],
+)
+def test_a_rule_that_cannot_be_written_is_refused_alone(bad: PatternProcessor) -> None:
+    kept = Kept()
+
+    kept.manager.on_pattern_processors_updated([bad, document("a")])
+
+    assert kept.rules() == [("a", 1)]
+    assert list(kept.refused()) == ["bad"]
+
+
+def test_the_log_has_a_line_for_each_rule_of_an_update(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pe_agent.cep.processors")
+    processors = Processors(lambda _: None, RuleSet(), Context())
+    update = processors.manager.on_pattern_processors_updated
+    update([document("a"), document("b")])
+    processors.tally.hear([WindowFigures(bucket=0, window=7, rules=())])
+    later = document("b", 2, scheduled="2100-01-01T00:00:00Z")
+
+    update([document("a", 2), document("b"), later, document("c"), document("d", pattern={})])
+    update([document("a", 2)])
+
+    lines = [line.partition(" (")[0] for line in caplog.messages if "no window" not in line]
+    assert sorted(lines) == sorted(
+        [
+            "rule a, version 1: added from the first window on",
+            "rule b, version 1: added from the first window on",
+            "rule d, version 1: refused at the window after 7",
+            "rule a, version 2: replaced from the window after 7 on",
+            "rule b, version 1: kept from the window after 7 on",
+            "rule b, version 2: scheduled from the window after 7 on",
+            "rule c, version 1: added from the window after 7 on",
+            "rule a, version 2: kept from the window after 7 on",
+            "rule b, version 2: removed from the window after 7 on",
+            "rule c, version 1: removed from the window after 7 on",
+        ]
+    )
 
 
 def test_a_rule_that_stopped_is_off_everywhere_until_it_is_enabled() -> None:

@@ -55,7 +55,7 @@ class DirectoryDiscoverer(PeriodicPatternProcessorDiscoverer):
         for name in sorted(marks):
             try:
                 good[name] = rules_of(self._path / name)
-            except (OSError, DiscoveryError) as error:
+            except Exception as error:  # whatever is wrong with a file concerns that one alone
                 problems.append(Unreadable(rule=name, problem=str(error).rstrip(".")))
                 good[name] = self._good.get(name, [])
                 log.warning("rules of %s stay as they were: %s", name, error)
@@ -67,11 +67,19 @@ class DirectoryDiscoverer(PeriodicPatternProcessorDiscoverer):
         try:
             for file in self._path.iterdir():
                 if file.suffix in SUFFIXES and not file.name.startswith("."):
-                    told = file.stat()
-                    marks[file.name] = told.st_mtime_ns, told.st_size, told.st_ino
+                    marks[file.name] = _mark(file)
         except OSError as error:
             raise DiscoveryError(f"directory {self._path} cannot be read: {error}") from error
         return marks
+
+
+def _mark(file: Path) -> Mark:
+    """Return the mark of a file; zeros for one that cannot be looked at, which is refused alone."""
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def rules_of(file: Path) -> list[Any]:
