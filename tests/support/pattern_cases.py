@@ -373,14 +373,17 @@ def _run_steps(case: dict[str, Any], bucket: Windows) -> str | None:
             clock = event["t"] * MS if case["time"] == "processing" else None
             emitted.append(bucket.window([batch_of([event])], clock=clock))
         elif step.get("watermark", "-inf") != "-inf":
-            mark = step["watermark"]
-            time = END_OF_TIME if mark in ("+inf", "inf") else mark * MS
-            emitted.append(bucket.window(watermark=time))
+            emitted.append(bucket.window(watermark=_micros(step["watermark"])))
         elif "processing_time" in step:
-            emitted.append(bucket.window(clock=step["processing_time"] * MS))
+            emitted.append(bucket.window(clock=_micros(step["processing_time"])))
     if case.get("input_ended"):
         emitted.append(bucket.window(watermark=END_OF_TIME, clock=END_OF_TIME))
     return "; ".join(_emitted_problems(case, emitted)) or None
+
+
+def _micros(time: int | str) -> int:
+    """Return a time of a step, in milliseconds or ``+inf``, in microseconds."""
+    return END_OF_TIME if time == "+inf" else int(time) * MS
 
 
 def _run_pipeline(case: dict[str, Any]) -> str | None:
