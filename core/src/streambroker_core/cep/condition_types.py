@@ -34,29 +34,22 @@ def _type_of(given: Text, term: Term, types: dict[str, str]) -> str:
     """Return the type of a term's answers."""
     if term.function in _COUNTS or term.field is None:
         return "bigint"
-    if term.function == "part":
-        return _type_of_part(given, term, types)
-    if term.field not in types:
-        raise _refusal(given, term, f"unknown column `{term.field}`", "a column of the stream")
-    found = types[term.field]
-    kind = column_type(found).kind
-    if term.function not in ("sum", "avg"):
-        return found
-    if kind not in ("integer", "float"):
-        raise _refusal(given, term, f"`{name_of(term)}` of type {found}", "a column of numbers")
-    return "double" if kind == "float" or term.function == "avg" else "bigint"
-
-
-def _type_of_part(given: Text, term: Term, types: dict[str, str]) -> str:
-    column, *path = (term.field or "").split(".")
-    found = types.get(column, "")
+    column, *path = term.field.split(".")
+    if column not in types:
+        raise _refusal(given, term, f"unknown column `{column}`", "a column of the stream")
+    found = types[column]
     for name in path:
         fields = _fields_of(found)
         if name not in fields:
             known = ", ".join(fields) or "none"
             raise _refusal(given, term, f"`{term.field}`", f"a field of a struct; it has {known}")
         found = fields[name]
-    return found
+    kind = column_type(found).kind
+    if term.function not in ("sum", "avg"):
+        return found
+    if kind not in ("integer", "float"):
+        raise _refusal(given, term, f"`{name_of(term)}` of type {found}", "a column of numbers")
+    return "double" if kind == "float" or term.function == "avg" else "bigint"
 
 
 def _fields_of(struct: str) -> dict[str, str]:

@@ -28,12 +28,13 @@ _TIMES = ("timestamp", "processing_time")
 TERMS = ("count", *_OF_FIELD, "previous", *_TIMES)
 _MARK = "__t"
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
+_PATH = rf"{_WORD}(?:\.{_WORD})*"
 _CALL = re.compile(
     rf'(?P<text>"(?:[^"\\]|\\.)*")|\b(?P<function>{"|".join(TERMS)})\s*\((?P<inside>[^()]*)\)'
     rf"|(?<![\w.])(?P<path>{_WORD}(?:\.{_WORD})+)"
 )
-_STAGE = re.compile(rf'\s*(?P<stage>{_WORD}|"(?:[^"\\]|\\.)*")\s*(?:\.\s*(?P<field>{_WORD})\s*)?\Z')
-_FIELD = re.compile(rf"\s*(?P<field>{_WORD})\s*\Z")
+_STAGE = re.compile(rf'\s*(?P<stage>{_WORD}|"(?:[^"\\]|\\.)*")\s*(?:\.\s*(?P<field>{_PATH})\s*)?\Z')
+_FIELD = re.compile(rf"\s*(?P<field>{_PATH})\s*\Z")
 _FORMS = {
     "count": "count(stage)",
     "previous": "previous(field)",

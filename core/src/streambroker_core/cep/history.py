@@ -162,12 +162,11 @@ def asker(term: Term, stages: frozenset[int]) -> Ask:
         return lambda node, event: event.time
     if term.function == "processing_time":
         return lambda node, event: event.clock
-    field = term.field
+    column, *path = (term.field or "").split(".")
     if term.function == "part":
-        column, *path = (field or "").split(".")
         return lambda node, event: _inside(event.get(column), path)
     if term.function == "previous":
-        return lambda node, event: None if node is None else node.event.get(field)  # type: ignore[arg-type]
+        return lambda node, event: None if node is None else _inside(node.event.get(column), path)
     if term.function == "avg":
         return _average(term, stages)
     fold = _folder(term, stages)
@@ -195,6 +194,7 @@ def _average(term: Term, stages: frozenset[int]) -> Ask:
 def _folder(term: Term, stages: frozenset[int]) -> Callable[[Node | None], Any]:
     """Return what folds over the events of a stage, from the last node on that knows the answer."""
     name, field = f"{term.function} {term.stage}.{term.field}", term.field
+    column, *path = (field or "").split(".")
     step, nothing = _FOLDS[term.function]
 
     def fold(node: Node | None) -> Any:
@@ -209,7 +209,8 @@ def _folder(term: Term, stages: frozenset[int]) -> Callable[[Node | None], Any]:
             node = node.before
         for each in reversed(waiting):
             if each.stage in stages:
-                value = step(value, None if field is None else each.event.get(field))
+                found = None if field is None else _inside(each.event.get(column), path)
+                value = step(value, found)
             if each.memo is None:
                 each.memo = {}
             each.memo[name] = value

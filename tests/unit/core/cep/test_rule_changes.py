@@ -779,7 +779,8 @@ def test_a_field_of_a_struct_can_be_asked_for() -> None:
     schema = pa.schema(
         [("t", pa.int64()), ("user", pa.string()), ("st", pa.struct([("x", pa.int64())]))]
     )
-    pattern = Pattern.begin("a").where("st.x > 5").followed_by("b").where("st.x > last(a.t)")
+    pattern = Pattern.begin("a").where("st.x > 5").followed_by("b")
+    pattern = pattern.where("st.x > last(a.t) && st.x < sum(a.st.x) && previous(st.x) == 7")
     wanted = PatternProcessor(id="r1", version=1, pattern=pattern)
     types = parse_ddl("t bigint, user string, st struct<x: bigint>")
     rules, (outcome,) = RuleSet().updated([wanted], Context(schema=types))
@@ -793,7 +794,12 @@ def test_a_field_of_a_struct_can_be_asked_for() -> None:
 
     assert [e["t"] for events in row["events"].values() for e in events] == [2, 4]
     assert RuleSet.read(rules.document()) == rules
-    for text, why in {"st.y > 5": "it has x", 'st.x == "a"': "found", "no.x > 5": "no.x"}.items():
+    for text, why in {
+        "st.y > 5": "it has x",
+        "sum(a.st.y) > 5": "it has x",
+        'st.x == "a"': "found",
+        "no.x > 5": "unknown column `no`",
+    }.items():
         bad = PatternProcessor(id="r1", version=1, pattern=Pattern.begin("a").where(text))
         _, (refused,) = RuleSet().updated([bad], Context(schema=types))
         assert (refused.change, refused.reason) == ("refused", "Invalid")
