@@ -13,6 +13,7 @@ from pe_agent import owner as owners
 from pe_agent.broker_client import BrokerClient
 from pe_agent.client import AgentClient
 from pe_agent.fellow_agents import FellowAgents, counted
+from pe_agent.known_ports import KnownPorts
 from pe_agent.launcher import AgentProcess, default_home
 from pe_agent.memory import LastKnown
 from pe_agent.ports import ExportPort, ImportPort
@@ -175,8 +176,8 @@ class PE:
         self.key = key
         self._fellows = fellows
         self._owner = owner
-        self.imports: dict[str, ImportPort] = {}
-        self.exports: dict[str, ExportPort] = {}
+        self.imports: dict[str, ImportPort] = KnownPorts("import", "subscribe")
+        self.exports: dict[str, ExportPort] = KnownPorts("export", "publish")
         self._spark = spark
         self._process = process
         self._broker = BrokerClient(broker, key.namespace, token, trust) if broker else None

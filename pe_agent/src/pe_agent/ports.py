@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pe_agent.broker_calls import PortLink
@@ -47,8 +47,8 @@ class Change:
 
     generation: int
     routes: Mapping[str, Any]
-    _wait: Callable[[int, float], Mapping[str, Any]]
-    _programmed: Callable[[int], bool]
+    _wait: Callable[[int, float], Mapping[str, Any]] = field(repr=False)
+    _programmed: Callable[[int], bool] = field(repr=False)
 
     def programmed(self) -> bool:
         """Say whether it holds: the agent follows it, and every living reader has pinned it.

@@ -1,0 +1,27 @@
+"""What a user sees of ports that are not there, and of a change."""
+
+from __future__ import annotations
+
+import pytest
+
+from pe_agent.known_ports import KnownPorts, PortMissingError
+from pe_agent.ports import Change
+
+
+def test_a_port_that_is_not_there_is_refused_with_the_one_that_was_meant() -> None:
+    ports: KnownPorts[int] = KnownPorts("import", "subscribe")
+    with pytest.raises(PortMissingError, match=r"no import 'trades'\. Known: none yet\."):
+        ports["trades"]
+    ports.update(trades=1, news=2)
+    with pytest.raises(KeyError) as caught:
+        ports["tradse"]
+    assert str(caught.value) == (
+        "this PE has no import 'tradse'. Did you mean 'trades'? Known: news, trades."
+        " subscribe() makes one."
+    )
+    assert (ports["trades"], ports.get("nope"), "nope" in ports, len(ports)) == (1, None, False, 2)
+
+
+def test_a_change_shows_its_generation_and_routes_alone() -> None:
+    change = Change(3, {"kept": 1}, lambda *_: {}, lambda _: True)
+    assert repr(change) == "Change(generation=3, routes={'kept': 1})"
