@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
+from support import agents, jobs
 from support.cast import Cast, kill
 from support.checkpoints import batches, received
 from support.drift import drift
@@ -76,6 +78,9 @@ class Soak:
         try:
             if self.pair:
                 self.pair.begin()
+            started, self.began = self.began, time.monotonic()
+            sys.stdout.write(f"rows flow, after {self.began - started:.0f} s\n")
+            sys.stdout.flush()
             self._flow()
             result = self._end()
             if self.pair:
@@ -208,12 +213,12 @@ class SparkPair(threading.Thread):
         self.deeds: Counter[str] = Counter()
 
     def begin(self) -> None:
-        """Wait for the first rows, then let a thread go on."""
+        """Wait for the first rows, for as long as both jobs live; then let a thread go on."""
         world = self._world
         world.exporter.await_ready()
         world.importer.await_ready()
         world.trades.release(1)
-        world.await_files(world.trades)
+        world.await_files(world.trades, math.inf)
         world.reviving = True
         self.start()
 
@@ -303,6 +308,8 @@ def main() -> int:
     parser.add_argument("--no-spark", action="store_true", help="only the queries without a JVM")
     parser.add_argument("--keep", action="store_true", help="keep all files")
     options = parser.parse_args()
+    # A slow machine may take its time for each start; a process that ends is told at once.
+    agents.START_SECONDS = jobs.START_SECONDS = math.inf
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     folder = Path(tempfile.mkdtemp(prefix="streambroker-soak-"))
     sys.stdout.write(f"seed {options.seed}, {options.minutes:g} minutes, files in {folder}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import select
 import threading
 import time
@@ -55,12 +56,12 @@ def first_line(stream: IO[AnyStr], seconds: float, what: str) -> AnyStr:
 
     Args:
         stream: its output, of which nothing was read yet.
-        seconds: how long at most.
+        seconds: how long at most; infinite for as long as it lives.
         what: the fact waited for, for the message.
 
     Raises:
         AssertionError: it says nothing, and lives.
     """
-    said, _, _ = select.select([stream], [], [], seconds)
+    said, _, _ = select.select([stream], [], [], None if math.isinf(seconds) else seconds)
     assert said, f"not within {seconds} s: {what}; it has said nothing"
     return stream.readline()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,18 @@ class World:
         }
 
     def await_files(self, feed: Feed, seconds: float = SECONDS) -> None:
-        """Wait until the importer has committed every released file of a feed."""
+        """Wait until the importer has committed every released file of a feed.
+
+        With infinite ``seconds`` that is for as long as both jobs live.
+        """
         port = feed.folder.name
 
         def through() -> bool:
             if self.reviving:
                 self.revive()
+            elif math.isinf(seconds):
+                for job in (self.exporter, self.importer):
+                    assert job.process.poll() is None, f"it has ended: {job.said()[-3000:]}"
             last = committed(self.checkpoint)
             taken = files_by_batch(self.folder / f"ck-{port}")
             if last < 0 or sum(map(len, taken)) < feed.files:
