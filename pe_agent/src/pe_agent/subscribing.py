@@ -142,12 +142,12 @@ def subscribe(
         "onCongestion": on_congestion,
     }
     spec.update({k: v for k, v in given.items() if v is not None})
-    told = None if schema is None else ddl_from(schema)
-    if told is not None:
-        spec["schema"] = to_items(_cut(parse_ddl(told), columns))
+    given_ddl = None if schema is None else ddl_from(schema)
+    if given_ddl is not None:
+        spec["schema"] = to_items(_cut(parse_ddl(given_ddl), columns))
     pe._declare("import", port, spec, redeclare=redeclare)
     pe.imports[port] = ImportPort(pe, port)
-    ddl = to_ddl(_cut(parse_ddl(told or schema_of(pe.agent, port)), columns))
+    ddl = to_ddl(_cut(parse_ddl(given_ddl or schema_of(pe.agent, port)), columns))
     options = {
         "import": port,
         "source": str(source).lower(),

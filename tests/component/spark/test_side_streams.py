@@ -150,7 +150,7 @@ def test_rows_that_wait_too_long_wait_no_longer_though_nothing_comes(
 def test_an_idle_side_stream_holds_no_window_any_longer(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Its last row is long ago, so the watermark of the query stands still; windows go on."""
+    """Its last row is long ago, so the watermark of the query does not move; windows go on."""
     trades = Feed(spark, tmp_path / "trades", f"{TRADES}, at timestamp")
     rates = Feed(spark, tmp_path / "rates", "currency string, rate double, at timestamp")
 

@@ -16,16 +16,16 @@ SECOND = 1_000_000
 PACES = {"main": Pace(delay=2 * SECOND), "side": Pace(delay=0, idle=10 * SECOND)}
 
 
-def heard(*told: tuple[str, int, int]) -> Own:
+def known(*latest: tuple[str, int, int]) -> Own:
     """Return what a bucket knows of inputs: their event times, and when these came."""
     own = Own()
-    for port, at, now in told:
+    for port, at, now in latest:
         own.hear(notes.Latest(port=port, at=at * SECOND), now * SECOND)
     return read_own(own.write(), "operator")
 
 
 @pytest.mark.parametrize(
-    ("told", "now", "expected"),
+    ("latest", "now", "expected"),
     [
         ([("main", 50, 0), ("side", 20, 0)], 9, None),
         ([("main", 50, 0), ("side", 20, 0)], 10, 48),
@@ -37,15 +37,15 @@ def heard(*told: tuple[str, int, int]) -> Own:
     ids=["rows came", "idle", "late rows", "rows came again", "main goes on", "no main rows"],
 )
 def test_an_idle_input_does_not_hold_the_time_of_the_others(
-    told: list[tuple[str, int, int]], now: int, expected: int | None
+    latest: list[tuple[str, int, int]], now: int, expected: int | None
 ) -> None:
-    own = heard(*told)
+    own = known(*latest)
     found = without_idle(own.seen, PACES, now * SECOND)
     assert found == (None if expected is None else expected * SECOND)
 
 
 def test_an_input_without_any_row_is_idle_from_the_first_window_on() -> None:
-    own = heard(("main", 50, 0))
+    own = known(("main", 50, 0))
     assert without_idle(own.seen, PACES, 3 * SECOND) is None
     again = read_own(own.write(), "operator")
     assert without_idle(again.seen, PACES, 12 * SECOND) is None
@@ -54,7 +54,7 @@ def test_an_input_without_any_row_is_idle_from_the_first_window_on() -> None:
 
 def test_inputs_that_are_all_idle_pass_no_time() -> None:
     paces = {port: Pace(delay=0, idle=SECOND) for port in ("main", "side")}
-    own = heard(("main", 50, 0), ("side", 20, 0))
+    own = known(("main", 50, 0), ("side", 20, 0))
     assert without_idle(own.seen, paces, 100 * SECOND) is None
 
 

@@ -97,7 +97,7 @@ class SideState:
         return policy == "first data" and not self.side.keyed and start in self._arrived
 
     def whole(self, start: int) -> bool:
-        """Tell whether a window was said to be complete, so that no key of it is to come."""
+        """Return whether a window was declared complete, so that no key of it is to come."""
         return self._all or start in self._complete
 
     def ready_keys(self, start: int, keys: pa.Array) -> pa.Array:

@@ -56,8 +56,8 @@ class Reporter:
                 latest = int(found)
             yield batch
         if latest is not None:
-            told = notes.encode([notes.Latest(port=self.port, at=latest)])
-            note = Packed(seq=0, n=notes.NOTE, payload=told)
+            payload = notes.encode([notes.Latest(port=self.port, at=latest)])
+            note = Packed(seq=0, n=notes.NOTE, payload=payload)
             yield packed_rows((bucket, note) for bucket in range(notes.CLOCK, self.buckets))
 
 
@@ -89,8 +89,8 @@ def without_idle(seen: Seen, paces: Mapping[str, Pace], now: int) -> int | None:
 
 def micros_of(spark: SparkSession, delay: str) -> int:
     """Return a delay as Spark writes it in microseconds."""
-    told = delay.replace("'", "")
+    text = delay.replace("'", "")
     [row] = spark.sql(
-        f"SELECT unix_micros(timestamp_micros(0) + CAST('{told}' AS INTERVAL)) AS micros"
+        f"SELECT unix_micros(timestamp_micros(0) + CAST('{text}' AS INTERVAL)) AS micros"
     ).collect()
     return int(row.micros)

@@ -74,7 +74,7 @@ class Own:
     seen: Seen = field(default_factory=dict)
 
     def hear(self, note: Note, now: int) -> None:
-        """Take in what an operator before this one, or an input, tells of its time."""
+        """Take in what an operator before this one, or an input, reports of its time."""
         if isinstance(note, Tick):
             self.ticks[note.operator] = max(note.watermark, self.ticks.get(note.operator, 0))
         elif isinstance(note, Hold):

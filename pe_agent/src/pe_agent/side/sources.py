@@ -134,7 +134,7 @@ class Folder:
         """Return the columns that folders name; their types are known, or fit the values of all.
 
         Raises:
-            Unreadable: not all files lie in folders that name the same columns.
+            Unreadable: not all files are in folders that name the same columns.
         """
         if self.path.is_file():
             return pa.schema([])
@@ -142,8 +142,8 @@ class Folder:
         if len(named) > 1:
             one, other = sorted(named.items())[:2]
             raise Unreadable(
-                f"{one[1].name} lies in folders for {', '.join(one[0]) or 'no column'},"
-                f" {other[1].name} in folders for {', '.join(other[0])}; let all files lie in"
+                f"{one[1].name} is in folders for {', '.join(one[0]) or 'no column'},"
+                f" {other[1].name} in folders for {', '.join(other[0])}; put all files into"
                 " folders for the same columns"
             )
         [names] = named
@@ -169,7 +169,7 @@ class Folder:
 
 
 def _hive(name: str) -> bool:
-    """Tell whether a folder that looks hidden names a column, as Spark has it."""
+    """Return whether a folder that looks hidden names a column, as Spark has it."""
     return name.startswith("_") and "=" in name
 
 

@@ -311,7 +311,7 @@ class TableStore:
             format: ``parquet``, ``csv``, ``json`` or ``arrow``.
             marker: a file without which the folder is not read.
             schema: columns and types, as DDL, StructType or Arrow schema; None for those of the
-                first file, as its format tells them.
+                first file, as its format has them.
             every: seconds from one look at names, sizes and times to the next; None to look only
                 when asked.
 
