@@ -205,6 +205,21 @@ def test_rows_wait_from_one_run_to_the_next_with_available_now(
     assert once(rated(trades, rates), tmp_path / "ck").out("id", "rate") == [("a", 1.0)]
 
 
+def test_ten_thousand_rows_that_waited_come_out_once_each_in_the_order_of_arrival(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """In one bucket, by a load that has the keys in another order than the rows."""
+    trades, rates = Feed(spark, tmp_path / "trades", TRADES), Feed(spark, tmp_path / "rates", RATE)
+    currencies = [f"c{n * 7 % 100}" for n in range(10_000)]
+    trades.put(id=list(map(str, range(10_000))), currency=currencies)
+    assert once(rated(trades, rates), tmp_path / "ck").out("id") == []
+    rates.put(currency=[f"c{n}" for n in range(100)], rate=[float(n) for n in range(100)])
+    found = once(rated(trades, rates), tmp_path / "ck").of["out"]
+    assert [(row["id"], row["rate"]) for row in found] == [
+        (str(n), float(n * 7 % 100)) for n in range(10_000)
+    ]
+
+
 def test_a_table_that_changed_while_no_driver_was_there_is_seen_after_the_start(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -266,6 +281,6 @@ def test_an_aggregation_of_spark_behind_the_operator_counts_each_row_once(
 def test_a_session_with_200_shuffle_partitions_gives_the_same(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    cases = [case for case in load() if case["id"] in ("C-30", "C-61", "W-1")]
-    found = run_on_spark(spark, tmp_path, cases, pieces=1, partitions=200)
-    assert [found[case["id"]].differences(case, 4) for case in cases] == [[], [], []]
+    [case] = [case for case in load() if case["id"] == "W-1"]
+    found = run_on_spark(spark, tmp_path, [case], pieces=1, partitions=200)
+    assert found["W-1"].differences(case, 4) == []
