@@ -25,10 +25,13 @@ from support.waiting import until
 
 pytestmark = pytest.mark.long
 RATE = "currency string, rate double"
+HOUR = 3600.0
+"""A limit that no query of a test reaches, however slow the machine is."""
 
 
 def rated(trades: Feed, rates: Feed, **settings: Any) -> OperatorStream:
-    sides = trades.stream.with_side_inputs(rates=side_map(rates.stream, key="currency"))
+    side = side_map(rates.stream, key="currency", timeout=HOUR)
+    sides = trades.stream.with_side_inputs(rates=side)
     return sides.enrich("rates", on="currency", **settings).to_stream(buckets=1)
 
 
@@ -59,7 +62,8 @@ def test_a_map_of_a_million_entries_under_default_settings(
     with TableStore(tmp_path / "store") as store:
         table = store.folder("table", tmp_path / "table")
         sides = main.stream.key_by("k").with_side_inputs(
-            v=side_map(values.stream, key="k", keyed=True), w=side_map(table, key="k")
+            v=side_map(values.stream, key="k", keyed=True, timeout=HOUR),
+            w=side_map(table, key="k"),
         )
         made = sides.enrich("v", on="k").enrich("w", on="k").to_stream()
         rows = once(made, tmp_path / "ck")
@@ -154,7 +158,7 @@ def test_keys_and_values_of_every_type_come_out_as_they_came_in(
     main = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "in"))
     keys = stream(main.selectExpr(*(f"v_{name} AS k_{name}" for name in TYPES)))
     sides = keys.with_side_inputs(
-        **{f"x_{name}": side_map(stream(main), key=f"v_{name}") for name in TYPES}
+        **{f"x_{name}": side_map(stream(main), key=f"v_{name}", timeout=HOUR) for name in TYPES}
     )
     for name in TYPES:
         others = [one for one in given if one != f"v_{name}"]
@@ -252,7 +256,8 @@ def test_an_aggregation_of_spark_behind_the_operator_counts_each_row_once(
         return pa.array([second * 1_000_000 for second in seconds], pa.timestamp("us", "UTC"))
 
     trades.put(id=list("abc"), currency=["EUR", "USD", "EUR"], at=at(1, 2, 12))
-    sides = trades.stream.with_side_inputs(rates=side_map(rates.stream, key="currency"))
+    side = side_map(rates.stream, key="currency", timeout=HOUR)
+    sides = trades.stream.with_side_inputs(rates=side)
     made = sides.enrich("rates", on="currency").to_stream(buckets=2).to_df()
     sums = (
         made.withWatermark("at", "0 seconds")
