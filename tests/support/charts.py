@@ -63,7 +63,12 @@ VARIANTS: dict[str, Values] = {
         "extraEnv": [{"name": "TZ", "value": "UTC"}],
         "lease": {"name": "leader"},
         "key": {"name": "the-key"},
-        "service": {"type": "NodePort", "port": 80, "annotations": {"a": "b"}},
+        "service": {
+            "type": "NodePort",
+            "port": 80,
+            "sessionAffinity": "None",
+            "annotations": {"a": "b"},
+        },
         "serviceAccount": {"name": "broker", "annotations": {"a": "b"}},
         "rbac": {"aggregate": False},
         "networkPolicy": {

@@ -262,7 +262,10 @@ def test_pods_carry_what_the_values_give_them() -> None:
     spread = [each["whenUnsatisfiable"] for each in pod["spec"]["topologySpreadConstraints"]]
     assert spread == ["DoNotSchedule", "ScheduleAnyway"]
     assert charts.one(found, "PodDisruptionBudget")["spec"]["maxUnavailable"] == "50%"
-    assert charts.one(found, "Service", "streambroker")["spec"]["ports"][0]["port"] == 80
+    service = charts.one(found, "Service", "streambroker")["spec"]
+    assert (service["ports"][0]["port"], service["sessionAffinity"]) == (80, "None")
+    usual = charts.one(charts.objects(), "Service", "streambroker")["spec"]
+    assert usual["sessionAffinity"] == "ClientIP"
 
 
 def test_labels_of_the_user_do_not_take_the_pods_from_their_deployment() -> None:
