@@ -112,11 +112,7 @@ class SideOperator(Operator):
         if self._other_policies:
             self._joining.changed()
             self._other_policies = False
-        for number in self._shape.turns:
-            limit = self._shape.limits[number]
-            if limit is not None:
-                released = self._waiting.release_since(number, self.window.time - limit)
-                self._give_up(number, limit, released)
+        self._end_waits(by_default=False)
 
     def advance(self, time: int) -> None:
         """Let event time pass: rows that waited for it are due, and windows are ready."""
@@ -192,6 +188,7 @@ class SideOperator(Operator):
 
     def end_window(self) -> None:
         """End a window: what nothing needs any more is freed, limits are checked."""
+        self._end_waits(by_default=True)  # what came in this window counts, as after a restart
         for state in self._sides:
             self._tell_refusals(state)  # of loads that were seen with no row behind them
         self._check_size()
@@ -428,6 +425,14 @@ class SideOperator(Operator):
             at = self._last[self._numbers[said["input"]]]
         watermark = self.window.watermark
         return at if at is not None and (watermark is None or at > watermark) else None
+
+    def _end_waits(self, *, by_default: bool) -> None:
+        """Let rows that have waited for too long wait no longer, by default or by a ``timeout``."""
+        for number in self._shape.turns:
+            limit = self._shape.limits[number]
+            if limit is not None and bool(self._shape.by_default >> number & 1) is by_default:
+                released = self._waiting.release_since(number, self.window.time - limit)
+                self._give_up(number, limit, released)
 
     def _give_up(self, number: int, limit: int, released: list[pa.RecordBatch]) -> None:
         side = self.join.inputs[number]
