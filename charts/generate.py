@@ -32,8 +32,8 @@ HEAD = """\
 # Made from charts/streambroker by `make chart`. The Secret streambroker-key is not here: the broker
 # makes it if it is missing, because a key in a public file is none.
 """
-ONE_FILE = {"key": {"create": False, "byBroker": True}}
-"""Values of the rendered file."""
+ONE_FILE = {"key": {"create": False, "byBroker": True}, "agentTls": {"mode": "off"}}
+"""Values of the rendered file, which is public: it has no keys."""
 
 _LINE = re.compile(r"^( *)([A-Za-z]+):(.*)$")
 

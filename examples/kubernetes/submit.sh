@@ -1,6 +1,7 @@
 #!/bin/sh
 # Submit a job: submit.sh feed, or submit.sh alerts; what follows is given to spark-submit. API is the address of the API
-# server, for instance https://127.0.0.1:6443. DRIVER=feed-driver-sidecar.yaml runs the agent as a sidecar.
+# server, for instance https://127.0.0.1:6443. DRIVER=feed-driver-sidecar.yaml runs the agent as a sidecar, and
+# EXECUTOR=tls/executor.yaml belongs to the drivers in tls/.
 set -eu
 cd "$(dirname "$0")"
 job=${1:?the job, feed or alerts}
@@ -21,7 +22,7 @@ exec spark-submit \
   --conf "spark.kubernetes.authenticate.driver.serviceAccountName=$job" \
   --conf "spark.kubernetes.driver.podTemplateFile=${DRIVER:-$job-driver.yaml}" \
   --conf spark.kubernetes.driver.podTemplateContainerName=spark-kubernetes-driver \
-  --conf spark.kubernetes.executor.podTemplateFile=executor.yaml \
+  --conf "spark.kubernetes.executor.podTemplateFile=${EXECUTOR:-executor.yaml}" \
   --conf spark.executor.instances=1 \
   "$@" \
   "local:///opt/job/$job.py"

@@ -125,7 +125,12 @@ class Jobs:
             text=True,
             timeout=_SUBMIT_SECONDS,
             check=False,
-            env={**self.cluster.environment, "API": self.cluster.url, "DRIVER": driver},
+            env={
+                **self.cluster.environment,
+                "API": self.cluster.url,
+                "DRIVER": driver,
+                "EXECUTOR": f"{'tls/' if self.tls else ''}executor.yaml",
+            },
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

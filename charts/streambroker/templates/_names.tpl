@@ -84,11 +84,20 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- define "streambroker.agenttls" -}}
 {{- $mode := .Values.agentTls.mode | toString -}}
+{{- if eq $mode "auto" -}}
+{{- include "streambroker.roles" . | fromJsonArray | empty | ternary "off" "self-signed" -}}
+{{- else -}}
 {{- eq $mode "false" | ternary "off" $mode -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "streambroker.agentsecret" -}}
 {{- default (printf "%s-agent-tls" (include "streambroker.fullname" .)) .Values.agentTls.secretName -}}
+{{- end -}}
+
+{{- define "streambroker.clientsecret" -}}
+{{- $given := .Values.agentTls.secretName -}}
+{{- $given | empty | ternary (printf "%s-agent-client" (include "streambroker.fullname" .)) (printf "%s-client" $given) -}}
 {{- end -}}
 
 {{- define "streambroker.scheme" -}}

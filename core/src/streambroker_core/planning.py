@@ -560,9 +560,11 @@ class Planning(Claims):
                     f" {next_ - 1}. Connect it again, or start with a new checkpoint."
                 )
 
-    def is_planned(self, reader: str, stream: str, epoch: int) -> bool:
-        """Whether the reader may read this epoch now."""
+    def is_planned(self, reader: str, stream: str, epoch: int, now: float) -> bool:
+        """Whether the reader may read this epoch now: a plan ends when grace is over, too."""
         known = self.readers.get(reader)
-        cursor = known.cursors.get(stream) if known else None
+        if known is None or not self._claims(known, now):
+            return False
+        cursor = known.cursors.get(stream)
         planned = cursor.planned if cursor else None
         return planned is not None and planned[0] <= epoch < planned[1]

@@ -6,6 +6,7 @@ certificates of agents carry one DNS name instead, ``streambroker-agent``, and c
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import ssl
@@ -21,9 +22,12 @@ from pe_agent.tls import (
     KEY_VARIABLE,
     TrustError,
 )
+from streambroker_core.errors import StreambrokerError
 
 PLAIN_VARIABLE = "STREAMBROKER_AGENT_PLAIN"
 CLIENTS_VARIABLE = "STREAMBROKER_AGENT_CLIENTS"
+INSECURE_VARIABLE = "STREAMBROKER_AGENT_INSECURE"
+ANY = "any"
 REQUIRED = "required"
 
 log = logging.getLogger("pe_agent")
@@ -186,22 +190,105 @@ def trusted(
     return AgentTrust(path, plain=word == "allow", own=own)
 
 
-def clients_required(given: str | None) -> bool:
-    """Return whether an agent serves only callers with a certificate of the CA.
+class NotSecuredError(StreambrokerError):
+    """Other machines could reach an agent that serves callers without a certificate."""
+
+    code = "NotSecured"
+
+
+def insecure(given: bool | None) -> bool:
+    """Return whether an agent may serve other machines without asking for certificates.
 
     Args:
-        given: ``required`` or ``any``; None for what the environment says.
+        given: None for what the environment says.
 
     Raises:
+        TrustError: the environment has another word than ``allow``.
+    """
+    if given is not None:
+        return given
+    word = os.environ.get(INSECURE_VARIABLE, "")
+    if word not in ("", "allow"):
+        raise TrustError(f"{INSECURE_VARIABLE} is {word!r}; it has to be `allow`, or nothing.")
+    return word == "allow"
+
+
+def clients_required(given: str | None, host: str, *, insecure: bool) -> bool:
+    """Return whether an agent serves only callers with a certificate of the CA.
+
+    It has to where other machines reach it: without a certificate gRPC reads a whole request of
+    any size before the agent can look at it.
+
+    Args:
+        given: ``required`` or ``any``; None for what the environment says, or what ``host`` needs.
+        host: the address at which the agent listens.
+        insecure: accept callers without a certificate at any address.
+
+    Raises:
+        NotSecuredError: other machines reach the address, and ``given`` is ``any``.
         TrustError: it is another word.
     """
-    word = given if given is not None else os.environ.get(CLIENTS_VARIABLE) or "any"
-    if word not in ("any", REQUIRED):
+    open_ = insecure or is_loopback(host)
+    word = given if given is not None else os.environ.get(CLIENTS_VARIABLE) or None
+    if word not in (None, ANY, REQUIRED):
         raise TrustError(
             f"`agent_clients=` or {CLIENTS_VARIABLE} is {word!r}; it has to be"
-            f" `{REQUIRED}`, or `any`."
+            f" `{REQUIRED}`, or `{ANY}`."
         )
-    return word == REQUIRED
+    if word == ANY and not open_:
+        raise NotSecuredError(
+            f"`agent_clients=` or {CLIENTS_VARIABLE} is `{ANY}`, and other machines can reach an"
+            f" agent at {host}. Leave the setting out, {_OR_ELSE}"
+        )
+    return word == REQUIRED or (word is None and not open_)
+
+
+def check_secured(
+    pe: str, host: str, certificate: AgentCertificate | None, trust: AgentTrust, *, required: bool
+) -> None:
+    """Refuse settings with which an agent could not ask its callers for certificates.
+
+    Args:
+        pe: the PE of the agent.
+        host: the address at which it listens.
+        certificate: what it shows.
+        trust: whom it trusts.
+        required: whether it has to ask.
+
+    Raises:
+        NotSecuredError: other machines can reach it.
+        TrustError: it was told to ask, or the CA's file cannot be used.
+    """
+    if not required or (certificate is not None and trust.anchors() is not None):
+        return
+    missing = (
+        "a certificate, its key and the CA of its callers (`agent_certificate=`, `agent_key=` and"
+        " `agent_ca=`, or --tls-cert, --tls-key and --agent-ca)"
+    )
+    if is_loopback(host):
+        raise TrustError(
+            f"the agent of {pe} is to ask its callers for certificates, and has no CA to check"
+            f" them with, or no TLS. Give {missing}."
+        )
+    raise NotSecuredError(
+        f"other machines can reach the agent of {pe} at {host}, and it cannot ask its callers for"
+        f" certificates. Give {missing}; `streambroker up --tls-self-signed` writes them for local"
+        f" use. Otherwise {_OR_ELSE}"
+    )
+
+
+_OR_ELSE = (
+    "listen at 127.0.0.1, or accept the risk with `insecure=True`, --insecure or"
+    f" {INSECURE_VARIABLE}=allow."
+)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def shown(chain: str | Path | None, key: str | Path | None) -> AgentCertificate | None:

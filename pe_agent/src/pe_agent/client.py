@@ -20,7 +20,7 @@ import pyarrow.flight as flight
 
 from pe_agent import agent_tls, tls
 from pe_agent.agent_tls import AgentTrust
-from pe_agent.flight_errors import AgentUnreachableError, from_flight
+from pe_agent.flight_errors import METADATA_BYTES, AgentUnreachableError, from_flight
 
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.bdp_probe", 0),
@@ -30,7 +30,12 @@ OPTIONS: list[tuple[str, int]] = [
     # A frozen agent or a lost node answers no ping: rows that are being sent come to an end, too.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 30_000),
+    # The reason of a refusal comes as metadata; of 400 columns it is larger than what gRPC takes.
+    ("grpc.max_metadata_size", METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES),
 ]
+
+AUTHORIZATION = "authorization"
 
 STALL_SECONDS = 60.0
 
@@ -52,6 +57,11 @@ class _Connection:
 
 _clients: dict[tuple[int, str], _Connection] = {}
 _trust: AgentTrust | None = None
+
+
+def bearer(token: str) -> str:
+    """Return the value of the header that has an agent's token."""
+    return f"Bearer {token}"
 
 
 def trust_in_process(trust: AgentTrust) -> None:
@@ -162,6 +172,10 @@ class AgentClient:
     def _client(self) -> flight.FlightClient:
         return _client(self.location, self.trust or _trusted())
 
+    def _options(self, timeout: float | None = None) -> flight.FlightCallOptions:
+        headers = [(AUTHORIZATION.encode(), bearer(self.token).encode())] if self.token else []
+        return flight.FlightCallOptions(timeout=timeout, headers=headers)
+
     def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
         """Perform an action and return its answer.
 
@@ -169,11 +183,11 @@ class AgentClient:
             AgentUnreachableError: nobody answers in ``timeout`` seconds.
             AgentRefusedError: the agent says no, and why.
         """
-        body["token"] = self.token
+        if self.token:
+            body["token"] = self.token  # for an agent of the release before
         try:
             results = self._client().do_action(
-                flight.Action(action, json.dumps(body).encode()),
-                flight.FlightCallOptions(timeout=timeout),
+                flight.Action(action, json.dumps(body).encode()), self._options(timeout)
             )
             answer: dict[str, Any] = json.loads(next(iter(results)).body.to_pybytes())
         except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:
@@ -192,7 +206,7 @@ class AgentClient:
             json.dumps({**command, "token": self.token}).encode()
         )
         try:
-            writer, reader = self._client().do_put(descriptor, schema)
+            writer, reader = self._client().do_put(descriptor, schema, self._options())
             try:
                 for batch in batches:
                     writer.write_batch(batch)

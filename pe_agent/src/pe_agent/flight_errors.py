@@ -32,14 +32,28 @@ class AgentRefusedError(StreambrokerError):
         self.facts = facts or {}
 
 
+LONGEST = 100_000
+"""Characters of a reason; the middle of a longer one is left out."""
+METADATA_BYTES = 4 << 20
+"""What a caller takes of an error: gRPC sends it as metadata, and drops it all beyond its limit."""
+_TOO_LONG = "metadata size exceeds"
+
+
 def to_flight(error: BaseException) -> flight.FlightError:
-    """Translate an error for the wire."""
+    """Translate an error for the wire.
+
+    Flight repeats the message several times in the metadata, so that has only the beginning; the
+    whole reason is in ``extra_info``.
+    """
     code = getattr(error, "code", None) or "InternalError"
     text = (
         str(error) if isinstance(error, StreambrokerError) else f"{type(error).__name__}: {error}"
     )
-    info = json.dumps({"code": code, "message": text}).encode()
-    return flight.FlightServerError(f"{code}: {text}", extra_info=info)
+    text = text.encode(errors="backslashreplace").decode()  # half of a surrogate pair does not go
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+    info = json.dumps({"code": code, "message": text}, ensure_ascii=False)
+    return flight.FlightServerError(f"{code}: {text:.200}", extra_info=info.encode())
 
 
 def from_flight(error: Exception, location: str) -> StreambrokerError:
@@ -52,6 +66,12 @@ def from_flight(error: Exception, location: str) -> StreambrokerError:
         except (ValueError, KeyError, TypeError):
             pass
     text = str(error).partition(". gRPC client debug context")[0]
+    if _TOO_LONG in text:
+        return AgentRefusedError(
+            "ReasonUnread",
+            f"the agent at {location} refuses, and its reason is too long to be received: its log"
+            " has the request. Is that agent of an older release?",
+        )
     return AgentUnreachableError(
         f"the agent at {location} does not answer: {text}{_remedy(location, text)}"
     )

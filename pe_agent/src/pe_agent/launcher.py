@@ -67,12 +67,13 @@ class AgentProcess:
         certificate: AgentCertificate | None = None,
         trust: AgentTrust | None = None,
         clients: str | None = None,
+        insecure: bool | None = None,
     ) -> None:
         self._pe, self.home = pe, home
         self._broker, self._linger, self._host, self._port = broker, linger, host, port
         self._hint_port, self._broker_ca = hint_port, broker_ca
         self._certificate, self.trust = certificate, trust or AgentTrust()
-        self._clients = clients
+        self._clients, self._insecure = clients, agent_tls.insecure(insecure)
         self._not_adopted = ""
         self._token = token or Token()
         self._process: subprocess.Popen[bytes] | None = None
@@ -139,11 +140,11 @@ class AgentProcess:
         Raises:
             AgentFailedError: it does, or does not say.
         """
-        wanted = agent_tls.clients_required(self._clients)
+        wanted = agent_tls.clients_required(self._clients, self._host, insecure=self._insecure)
         if wanted and found.get("clients") != agent_tls.REQUIRED:
             raise AgentFailedError(
                 f"the agent of {self._pe} that lives in {self.home} (process {found['pid']}) serves"
-                " callers without a certificate, and `agent_clients` is `required`. End it first:"
+                " callers without a certificate, and here they are required. End it first:"
                 " by SIGTERM or with `pe.stop(end_agent=True)`, or wait until its `linger` is over;"
                 " its log stays. A sidecar needs `--clients required`."
             )
@@ -217,6 +218,8 @@ class AgentProcess:
             command += ["--agent-ca", str(self.trust.path)]
         if self._clients:
             command += ["--clients", self._clients]
+        if self._insecure:
+            command += ["--insecure"]
         command += ["--token-file", str(tokens.write(self._token, self.home / SHOWN_FILE))]
         return command
 

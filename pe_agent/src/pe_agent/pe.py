@@ -56,6 +56,7 @@ def start(
     agent_key: str | Path | None = None,
     agent_ca: str | Path | None = None,
     agent_clients: str | None = None,
+    insecure: bool | None = None,
     owner: Mapping[str, str] | None = None,
 ) -> PE:
     """Start the PE of a job: its agent process, and the data source in this Spark session.
@@ -90,7 +91,10 @@ def start(
             default ``$STREAMBROKER_AGENT_CA``. With it only agents with TLS are called, unless
             ``$STREAMBROKER_AGENT_PLAIN`` is ``allow``.
         agent_clients: ``required``: the agent serves only callers that show a certificate of that
-            CA, too; default ``$STREAMBROKER_AGENT_CLIENTS``, or ``any``.
+            CA; default ``$STREAMBROKER_AGENT_CLIENTS``, or ``any`` where only this machine can
+            reach ``host``.
+        insecure: let other machines call the agent without a certificate; default
+            ``$STREAMBROKER_AGENT_INSECURE`` is ``allow``.
         owner: in Kubernetes, what Exports and Imports that are made by the job belong to and go
             with: ``apiVersion``, ``kind``, ``name`` and ``uid`` of something in its namespace that
             outlives the driver pod; default ``$STREAMBROKER_OWNER``, as JSON, or nothing.
@@ -99,6 +103,7 @@ def start(
         FellowsInvalidError: ``agents`` are too many, or not of this job.
         OwnerError: the owner is incomplete, or a pod.
         TokenError: the token cannot be used, or both ways of giving it are used.
+        NotSecuredError: other machines could call the agent without a certificate.
         TrustError: a file of certificates cannot be used, or one that it needs is missing.
         AgentFailedError: the agent did not start, for instance because the port or the data
             directory is in use.
@@ -109,7 +114,10 @@ def start(
     shown, trust = tokens.given(token, token_file), tls.given(broker_ca)
     certificate = agent_tls.shown(agent_certificate, agent_key)
     agent_trust = agent_tls.trusted(agent_ca, own=certificate)
-    agent_tls.clients_required(agent_clients)
+    required = agent_tls.clients_required(
+        agent_clients, host, insecure=agent_tls.insecure(insecure)
+    )
+    agent_tls.check_secured(str(key), host, certificate, agent_trust, required=required)
     if agent_trust.anchors() is None and certificate is not None:
         raise TrustError(
             "the job could not call its own agent: give the CA of `agent_certificate=` with"
@@ -138,6 +146,7 @@ def start(
             certificate=certificate,
             trust=agent_trust,
             clients=agent_clients,
+            insecure=insecure,
         )
 
     process = launch(0)

@@ -153,7 +153,7 @@ def test_only_an_agent_that_asks_for_certificates_is_adopted_where_they_are_requ
             adopt("required" if how == "argument" else None)
             assert adopted[0].client.location == agent.location
         else:
-            with pytest.raises(AgentFailedError, match=r"`agent_clients` is `required`. End it"):
+            with pytest.raises(AgentFailedError, match=r"here they are required. End it"):
                 adopt("required" if how == "argument" else None)
             adopt("any")
         ask(agent, authority.trust())

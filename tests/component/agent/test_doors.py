@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from pe_agent.agent.fellows.grants import pass_for
 from pe_agent.agent.store import Store
 from pe_agent.client import AgentClient
+from pe_agent.flight_errors import AgentRefusedError
 from streambroker_core.offset import VERSION
 from streambroker_core.wire import capability
 from support.agents import (
@@ -27,7 +30,19 @@ from support.agents import (
 )
 from support.waiting import until
 
-PORTS = ("trades", "closed", "planned", "sessions", "moving", "cut", "later", "revoked", "ids")
+PORTS = (
+    "trades",
+    "closed",
+    "planned",
+    "sessions",
+    "moving",
+    "cut",
+    "later",
+    "revoked",
+    "ids",
+    "grace",
+    "wide",
+)
 
 
 @pytest.fixture(scope="module")
@@ -116,34 +131,80 @@ def test_a_capability_without_filter_opens_no_filtered_route(agents: Pair) -> No
     assert plan(agents, signed(agents, filter_allowed=True), reader="new", filter="n > 1")["routed"]
 
 
-def test_only_its_own_import_renews_or_ends_a_readers_lease(agents: Pair) -> None:
-    plan(agents, signed(agents), reader="leased")
+def test_only_who_has_its_pass_renews_or_ends_a_readers_lease(agents: Pair) -> None:
+    shown = plan(agents, signed(agents), reader="leased")["pass"]
     client, export = AgentClient(agents.exporter.location), f"{agents.exporter.pe}/trades"
     own, thief = f"{agents.importer.pe}/trades", "default/thief/0/trades"
 
     def alive() -> bool:
         return bool(agents.exporter.reader_status("leased")["alive"])
 
-    def watch(import_: str, token: str | None) -> dict[str, Any]:
-        imports = {import_: {"capability": token, "readers": ["leased"]}}
+    def watch(import_: str, token: str | None, pass_: str | None = shown) -> dict[str, Any]:
+        imports = {import_: {"capability": token, "readers": {"leased": pass_}}}
         asked = {export: {"heads": None, "imports": imports}}
         answer = client.call("peer.watch", exports=asked, wait=0, lease=50.0)
         told: dict[str, Any] = answer["exports"][export]
         return told
 
-    def leave(import_: str) -> None:
+    def leave(import_: str, pass_: str | None = shown) -> None:
         body: dict[str, Any] = {"export": export, "reader": "leased", "import": import_}
-        client.call("peer.leave", **body)
+        client.call("peer.leave", **{**body, "pass": pass_})
 
     leave(thief)
+    leave(own, None)
     assert alive()
     leave(own)
     until(lambda: not alive(), 30, "the reader has left")
-    assert watch(thief, None) == {"heads": None}
+    assert watch(thief, None)["code"] == watch(own, None, None)["code"] == "NotRouted"
     assert not alive()
-    assert watch(own, None) == {"heads": None}
+    assert watch(own, None) == {"heads": None, "ended": False}
     assert alive()
-    assert "error" in watch(thief, signed(agents))
+    assert watch(thief, signed(agents))["code"] == "CapabilityInvalid"
+    leave(own)
+    assert watch(own, signed(agents), None)["heads"]
+    assert alive(), "a capability that counts is enough"
+
+
+def test_a_long_poll_is_refused_to_who_holds_neither_a_plan_nor_a_capability(
+    agents: Pair,
+) -> None:
+    shown = plan(agents, signed(agents), reader="holds")["pass"]
+    export, import_ = f"{agents.exporter.pe}/trades", f"{agents.importer.pe}/trades"
+
+    def watch(token: str | None, readers: Any, **more: Any) -> tuple[dict[str, Any], float]:
+        imports = {import_: {"capability": token, "readers": readers}}
+        asked: dict[str, Any] = {export: {"heads": None, "imports": imports}}
+        began = time.monotonic()
+        client = AgentClient(agents.exporter.location)
+        told = client.call("peer.watch", exports={**asked, **more}, wait=4, lease=5.0)
+        found: dict[str, Any] = told["exports"][export]
+        return found, time.monotonic() - began
+
+    for token, readers in (
+        (None, {}),
+        (None, {"holds": None}),
+        (None, ["holds"]),
+        (signed(agents, key=b"forged"), {}),
+        (None, {"stranger": "f" * 64}),
+    ):
+        told, seconds = watch(token, readers)
+        assert told["code"] in ("NotRouted", "CapabilityInvalid")
+        assert seconds < 2
+    assert watch(None, {"holds": shown})[1] > 3.9
+    other: dict[str, Any] = {f"{export}-{n}": {"heads": None, "imports": {}} for n in range(256)}
+    assert error_code(lambda: watch(signed(agents), {}, **other)) == "BodyInvalid"
+
+
+def test_what_other_agents_ask_is_never_larger_than_a_quarter_of_a_mebibyte(agents: Pair) -> None:
+    token = signed(agents)
+    for size, code in ((200 << 10, "ok"), (256 << 10, "BodyInvalid")):
+        asked = partial(plan, agents, token, reader="large", schema="x" * size)
+        if code == "ok":
+            assert error_code(asked) == "SchemaInvalid"
+        else:
+            assert error_code(asked) == code
+    for action in ("peer.replan", "peer.watch", "peer.leave", "peer.where", "peer.plan"):
+        assert _raw(agents, action, b'{"x": "' + b"x" * (256 << 10) + b'"}') == "BodyInvalid"
 
 
 def test_a_reader_of_one_import_is_no_reader_of_another(agents: Pair) -> None:
@@ -180,14 +241,45 @@ def test_epochs_that_are_not_planned_are_not_sent(agents: Pair) -> None:
     (ticket,) = reader.slices(None, end)
     assert len(reader.batches(ticket)) == 1
     publisher.publish(1, rows(3, 3))
-    later = {**ticket, "pieces": [[1, 0, 1]]}
-    assert error_code(lambda: reader.batches(later)) == "NotPlanned"
-    other = {**ticket, "reader": "stranger"}
-    assert error_code(lambda: reader.batches(other)) == "NotPlanned"
-    elsewhere = {**ticket, "stream": "no such stream"}
-    assert error_code(lambda: reader.batches(elsewhere)) == "NotPlanned"
+    for changes in (
+        {"pieces": [[1, 0, 1]]},
+        {"reader": "stranger"},
+        {"stream": "no such stream"},
+        {"export": f"{agents.exporter.pe}/trades"},
+        {"grant": None},
+        {"grant": ticket["grant"][:-1] + ("0" if ticket["grant"][-1] != "0" else "1")},
+    ):
+        assert error_code(lambda c=changes: reader.batches({**ticket, **c})) == "GrantInvalid"
     reader.next(end)
     assert error_code(lambda: reader.batches(ticket)) == "NotPlanned"
+
+
+def test_a_ticket_outlives_its_capability_and_a_restart_and_ends_with_grace(agents: Pair) -> None:
+    agents.plumb(only={**agents.how.only, "grace": {"grace": 6.0}})
+    agents.importer.restart()
+    agents.exporter.restart()
+    publisher = Publishing(agents.exporter, port="grace")
+    publisher.publish(0, rows(0, 3))
+    export, import_ = f"{agents.exporter.pe}/grace", f"{agents.importer.pe}/grace"
+    known = plan(agents, signed(agents, "grace"), "grace", reader="away", lease=3.0)
+    stream = known["planned"][0]["stream"]
+    asked: dict[str, Any] = {"export": export, "import": import_, "reader": "away"}
+    asked |= {"filter": None, "columns": None, "stream": stream}
+    expired = signed(agents, "grace", expires=1)
+    again = replan(agents, asked, 0, 1, capability=expired)
+    ticket = {**asked, "pieces": [[0, 0, 1]], "grant": again["grant"]}
+    reading = Reading(agents.exporter)
+
+    def read() -> int:
+        ticket["location"] = agents.exporter.location
+        return sum(batch.num_rows for batch in reading.batches(ticket))
+
+    assert read() == 3
+    agents.exporter.restart()
+    assert read() == 3
+    until(lambda: error_code_or_none(read) == "NotPlanned", 30, "grace is over")
+    replan(agents, asked, 0, 1, capability=expired)
+    assert read() == 3
 
 
 def test_a_ticket_that_names_blocks_which_do_not_exist_is_refused(agents: Pair) -> None:
@@ -201,7 +293,7 @@ def test_a_ticket_that_names_blocks_which_do_not_exist_is_refused(agents: Pair) 
         broken = {**ticket, "pieces": [wrong]}
         assert error_code(reader.batches, broken) == "BodyInvalid"
     columns = {**ticket, "columns": ["nothing"]}
-    assert error_code(lambda: reader.batches(columns)) == "BodyInvalid"
+    assert error_code(lambda: reader.batches(columns)) == "GrantInvalid"
 
 
 @pytest.mark.parametrize("port", ["closed", "trades"])
@@ -211,7 +303,7 @@ def test_a_ticket_that_differs_from_the_plan_in_filter_or_columns_is_refused(
     reader = Reading(agents.importer, port=port)
     (ticket,) = reader.slices(None, reader.end(None))
     for changes in ({"filter": "n < 3"}, {"columns": ["n"]}, {"columns": ["name", "n"]}):
-        assert error_code(reader.batches, {**ticket, **changes}) == "NotPlanned"
+        assert error_code(reader.batches, {**ticket, **changes}) == "GrantInvalid"
     assert reader.batches(ticket)
     figures = agents.exporter.reader_status(ticket["reader"], port)
     assert (figures["filter"], figures["filtered"]) == (None, 0)
@@ -245,9 +337,20 @@ def test_a_body_that_is_no_json_object_is_refused_and_the_agent_lives(
 
 def test_an_oversized_body_is_refused(agents: Pair) -> None:
     body = json.dumps({"token": "x" * (17 << 20)}).encode()
-    assert _raw(agents, "status", body) == "BodyInvalid"
-    assert _raw(agents, "publisher.publish", body) == "TokenWrong", "with what a query passes on"
-    assert _raw(agents, "publisher.publish", body * 4) == "BodyInvalid"
+    assert _raw(agents, "status", body) == "TokenWrong"
+    assert _raw(agents, "status", body, known=True) == "BodyInvalid"
+    passed_on = json.dumps({"export": "ghost", "control": ["x" * (17 << 20)]}).encode()
+    assert _raw(agents, "publisher.publish", passed_on, known=True) == "UnknownPort"
+    assert _raw(agents, "publisher.publish", body * 4, known=True) == "BodyInvalid"
+
+
+def test_a_caller_of_the_release_before_has_the_token_in_its_request(agents: Pair) -> None:
+    token = agents.exporter.address["token"]
+    assert _raw(agents, "nothing", json.dumps({"token": token}).encode()) == "BodyInvalid"
+    asked = {"token": token, "export": "trades"}
+    assert _raw(agents, "publisher.admit", json.dumps(asked).encode()) == "BodyInvalid"
+    large = {**asked, "more": "x" * (256 << 10)}
+    assert _raw(agents, "publisher.admit", json.dumps(large).encode()) == "TokenWrong"
 
 
 def test_an_unknown_action_is_refused_by_name(agents: Pair) -> None:
@@ -328,10 +431,21 @@ def test_an_offset_of_a_newer_release_is_refused_by_name(agents: Pair) -> None:
     assert error_code(lambda: reader.next({"topic": {"0": 1}})) == "OffsetInvalid"
 
 
-def _raw(agents: Pair, action: str, body: bytes) -> str:
-    client = flight.FlightClient(agents.exporter.location)
+def error_code_or_none(do: Callable[[], object]) -> str | None:
     try:
-        list(client.do_action(flight.Action(action, pa.py_buffer(body))))
+        do()
+    except AgentRefusedError as error:
+        return error.code
+    return None
+
+
+def _raw(agents: Pair, action: str, body: bytes, *, known: bool = False) -> str:
+    client = flight.FlightClient(agents.exporter.location)
+    token = agents.exporter.address["token"]
+    headers = [(b"authorization", f"Bearer {token}".encode())] if known else []
+    options = flight.FlightCallOptions(headers=headers)
+    try:
+        list(client.do_action(flight.Action(action, pa.py_buffer(body)), options))
     except flight.FlightError as error:
         return str(json.loads(error.extra_info)["code"])
     finally:
@@ -344,6 +458,9 @@ def replan(
 ) -> dict[str, Any]:
     """Register a plan of the reader of a ticket again, as its agent would, without capability."""
     same = {name: ticket[name] for name in ("export", "import", "reader", "filter", "columns")}
+    same["pass"] = pass_for(
+        agents.exporter.address["token"], ticket["export"], ticket["import"], ticket["reader"]
+    )
     ranges = {ticket["stream"]: [first, next_]}
     body = {**same, "positions": {}, "ranges": ranges, "lease": 5.0, **changes}
     return AgentClient(agents.exporter.location).call("peer.replan", **body)
@@ -360,7 +477,7 @@ def cut(agents: Pair, port: str, reader: str) -> None:
     agents.exporter.start()
 
 
-def test_who_knows_a_readers_id_alone_gets_nothing_new_and_acknowledges_nothing(
+def test_who_has_a_readers_pass_gets_nothing_new_and_acknowledges_nothing_and_its_id_is_nothing(
     agents: Pair,
 ) -> None:
     publisher = Publishing(agents.exporter, port="ids")
@@ -375,6 +492,8 @@ def test_who_knows_a_readers_id_alone_gets_nothing_new_and_acknowledges_nothing(
     columns = ticket["columns"]
     refused = error_code(lambda: plan(agents, None, "ids", columns=columns, **stolen))
     assert refused == "CapabilityInvalid"
+    nameless = partial(replan, agents, ticket, 0, 1, **{"pass": None})
+    assert error_code(nameless) == "CapabilityInvalid"
     assert error_code(lambda: replan(agents, ticket, 1, 2, positions=positions)) == "NotRouted"
     replan(agents, ticket, 0, 1, positions=positions)
     known = agents.exporter.reader_status(ticket["reader"], "ids")
@@ -397,7 +516,8 @@ def test_a_cut_reader_reads_what_it_has_planned_and_nothing_new(agents: Pair) ->
     assert error_code(lambda: replan(agents, ticket, 0, 2)) == "NotRouted"
     assert error_code(lambda: replan(agents, ticket, 1, 2, positions=positions)) == "NotRouted"
     later = {**ticket, "pieces": [[1, 0, 1]]}
-    assert error_code(lambda: reader.batches(later)) == "NotPlanned"
+    assert error_code(lambda: reader.batches(later)) == "GrantInvalid"
+    assert error_code(lambda: replan(agents, ticket, 0, 1, **{"pass": None})) == "CapabilityInvalid"
     replan(agents, ticket, 0, 1)
     assert len(reader.batches(ticket)) == 1
 
@@ -457,3 +577,27 @@ def test_a_revoked_import_reads_nothing_more_not_even_what_it_has_planned(agents
     assert error_code(lambda: replan(agents, ticket, 0, 1)) == "Revoked"
     token = signed(agents, "revoked")
     assert error_code(lambda: plan(agents, token, "revoked")) == "Revoked"
+
+
+def test_a_refusal_that_names_hundreds_of_columns_travels_whole_and_is_no_absent_agent(
+    agents: Pair,
+) -> None:
+    columns = [f"column_number_{n}_of_a_wide_stream" for n in range(400)]
+    schema = pa.schema([(c, pa.int64()) for c in columns])
+    ddl = ", ".join(f"`{c}` bigint" for c in columns)
+    wide = Publishing(agents.exporter, port="wide", ddl=ddl)
+    wide.publish(0, pa.RecordBatch.from_pydict({c: [1] for c in columns}, schema=schema))
+
+    reader = Reading(agents.importer, port="wide", columns=["nothing"])
+    offset: dict[str, Any] | None = None
+
+    def why() -> str | None:
+        nonlocal offset
+        offset = reader.next(offset)["offset"] or offset
+        told = agents.importer.status()["imports"]
+        found: str | None = told["readers"][offset["reader"]]["refused"].get(
+            f"{agents.exporter.pe}/wide"
+        )
+        return found if offset is not None and not told["away"] else None
+
+    assert all(c in until(why, 20, "the export refuses the columns") for c in columns)

@@ -13,16 +13,27 @@ from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.service import AgentService
 from pe_agent.client import AgentClient
 from streambroker_core.model import PeKey
+from streambroker_core.wire import capability
 from support.agents import error_code
 from support.waiting import until
 
 SECONDS = 10.0
 TOKEN = "token"
+KEY, EXPORT, IMPORT = b"key", "default/feed/0/watched", "default/alerts/0/trades"
+OPENS = capability.sign(
+    KEY, reader_import=IMPORT, export=EXPORT, filter_allowed=True, policy="wait"
+)
 LONG: dict[str, dict[str, Any]] = {
     "view": {"seen": None, "wait": SECONDS},
     "schema": {"port": "in", "wait": SECONDS},
     "reader.heads": {"import": "in", "wait": SECONDS},
-    "peer.watch": {"exports": {}, "wait": SECONDS, "lease": 5.0},
+    "peer.watch": {
+        "exports": {
+            EXPORT: {"heads": {}, "imports": {IMPORT: {"capability": OPENS, "readers": {}}}}
+        },
+        "wait": SECONDS,
+        "lease": 5.0,
+    },
     "reader.next": {
         "import": "in",
         "session": "one",
@@ -37,6 +48,8 @@ LONG: dict[str, dict[str, Any]] = {
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     hosts = Hosts(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
     hosts.actions["declare"]({"kind": "import", "port": "in", "spec": None})
+    hosts.actions["declare"]({"kind": "export", "port": "watched", "spec": None})
+    hosts.key = KEY
     yield hosts
     hosts.close()
 

@@ -38,7 +38,7 @@ def test_the_charts_crds_are_those_of_the_repository_and_are_kept(name: str) -> 
 
 
 def test_the_one_file_has_the_objects_of_an_install_and_no_key() -> None:
-    values = {"key": {"create": False, "byBroker": True}}
+    values = {"key": {"create": False, "byBroker": True}, "agentTls": {"mode": "off"}}
     made = charts.objects(values, name="streambroker", namespace="streambroker")
     installed = {charts.key_of(x): x for x in made if x["kind"] != "Pod"}
     found = {charts.key_of(x): x for x in documents(charts.ROOT / "deploy/base/streambroker.yaml")}

@@ -189,10 +189,14 @@ def test_certificates_outlive_the_release_and_a_further_namespace_gets_that_of_t
     assert trusted["ca.crt"].strip() == base64.b64decode(rest["ca.crt"]).decode().strip()
 
     for each in others:
-        cluster.request("DELETE", f"/api/v1/namespaces/{each}/secrets/streambroker-agent-tls")
+        secrets = f"/api/v1/namespaces/{each}/secrets"
+        cluster.request("DELETE", f"{secrets}/streambroker-agent-tls")
     helm.upgrade(charts.CHART, charts.RELEASE, {**values, "watchNamespaces": others})
     renewed = [kept(each, "streambroker-agent-tls") for each in others]
     assert renewed[0] == renewed[1] != agents
+    clients = [kept(each, "streambroker-agent-client") for each in others]
+    assert clients[0] == clients[1]
+    assert clients[0]["ca.crt"] == renewed[0]["ca.crt"]
 
 
 def test_a_chart_that_was_rendered_without_the_cluster_cannot_change_the_key(

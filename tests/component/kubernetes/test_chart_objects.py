@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import ssl
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
 
 from pe_agent.agent import listener
 from pe_agent.agent_tls import AgentCertificate
-from pe_agent.tls import AGENT_NAME
+from pe_agent.tls import AGENT_NAME, TrustError
 from support import charts
 
+CLIENT = "streambroker-client"
+"""The DNS name in what executors show: not that of agents."""
 FOREIGN = {"Certificate", "PrometheusRule", "ServiceMonitor"}
 """Kinds of other projects, of which there is no schema here."""
 
@@ -100,7 +103,7 @@ def test_the_service_monitor_finds_the_metrics_service_only() -> None:
 
 
 def test_the_key_is_32_random_bytes_that_nobody_can_change_and_uninstall_leaves() -> None:
-    first, second = (charts.one(charts.objects(), "Secret") for _ in range(2))
+    first, second = (charts.one(charts.objects(), "Secret", "streambroker-key") for _ in range(2))
     assert first["immutable"] is True
     assert first["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     keys = {base64.b64decode(each["data"]["key"], validate=True) for each in (first, second)}
@@ -251,14 +254,57 @@ def test_agents_of_all_namespaces_are_given_one_certificate_that_they_can_show(
     shake_hands(client, server, AGENT_NAME)
 
 
+def test_what_executors_show_is_taken_by_agents_and_makes_nobody_an_agent(tmp_path: Path) -> None:
+    found = charts.objects(charts.VARIANTS["agents' TLS self-signed"])
+    for secret in charts.of_kind(found, "Secret"):
+        if secret["metadata"].get("namespace") == "jobs":
+            for name, text in secret["data"].items():
+                place = tmp_path / f"{secret['metadata']['name']}-{name}"
+                place.write_bytes(base64.b64decode(text, validate=True))
+    agent, executor = (tmp_path / f"streambroker-agent-{name}" for name in ("tls", "client"))
+    ca = f"{agent}-ca.crt"
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
+    server.verify_mode = ssl.CERT_REQUIRED
+    server.load_cert_chain(f"{agent}-tls.crt", f"{agent}-tls.key")
+    client = ssl.create_default_context(cafile=ca)
+    for shown in (executor, agent):
+        client.load_cert_chain(f"{shown}-tls.crt", f"{shown}-tls.key")
+        shake_hands(client, server, AGENT_NAME)
+
+    with pytest.raises(TrustError, match=AGENT_NAME):
+        listener.read(
+            AgentCertificate(chain=Path(f"{executor}-tls.crt"), key=Path(f"{executor}-tls.key"))
+        )
+
+
+@pytest.mark.parametrize(("watched", "made"), [("own", True), (["jobs"], True), ("*", False)])
+def test_agents_have_certificates_by_default_where_the_namespaces_of_jobs_are_known(
+    watched: Any, made: bool
+) -> None:
+    found = charts.objects({"watchNamespaces": watched})
+    names = {each["metadata"]["name"] for each in charts.of_kind(found, "Secret")}
+    assert {"streambroker-agent-tls", "streambroker-agent-client"} <= names or not made
+    assert any("agent" in name for name in names) == made
+
+
 def test_cert_manager_is_asked_for_a_certificate_of_agents_in_each_namespace() -> None:
     found = charts.of_kind(
         charts.objects(charts.VARIANTS["agents' TLS by cert-manager"]), "Certificate"
     )
-    assert [each["metadata"]["namespace"] for each in found] == ["jobs", "reports"]
+    made = {
+        (each["metadata"]["namespace"], each["spec"]["secretName"]): (
+            each["spec"]["dnsNames"],
+            each["spec"]["usages"],
+        )
+        for each in found
+    }
+    agents, clients = ([AGENT_NAME], ["server auth", "client auth"]), ([CLIENT], ["client auth"])
+    assert made == {
+        (namespace, f"streambroker-agent-{name}"): shown
+        for namespace in ("jobs", "reports")
+        for name, shown in (("tls", agents), ("client", clients))
+    }
     for each in found:
-        assert each["spec"]["secretName"] == "streambroker-agent-tls"
-        assert each["spec"]["dnsNames"] == [AGENT_NAME]
         assert each["spec"]["issuerRef"] == {
             "group": "cert-manager.io",
             "kind": "ClusterIssuer",
@@ -274,6 +320,9 @@ def test_a_secret_of_agents_that_is_given_is_not_made(mode: str) -> None:
     }
     notes = charts.files(values)["NOTES.txt"]
     assert ("mounts the Secret agents" in notes) == (mode == "secret")
+    assert ("mounts the Secret agents of" in notes and "agents-client into" in notes) == (
+        mode == "secret"
+    )
     assert ("Between agents TLS is not used" in notes) == (mode == "off")
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from pe_agent import tls
 from pe_agent.agent.process import settings
+from pe_agent.agent_tls import INSECURE_VARIABLE
 from streambroker_core.wire.manifest import API_VERSION, read_manifest
 from support import charts
 
@@ -54,7 +55,12 @@ def test_every_pod_fits_the_standard_that_its_namespace_enforces() -> None:
     namespace = charts.one(documents("jobs.yaml"), "Namespace")
     label = "pod-security.kubernetes.io/enforce"
     assert namespace["metadata"]["labels"][label] == "restricted"
-    for name in (*DRIVERS, *(f"tls/{each}" for each in DRIVERS), "executor.yaml"):
+    for name in (
+        *DRIVERS,
+        *(f"tls/{each}" for each in DRIVERS),
+        "executor.yaml",
+        "tls/executor.yaml",
+    ):
         charts.restricted(documents(name)[0]["spec"])
     (application,) = documents("alerts-sparkapplication.yaml")
     for role in ("driver", "executor"):
@@ -91,7 +97,7 @@ def test_a_driver_has_a_claim_of_its_own_and_a_token_for_the_broker_alone(
         assert mounts["agent"] == "/var/lib/streambroker"
         assert mounts["broker-token"] == "/var/run/secrets/streambroker"
         names = {each["name"] for each in container["env"]}
-        assert names == {"POD_IP", "POD_NAMESPACE", "STREAMBROKER_URL"}
+        assert names == {"POD_IP", "POD_NAMESPACE", "STREAMBROKER_URL", INSECURE_VARIABLE}
 
 
 def test_jobs_call_the_service_of_the_chart() -> None:
@@ -113,6 +119,7 @@ def test_a_driver_with_tls_is_the_one_without_and_what_tls_needs(name: str) -> N
     there = {charts.key_of(each) for each in made}
     ca, secret = "streambroker-ca", "streambroker-agent-tls"
     assert {("ConfigMap", "jobs", ca), ("Secret", "jobs", secret)} <= there
+    assert ("Secret", "jobs", "streambroker-agent-client") in there
     plain, secured = documents(name)[0], documents(f"tls/{name}")[0]
     plain["spec"]["volumes"] += [
         {"name": "broker-ca", "configMap": {"name": ca}},
@@ -123,6 +130,7 @@ def test_a_driver_with_tls_is_the_one_without_and_what_tls_needs(name: str) -> N
         for each in container["env"]:
             if each["name"] == "STREAMBROKER_URL":
                 each["value"] = each["value"].replace("http:", "https:")
+        container["env"] = [e for e in container["env"] if e["name"] != INSECURE_VARIABLE]
         container["env"] += [
             {"name": variable, "value": f"{place}/streambroker-{file}"}
             for variable, file in (
@@ -148,6 +156,19 @@ def in_order(pod: charts.Object) -> charts.Object:
             container[part].sort(key=lambda each: each["name"])
     spec["volumes"].sort(key=lambda each: each["name"])
     return pod
+
+
+def test_an_executor_with_tls_is_the_one_without_and_a_certificate_to_show() -> None:
+    plain, secured = documents("executor.yaml")[0], documents("tls/executor.yaml")[0]
+    secret = {"secretName": "streambroker-agent-client", "defaultMode": 0o440}
+    plain["spec"]["volumes"] = [{"name": "client-tls", "secret": secret}]
+    plain["spec"]["securityContext"]["fsGroup"] = 185
+    (container,) = plain["spec"]["containers"]
+    place = "/var/run/secrets/streambroker-client"
+    shown = {tls.CERTIFICATE_VARIABLE: "tls.crt", tls.KEY_VARIABLE: "tls.key"}
+    container["env"] = [{"name": n, "value": f"{place}/{file}"} for n, file in shown.items()]
+    container["volumeMounts"] = [{"name": "client-tls", "mountPath": place, "readOnly": True}]
+    assert secured == plain
 
 
 def test_an_executor_gets_neither_token_nor_volume() -> None:
@@ -176,7 +197,10 @@ def test_drivers_have_no_rights_to_streams_but_through_the_broker() -> None:
     assert {group for rule in role["rules"] for group in rule["apiGroups"]} == {""}
 
 
-def test_the_sidecar_starts_the_agent_that_the_program_adopts() -> None:
+def test_the_sidecar_starts_the_agent_that_the_program_adopts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(INSECURE_VARIABLE, "allow")  # as in both containers
     pod = documents("feed-driver-sidecar.yaml")[0]["spec"]
     (sidecar,) = pod["initContainers"]
     assert sidecar["restartPolicy"] == "Always"

@@ -100,21 +100,30 @@ def test_one_that_is_not_genuine_opens_nothing_whatever_it_says(feed: Hosts) -> 
             feed.peer(asked)
 
 
-def test_a_known_reader_shows_a_capability_as_long_as_it_has_a_route(feed: Hosts) -> None:
+def test_a_known_reader_shows_a_capability_or_its_pass_and_its_id_alone_is_nothing(
+    feed: Hosts,
+) -> None:
     export = feed.export(EXPORT)
     asked: dict[str, Any] = {"export": EXPORT, "import": IMPORT, "reader": "known"}
     ask = Ask(reader="known", import_=IMPORT, policy="wait", start="latest", positions={})
     export.plan(ask, filter_=None, columns=None)
+    own = {"pass": feed.pass_for(EXPORT, IMPORT, "known")}
+    others = {"pass": feed.pass_for(EXPORT, IMPORT, "other")}
     for shown in (None, token(None) + "x"):
+        for more in ({}, others):
+            with pytest.raises(CapabilityError):
+                feed.peer({**asked, **more, "capability": shown}, planned=True)
         with pytest.raises(CapabilityError):
-            feed.peer({**asked, "capability": shown})
-        assert not feed.peer({**asked, "capability": shown}, planned=True).granted
+            feed.peer({**asked, **own, "capability": shown})
+        assert not feed.peer({**asked, **own, "capability": shown}, planned=True).granted
     assert feed.peer({**asked, "capability": token(None)}).granted
     with pytest.raises(CapabilityError):
-        feed.peer({**asked, "reader": "new", "capability": None}, planned=True)
+        feed.peer({**asked, **others, "reader": "other", "capability": None}, planned=True)
 
     routed(feed, "default/other/0/trades")
-    assert feed.peer({**asked, "capability": None}).granted
+    assert feed.peer({**asked, **own, "capability": None}).granted
+    with pytest.raises(CapabilityError):
+        feed.peer({**asked, "capability": None})
 
 
 # -- the importer's agent ------------------------------------------------------------------------

@@ -166,16 +166,12 @@ def misfit(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def not_read(made: Bench, why: str) -> None:
-    """Let A refuse: when it is asked for a plan, or to the watch of its heads."""
-    if why == "watch":
-        made.host.peers._watched["grpc+tcp://a:1"] = _Watched("grpc+tcp://a:1", {})
-        made.host.peers._note_refused({A: "no column"})
-        made.host.peers.note_away("grpc+tcp://a:1", "no column")
-    made.replies[A] = {"misfit": misfit, "revoked": refused("Revoked"), "watch": away}[why]
+    """Let A refuse when it is asked for a plan."""
+    made.replies[A] = {"misfit": misfit, "revoked": refused("Revoked")}[why]
 
 
 @pytest.mark.usefixtures("own")
-@pytest.mark.parametrize("why", ["misfit", "revoked", "watch"])
+@pytest.mark.parametrize("why", ["misfit", "revoked"])
 def test_a_run_to_the_end_fails_when_there_is_nothing_left_but_what_refuses(
     made: Bench, ended: set[str], why: str
 ) -> None:

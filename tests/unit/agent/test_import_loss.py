@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.errors import StreambrokerError
 from support.imports import A, B, Bench, answer, away, bench, plan, refused
 
 
@@ -128,14 +129,25 @@ def test_a_stream_is_not_given_up_while_an_exporter_that_may_have_it_is_silent(
         made.cut(None, end, lossy=True, give_up=True)
 
 
-@pytest.mark.parametrize("reply", [away, refused("UnknownPort"), refused("NotRouted")])
-def test_an_exporter_is_given_up_only_when_its_route_is_cut(made: Bench, reply: Any) -> None:
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        (away, "AgentUnreachable"),
+        (refused("UnknownPort"), "PlanRefused"),
+        (refused("NotRouted"), "PlanRefused"),
+    ],
+)
+def test_an_exporter_is_given_up_only_when_its_route_is_cut(
+    made: Bench, reply: Any, code: str
+) -> None:
+    """One that answers and refuses is never taken for one that is away."""
     end = read(made)
     made.replies[A] = reply
-    with pytest.raises(AgentUnreachableError):
+    with pytest.raises(StreambrokerError) as failed:
         made.cut(None, end, lossy=True, give_up=True)
+    assert failed.value.code == code
     made.connect()
-    with pytest.raises(AgentUnreachableError):
+    with pytest.raises(StreambrokerError):
         made.cut(None, end, lossy=True)
     assert made.cut(None, end, lossy=True, give_up=True)["lost"] == {"s": [(0, 2)]}
 

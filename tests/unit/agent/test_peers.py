@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 from typing import Any
 
 import pytest
 
+from pe_agent.agent.callers import PEER_BODY
 from pe_agent.agent.importing.peers import Peers, _Watched
 from pe_agent.agent.news import News
 from pe_agent.client import AgentClient
-from pe_agent.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.view import ImportPort, ImportRoute, View
 
@@ -50,19 +50,20 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def watch(peers: Peers, client: AgentClient, location: str = LOCATION) -> _Watched:
-    one: _Watched = peers._watched[location]
+    one: _Watched = peers._watched[location, 0]
     peers._watch_once(client, one)
     return one
 
 
 def test_the_readers_of_all_imports_of_one_export_keep_their_leases(watched: Recorder) -> None:
     alive = {"default/alerts/0/a": ["r1"], "default/alerts/0/b": ["r2", "r3"]}
-    peers = Peers(News(), lambda: alive, tuple)
+    peers = Peers(News(), lambda: alive, tuple, lambda reader, export: f"{reader} {export}")
     peers.follow(view("a", "b"))
     watch(peers, watched)
     asked = watched.asked[0]["exports"][EXPORT]
     assert asked["imports"] == {
-        import_: {"capability": "cap", "readers": readers} for import_, readers in alive.items()
+        import_: {"capability": "cap", "readers": {r: f"{r} {EXPORT}" for r in readers}}
+        for import_, readers in alive.items()
     }
 
 
@@ -92,8 +93,7 @@ def test_an_exporter_is_told_what_is_known_of_an_end_so_that_it_answers_what_dif
         ({"s": 3}, False),
     ):
         watched.heads = heads
-        with contextlib.suppress(AgentUnreachableError):
-            watch(peers, watched)
+        watch(peers, watched)
         told.append(watched.asked[-1]["exports"][EXPORT]["ended"])
         assert peers.ended(EXPORT) is (watched.ended and heads is not None)
     assert told == [False, False, True, False]
@@ -120,7 +120,7 @@ def test_a_reader_keeps_its_lease_where_its_route_is_gone_until_it_has_finished(
     peers.follow(view())
     assert watch(peers, watched) is one
     assert watched.asked[-1]["exports"][EXPORT]["imports"] == {
-        "default/alerts/0/a": {"capability": None, "readers": ["r1"]}
+        "default/alerts/0/a": {"capability": None, "readers": {"r1": None}}
     }
     left.clear()
     peers.refresh()
@@ -138,7 +138,7 @@ def test_the_old_address_of_an_exporter_that_moved_is_watched_no_more(watched: R
     peers.note_away(LOCATION, "gone")
     peers.follow(view("a", location=MOVED))
     assert one.stopped.is_set()
-    assert list(peers._watched) == [MOVED]
+    assert list(peers._watched) == [(MOVED, 0)]
     assert peers.away() == {}
 
 
@@ -152,6 +152,39 @@ def test_who_has_the_old_address_of_an_exporter_now_says_nothing_of_it(
     peers.follow(view("a", location=MOVED))
     watch(peers, watched, MOVED)
     watched.heads = heads
-    with contextlib.suppress(AgentUnreachableError):
-        peers._watch_once(watched, old)
+    peers._watch_once(watched, old)
     assert peers.heads(EXPORT) == {"s": 3}
+
+
+def test_an_agent_that_refuses_is_not_away_and_is_asked_again(watched: Recorder) -> None:
+    peers = Peers(News(), dict, tuple)
+    peers.follow(view("a"))
+    watched.heads = None
+    assert peers._watch_once(watched, peers._watched[LOCATION, 0]) is False
+    assert (peers.away(), peers.is_away(LOCATION)) == ({}, False)
+    assert peers.refused() == {EXPORT: "not mine"}
+    watched.heads = {"s": 3}
+    assert peers._watch_once(watched, peers._watched[LOCATION, 0]) is True
+    assert peers.refused() == {}
+
+
+def test_what_is_read_at_one_agent_is_divided_into_watches_that_it_takes(
+    watched: Recorder,
+) -> None:
+    exports = [f"default/feed/0/trades-{n:03}" for n in range(200)]
+    routes = tuple(
+        ImportRoute(export=PortKey.parse(e), uid=e, location=LOCATION, capability="c" * 2048)
+        for e in exports
+    )
+    alive = {"default/alerts/0/a": [f"{n:032}" for n in range(10)]}
+    peers = Peers(News(), lambda: alive, tuple, lambda *_: "p" * 64)
+    peers.follow(
+        View(pe=PeKey.parse("default/alerts/0"), imports={"a": ImportPort(uid="a", routes=routes)})
+    )
+    assert len(peers._watched) == 4
+    for n in range(4):
+        peers._watch_once(watched, peers._watched[LOCATION, n])
+    assert sorted(e for asked in watched.asked for e in asked["exports"]) == exports
+    assert max(len(json.dumps(asked)) for asked in watched.asked) < PEER_BODY
+    peers.follow(view("a"))
+    assert [*peers._watched] == [(LOCATION, 0)]

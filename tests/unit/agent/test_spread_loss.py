@@ -10,6 +10,7 @@ import pytest
 
 from pe_agent.agent.fellows.stages import PartMissingError
 from pe_agent.flight_errors import AgentUnreachableError
+from streambroker_core.ledger import OvertakenError
 from support.exports import bench, rows
 from support.spread import HOME, ONE, TWO, Job
 
@@ -191,6 +192,6 @@ def test_an_answer_that_comes_after_another_plan_was_made_changes_nothing(job: J
         return usual(bodies)
 
     job.broken = late  # type: ignore[method-assign]
-    with pytest.raises(AgentUnreachableError, match="another plan"):
+    with pytest.raises(OvertakenError, match="another plan"):
         told(job, 0, 3)
     assert finished(job, 5) == [20, 0, 50]

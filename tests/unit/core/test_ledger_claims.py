@@ -391,7 +391,7 @@ def test_a_cut_reader_registers_again_what_it_was_given_and_no_more() -> None:
     assert made.readers["r"].cursors["A"].planned == (0, 2)
     made.replan(ask({"A": 1}), {"A": (1, 2)}, 0)
     made.replan(ask({"A": 0}), {"A": (0, 2)}, 0)
-    assert made.is_planned("r", "A", 1)
+    assert made.is_planned("r", "A", 1, 0)
 
 
 def test_who_may_not_open_an_export_registers_again_what_was_given_and_no_more() -> None:
@@ -402,7 +402,7 @@ def test_who_may_not_open_an_export_registers_again_what_was_given_and_no_more()
         made.replan(ask(granted=False), {"A": (0, 3)}, 0)
     made.replan(ask(granted=False), {"A": (0, 2)}, 0)
     made.replan(ask(), {"A": (0, 3)}, 0)
-    assert made.is_planned("r", "A", 2)
+    assert made.is_planned("r", "A", 2, 0)
 
 
 def test_a_cut_reader_gets_nothing_by_a_position_it_has_never_reached() -> None:
@@ -413,7 +413,7 @@ def test_a_cut_reader_gets_nothing_by_a_position_it_has_never_reached() -> None:
     made.plan(ask({"A": 4}, known=True), 0)
     with pytest.raises(NotRoutedError):
         made.replan(ask({"A": 4}, known=True), {"A": (1, 4)}, 0)
-    assert not made.is_planned("r", "A", 1)
+    assert not made.is_planned("r", "A", 1, 0)
 
 
 def test_a_new_reader_of_a_cut_import_registers_nothing() -> None:

@@ -65,7 +65,7 @@ def test_planned_epochs_that_are_gone_are_told_by_range() -> None:
     with pytest.raises(DataLossError):
         made.replan(ask(), {"A": (0, 4)}, 100)
     made.replan(ask(lossy=True), {"A": (0, 4), "B": (2, 5)}, 100)
-    assert made.is_planned("r", "A", 3)
+    assert made.is_planned("r", "A", 3, 100)
     assert list(made.readers["r"].cursors) == ["A"]
     assert made.missing({"A": (3, 4)}) == {}
 

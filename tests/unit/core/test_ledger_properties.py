@@ -223,7 +223,7 @@ class Claims(RuleBasedStateMachine):
             for n in range(first, next_)
         ]
         for stream, number in got:
-            assert self.ledger.is_planned(query.id, self.streams[stream], number)
+            assert self.ledger.is_planned(query.id, self.streams[stream], number, self.now)
         query.received.append([*query.received[-1], *got])
         query.committed.append(end)
         query.wal = None
@@ -266,7 +266,7 @@ class Claims(RuleBasedStateMachine):
             for stream, (first, next_) in ranges(query.committed[-1], query.wal).items():
                 for number in range(first, next_):
                     assert number in self.ledger.streams[stream].epochs
-                    assert self.ledger.is_planned(query.id, stream, number)
+                    assert self.ledger.is_planned(query.id, stream, number, self.now)
 
     @invariant()
     def what_is_held_is_what_one_finds_who_looks_at_all_readers(self) -> None:

@@ -184,10 +184,10 @@ def test_a_replayed_plan_is_pinned_again_after_a_crash() -> None:
     made.replan(ask({"A": 1}), {"A": (1, 3)}, 0)
     made.set_routes({})
     made.sweep(5)
-    assert made.is_planned("r", "A", 1)
-    assert made.is_planned("r", "A", 2)
-    assert not made.is_planned("r", "A", 3)
-    assert not made.is_planned("other", "A", 1)
+    assert made.is_planned("r", "A", 1, 5)
+    assert made.is_planned("r", "A", 2, 5)
+    assert not made.is_planned("r", "A", 3, 5)
+    assert not made.is_planned("other", "A", 1, 5)
     assert retained(made)[:2] == [1, 2]
 
 
@@ -348,3 +348,13 @@ def test_what_a_reader_has_read_and_forgotten_the_place_of_its_last_batch_tells(
     assert known.planned[0].duplicates == (4, 40)
     forgetful = cut_and_back("earliest", 4).plan(ask(), 0)
     assert planned(forgetful) == {"A": (0, 7)}, "so what was read stays known"
+
+
+def test_a_plan_is_read_for_as_long_as_grace_lasts_and_again_once_it_is_registered() -> None:
+    made = ledger(grace=10)
+    put(made, "A", 2)
+    made.plan(ask(lease=5), 0)
+    assert made.is_planned("r", "A", 0, 15)
+    assert not made.is_planned("r", "A", 0, 15.5)
+    made.replan(ask(lease=5), {"A": (0, 2)}, 20)
+    assert made.is_planned("r", "A", 0, 25)

@@ -18,7 +18,7 @@ def test_a_revoked_import_loses_its_plan_and_is_told(named: str) -> None:
     made.sweep(0)
     assert retained(made) == [0, 1, 2]
     made.set_routes({IMPORT: "wait"}, [named])
-    assert not made.is_planned("r", "A", 0)
+    assert not made.is_planned("r", "A", 0, 0)
     for call in (
         lambda: made.plan(ask({"A": 0}, known=True), 0),
         lambda: made.replan(ask(), {"A": (0, 1)}, 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 import logging
 import threading
@@ -17,8 +18,9 @@ import pyarrow as pa
 from pe_agent.agent import metrics
 from pe_agent.agent.broker.routes import RouteTable
 from pe_agent.agent.control_log import ControlLog
-from pe_agent.agent.exporting.blocks import Readable
+from pe_agent.agent.exporting.blocks import Read, Readable
 from pe_agent.agent.exporting.exports import HostedExport, Limits
+from pe_agent.agent.fellows import grants
 from pe_agent.agent.fellows.known import Fellows
 from pe_agent.agent.fellows.stages import StageHost
 from pe_agent.agent.importing.imports import ImportHost, UnknownPortError
@@ -79,6 +81,7 @@ class Hosts:
         self._check_owner()
         self.routes = RouteTable(home / "routes.json")
         self.committer = Committer()
+        self.token = self.store.identity("token")
         self.key: bytes = self.store.value("key", bytes.fromhex, b"")
         self.driver_seen = time.monotonic()
         self.broker_heard: float | None = None
@@ -222,20 +225,23 @@ class Hosts:
             )
         return self._host(key)
 
-    def readable(self, ticket: Mapping[str, Any]) -> Readable:
-        """Return what a ticket is for: an export, or with a grant what is kept of one here.
+    def readable(self, ticket: Mapping[str, Any], read: Read) -> Readable:
+        """Return what a ticket is for: an export, or what is kept here of one of a fellow.
 
         Raises:
             AgentUnreachableError: the ticket is for another agent, which had this address before.
             GrantError, PartMissingError, UnknownPortError: there is nothing to read.
         """
-        export, granted = str(ticket["export"]), ticket.get("grant") is not None
-        wanted = ticket["agent"] if granted else pe_of(export)
+        export, fellow = str(ticket["export"]), ticket.get("agent")
+        wanted = pe_of(export) if fellow is None else fellow
         if wanted != str(self.pe):
             raise AgentUnreachableError(
                 f"agent {wanted} is not at this address any more: agent {self.pe} is."
             )
-        return self.stages.reading(ticket) if granted else self.export(export)
+        if fellow is not None:
+            return self.stages.reading(ticket)
+        grants.check(self.token, ticket, read)
+        return self.export(export)
 
     def _follow(self, view: View) -> None:
         """Bring exports and watches in line with a view."""
@@ -261,27 +267,29 @@ class Hosts:
     def peer(self, body: Mapping[str, Any], *, planned: bool = False) -> Asked:
         """Return what another agent asks about, if it may.
 
-        Whoever opens an export, or wants new epochs of it, shows a capability: a reader's id is
-        no secret. Without a route nothing new is given, so none is needed to acknowledge.
+        Whoever opens an export, or wants new epochs of it, shows a capability. A pass is enough
+        for what a reader has planned, and where its route is gone: nothing new is given then.
 
         Args:
-            body: ``export``, ``import``, ``capability``, and ``reader`` and ``filter`` if any.
-            planned: it is about what a known reader has planned; that goes on without one.
+            body: ``export``, ``import``, ``capability``, and ``reader``, ``pass`` and ``filter`` if
+                any.
+            planned: it is about what a known reader has planned; that goes on without a capability.
 
         Raises:
             CapabilityError, FilterForbiddenError, UnknownPortError, RevokedError.
         """
-        export = self.export(str(body["export"]))
-        export.ledger.check_revoked(str(body["import"]))
+        export, import_ = self.export(str(body["export"])), str(body["import"])
+        export.ledger.check_revoked(import_)
         reader = export.ledger.readers.get(str(body.get("reader")))
-        if reader is not None and reader.import_ != body["import"]:
+        if reader is not None and reader.import_ != import_:
             raise NotRoutedError(f"reader {reader.id} belongs to another import")
-        if reader is not None and not reader.routed:
+        knows = reader is not None and self.knows(export.key, import_, reader.id, body.get("pass"))
+        if reader is not None and knows and not reader.routed:
             return Asked(export, reader.policy)
         try:
-            granted = self._granted(export, str(body["import"]), body.get("capability"))
+            granted = self._granted(export, import_, body.get("capability"))
         except CapabilityError:
-            if reader is None or not planned:
+            if reader is None or not (planned and knows):
                 raise
             return Asked(export, reader.policy, granted=False)
         if reader is not None:
@@ -289,6 +297,15 @@ class Hosts:
         if body.get("filter") is not None and not granted.filter_allowed:
             raise FilterForbiddenError(f"export {export.key} does not allow filters")
         return Asked(export, granted.policy)
+
+    def pass_for(self, export: str, import_: str, reader: str) -> str:
+        """Return what the agent of a reader shows where it has no capability that counts."""
+        return grants.pass_for(self.token, export, import_, reader)
+
+    def knows(self, export: str, import_: str, reader: str, pass_: object) -> bool:
+        """Whether a caller shows the pass of a reader: its id alone is no secret."""
+        wanted = self.pass_for(export, import_, reader)
+        return hmac.compare_digest(str(pass_ or "").encode(), wanted.encode())
 
     def _granted(
         self, export: HostedExport, import_: str, token: str | None

@@ -9,7 +9,6 @@ import gc
 import json
 import logging
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -110,9 +109,16 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
     )
     parser.add_argument(
         "--clients",
-        choices=("any", agent_tls.REQUIRED),
-        help="`required`: who calls has to show a certificate of the CA, too; default"
-        f" ${agent_tls.CLIENTS_VARIABLE}, or any",
+        choices=(agent_tls.ANY, agent_tls.REQUIRED),
+        help="`required`: callers have to show a certificate of the CA; default"
+        f" ${agent_tls.CLIENTS_VARIABLE}, or `required` where other machines reach --host",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        default=None,
+        help="serve other machines without asking for certificates; default"
+        f" ${agent_tls.INSECURE_VARIABLE} is `allow`",
     )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
@@ -147,7 +153,9 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         trust=Trust(got.broker_ca),
         agent_trust=agent_tls.trusted(got.agent_ca, own=certificate),
         certificate=certificate,
-        clients_required=agent_tls.clients_required(got.clients),
+        clients_required=agent_tls.clients_required(
+            got.clients, got.host, insecure=agent_tls.insecure(got.insecure)
+        ),
     )
 
 
@@ -156,18 +164,21 @@ class Agent:
 
     def __init__(self, chosen: Settings) -> None:
         self.settings = chosen
+        trust = chosen.agent_trust
+        required = chosen.clients_required
+        agent_tls.check_secured(
+            str(chosen.pe), chosen.host, chosen.certificate, trust, required=required
+        )
+        if not required and not agent_tls.is_loopback(chosen.host):
+            log.warning(
+                "other machines can reach the agent at %s, and it serves callers without a"
+                " certificate",
+                chosen.host,
+            )
         os.umask(0o077)
         chosen.home.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(chosen.home)
         self._own_log = OwnLog(chosen.home)
-        trust = chosen.agent_trust
-        required = chosen.clients_required
-        if required and (chosen.certificate is None or trust.anchors() is None):
-            raise TrustError(
-                f"the agent of {chosen.pe} is to ask its callers for certificates, which it can"
-                " only over TLS, and of a CA: give `agent_certificate=`, `agent_key=` and"
-                " `agent_ca=` as well."
-            )
         listener = Listener(
             chosen.host, self._serve, chosen.certificate, trust if required else None
         )
@@ -186,8 +197,8 @@ class Agent:
         self.hosts = Hosts(chosen.pe, chosen.home, progress=progress)
         gc.freeze()
         gc.enable()
-        self.instance = self._identity("instance")
-        self.token = self._identity("token")
+        self.instance = self.hosts.store.identity("instance")
+        self.token = self.hosts.token
         self._listen(listener)
         self.listener = listener
         self.hosts.listener_status = self.listener.status
@@ -201,14 +212,6 @@ class Agent:
         self._write_address()
         progress.end()
         self._stop = threading.Event()
-
-    def _identity(self, name: str) -> str:
-        """Return a random name that stays with the data directory."""
-        found = self.hosts.store.get(name)
-        if found is None:
-            found = secrets.token_hex(16)
-            self.hosts.store.set(name, found)
-        return found
 
     def _serve(self, location: str, shown: Shown | None) -> AgentService:
         return AgentService(location, self.hosts, self.token, shown)
@@ -268,7 +271,7 @@ class Agent:
             "port": self.listener.port,
             "metrics": self.metrics.port if self.metrics else None,
             "pe": str(self.settings.pe),
-            "clients": agent_tls.REQUIRED if self.settings.clients_required else "any",
+            "clients": agent_tls.REQUIRED if self.settings.clients_required else agent_tls.ANY,
         }
         replace_file(self.settings.home / ADDRESS_FILE, json.dumps(told), private=True)
 

@@ -1,12 +1,11 @@
 """The agent's Flight service: requests in, one call to a host each, answers out.
 
-Actions of other agents (``peer.*``) and reads need a capability or a plan; all others need the
-agent's own token, which is in its data directory.
+Actions of other agents (``peer.*``) need a capability or a plan, and reads a grant of their plan;
+all others need the agent's own token, which is in its data directory.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -17,36 +16,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from pe_agent.agent.asks import (
-    MAX_LEASE,
-    BodyInvalidError,
-    read_ask,
-    read_chains,
-    read_ranges,
-    under,
-)
+from pe_agent.agent.asks import BodyInvalidError, read_ask, read_ranges, under
+from pe_agent.agent.callers import CALLER, Callers, TokenWrongError, most_of, same
 from pe_agent.agent.exporting.blocks import BlockReader, Latest, NotPlannedError, Read, Sent
+from pe_agent.agent.fellows import grants
 from pe_agent.agent.fellows.grants import Grant
 from pe_agent.agent.hosts import Hosts
 from pe_agent.agent.importing.peers import plan_body
 from pe_agent.agent.listener import Shown
 from pe_agent.agent.sparse import Sparse
+from pe_agent.agent.watching import Watching
 from pe_agent.flight_errors import to_flight
 from streambroker_core.control.rows import schema as control_schema
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import names_of
 
 log = logging.getLogger("pe_agent")
-
-MAX_BODY = 16 << 20
-MAX_BODIES = {"publisher.publish": 64 << 20}
-"""Bytes of a request; a batch is published with all control tuples that its query passes on."""
-
-
-class TokenWrongError(StreambrokerError):
-    """The caller does not know the agent's token; nothing was done."""
-
-    code = "TokenWrong"
 
 
 class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -59,16 +44,18 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         token: str,
         shown: Shown | None = None,
     ) -> None:
-        super().__init__(location, **({} if shown is None else shown.settings()))
+        settings = {} if shown is None else shown.settings()
+        super().__init__(location, middleware={CALLER: Callers(token)}, **settings)
         self._hosts = hosts
         self._token = token
+        watching = Watching(hosts)
         self._reader = BlockReader()
         self._junk = Sparse()
         self._actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "peer.plan": self._plan,
             "peer.replan": self._replan,
-            "peer.watch": self._watch,
-            "peer.leave": self._leave,
+            "peer.watch": watching.watch,
+            "peer.leave": watching.leave,
             "peer.where": self._where,
             **hosts.actions,
         }
@@ -81,13 +68,11 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         """Perform one action; its answer is one JSON object."""
         own = False
         try:
-            body = _json(action.body.to_pybytes(), MAX_BODIES.get(action.type, MAX_BODY))
             perform = self._actions.get(action.type)
             if perform is None:
                 raise BodyInvalidError(f"there is no action {action.type!r}")
-            if not action.type.startswith("peer."):
-                self._check_token(body)
-                own = True
+            body = self._body(context.get_middleware(CALLER).known, action)
+            own = not action.type.startswith("peer.")
             answer = json.dumps(perform(body)).encode()
         except Exception as error:
             raise self._told(error, action.type, own=own) from None
@@ -116,12 +101,28 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             )
         return to_flight(error)
 
-    def _check_token(self, body: dict[str, Any]) -> None:
-        if not hmac.compare_digest(str(body.get("token", "")).encode(), self._token.encode()):
-            raise TokenWrongError(
-                "the agent's token is missing or wrong: start the query through pe_agent, or set"
-                " STREAMBROKER_AGENT_TOKEN to the token in the agent's data directory."
-            )
+    def _body(self, known: bool, action: flight.Action) -> dict[str, Any]:
+        """Return the request of an action; it is copied and parsed only as far as its size may be.
+
+        Args:
+            known: the caller's header has the agent's token. A caller of the release before has it
+                in the request.
+            action: the action.
+
+        Raises:
+            BodyInvalidError: it is too large, or no JSON.
+            TokenWrongError: it is not for other agents, and the caller does not show the token.
+        """
+        size, most = action.body.size, most_of(action.type, known=known)
+        peer = action.type.startswith("peer.")
+        if size > most and not (known or peer):
+            raise TokenWrongError
+        if size > most:
+            raise BodyInvalidError(f"the request has {size} bytes; at most {most} are read")
+        body = _json(action.body.to_pybytes())
+        if not (known or peer or same(str(body.get("token", "")), self._token)):
+            raise TokenWrongError
+        return body
 
     # -- rows in -----------------------------------------------------------------------------
 
@@ -136,7 +137,6 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         own = False
         try:
             command = _json(descriptor.command or b"")
-            self._check_token(command)
             own = True
             if "home" in command:
                 summary = self._hosts.stages.stage(command, reader.schema, _batches(reader))
@@ -176,7 +176,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 numbered=bool(request.get("numbered")),
                 latest=_latest(request.get("latest")),
             )
-            export = self._hosts.readable(request)
+            export = self._hosts.readable(request, read)
             stream = export.streams.get(read.stream)
             if stream is None:
                 raise NotPlannedError(f"stream {read.stream} is not in the log of this agent")
@@ -212,7 +212,8 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             unfit=unfit,
         )
         told = [why for stream, why in unfit.items() if export.holds_up(ask.reader, stream)]
-        return {**plan_body(answer), "misfits": told}
+        pass_ = self._hosts.pass_for(export.key, ask.import_, ask.reader)
+        return {**plan_body(answer), "misfits": told, "pass": pass_}
 
     def _replan(self, body: dict[str, Any]) -> dict[str, Any]:
         ask, ranges = read_ask(body, "peer.replan"), read_ranges(body)
@@ -226,14 +227,17 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             filter_=body["filter"],
             columns=body["columns"],
         )
+        reader = str(body["reader"])
         grant = Grant(
             export=export.key,
-            reader=str(body["reader"]),
+            reader=reader,
             ranges=ranges,
             filter=body["filter"],
             columns=names_of(body["columns"]),
         )
         return {
+            "grant": grants.sign(self._token, grant),
+            "pass": self._hosts.pass_for(export.key, ask.import_, reader),
             "blocks": again.blocks,
             "gone": again.gone,
             "order": again.order,
@@ -245,43 +249,6 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         """Tell a reader where a fellow is now that has blocks of its plan."""
         self._hosts.peer(body, planned=True)
         return {"location": self._hosts.fellows.where(str(body["pe"]))}
-
-    def _watch(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Answer as soon as a head differs from what the caller has, else after ``wait``."""
-        asked, lease = body["exports"], min(MAX_LEASE, float(body["lease"]))
-        exports = self._hosts.news.until(
-            frozenset(asked),
-            min(10.0, float(body["wait"])),
-            lambda: {e: self._head(e, ask, lease) for e, ask in asked.items()},
-            lambda told: any(_differs(asked[e], head) for e, head in told.items()),
-        )
-        return {"exports": exports}
-
-    def _head(self, export: str, ask: dict[str, Any], lease: float) -> dict[str, Any]:
-        """Renew the readers, whether their route is there or not; heads are for routed imports."""
-        heads, ended, refused = None, False, ""
-        for import_, of in ask["imports"].items():
-            try:
-                hosted = self._hosts.export(export)
-                for reader in of["readers"]:
-                    hosted.renew(reader, import_, lease)
-                waits = read_chains(of)
-                hosted.note_chains(import_, {r: waits.get(r, []) for r in of["readers"]})
-                if of["capability"] is not None:
-                    asked = {"export": export, "import": import_, "capability": of["capability"]}
-                    self._hosts.peer(asked)
-                    heads = hosted.heads()
-                    ended = hosted.ended()
-            except StreambrokerError as error:
-                refused = str(error)
-        if heads is None:
-            return {"error": refused} if refused else {"heads": None}
-        return {"heads": heads, "ended": ended}
-
-    def _leave(self, body: dict[str, Any]) -> dict[str, Any]:
-        export = self._hosts.export(str(body["export"]))
-        export.leave(str(body["reader"]), str(body["import"]))
-        return {}
 
 
 def _place(error: Exception) -> str:
@@ -296,9 +263,7 @@ def _latest(asked: dict[str, Any] | None) -> Latest | None:
     return None if asked is None else Latest(column=asked["column"], filter=asked["filter"])
 
 
-def _json(data: bytes, most: int = MAX_BODY) -> dict[str, Any]:
-    if len(data) > most:
-        raise BodyInvalidError(f"the request has {len(data)} bytes; at most {most} are read")
+def _json(data: bytes) -> dict[str, Any]:
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -306,13 +271,6 @@ def _json(data: bytes, most: int = MAX_BODY) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BodyInvalidError("the request is not a JSON object")
     return body
-
-
-def _differs(asked: dict[str, Any], told: dict[str, Any]) -> bool:
-    """Whether there is news for a caller; one that does not say ``ended`` does not want to know."""
-    if told.get("heads") != asked["heads"]:
-        return True
-    return "ended" in asked and told.get("ended", False) != bool(asked["ended"])
 
 
 def _batches(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.RecordBatch]:

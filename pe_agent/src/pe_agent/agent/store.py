@@ -8,6 +8,7 @@ survives the end of the process, not a power cut: what a cut may lose is either 
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -164,6 +165,14 @@ class Store:
     def set(self, name: str, value: str) -> None:
         """Set a named value."""
         self.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", name, value)
+
+    def identity(self, name: str) -> str:
+        """Return a random name that stays with the data directory."""
+        found = self.get(name)
+        if found is None:
+            found = secrets.token_hex(16)
+            self.set(name, found)
+        return found
 
     def states(self, table: str, key: str) -> dict[str, Any]:
         """Return ``{id: state}`` of a table that keeps its state as JSON."""

@@ -43,7 +43,7 @@ from pe_agent.datasource.packed import PACKED_DDL, Packer, places_of, with_marks
 from pe_agent.datasource.rules import rules_of
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.tickets import epochs, holder, planned, query, source_column
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from pe_agent.workers import settle
 from streambroker_core.control.placing import read_placed
 from streambroker_core.control.rows import to_batch
@@ -336,6 +336,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
         Raises:
             AgentUnreachableError: an exporter's agent stayed away for ``reconnect`` seconds.
+            AgentRefusedError: ``PlanRefused``, it refused for as long.
             OptionError: the batch was planned, in an earlier run, without columns of the schema.
         """
         self._hold(end["reader"])
@@ -365,16 +366,22 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                     slices = self._rules.slices(start, end, slices, packing.event_time)
                 return [Slice(ticket, trust) for ticket in slices]
             except StreambrokerError as error:
-                if error.code != "AgentUnreachable":
+                if error.code not in ("AgentUnreachable", "PlanRefused"):
                     raise
                 if late:
-                    raise AgentUnreachableError(
-                        f"import {self._options.port} cannot read its planned epochs for"
-                        f" {self._options.reconnect:.0f} s: {error} It still has to read"
-                        f" {planned(start, end)}. Nothing was skipped; start the query again when"
-                        " the exporter's agent is back."
-                    ) from None
+                    raise self._not_planned(error, planned(start, end)) from None
                 time.sleep(0.2)
+
+    def _not_planned(self, error: StreambrokerError, wanted: str) -> StreambrokerError:
+        """Return why a batch cannot be cut: the exporter's agent is away, or refuses."""
+        why = (
+            f"import {self._options.port} cannot read its planned epochs for"
+            f" {self._options.reconnect:.0f} s: {error} It still has to read {wanted}. Nothing was"
+            " skipped; start the query again when"
+        )
+        if error.code == "PlanRefused":
+            return AgentRefusedError(error.code, f"{why} the exporter's agent gives them.")
+        return AgentUnreachableError(f"{why} the exporter's agent is back.")
 
     def _check_columns(self, end: dict[str, Any]) -> None:
         """Refuse a batch that an earlier run has planned with fewer columns than this one reads."""

@@ -291,7 +291,7 @@ def _planned(export: Readable, read: Read, epoch: int) -> Manifest:
         raise NotPlannedError(
             f"epoch {epoch} of stream {read.stream} is not in the plan of reader {read.reader}: it"
             " was acknowledged, or planned under another filter or with other columns, or another"
-            " run of the query went on."
+            " run of the query went on, or the reader was away for longer than `grace`."
         )
     return manifest
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from pe_agent.agent.exporting.manifests import Away, Manifest
 from pe_agent.agent.exporting.masks import misfit
 from pe_agent.agent.exporting.spreading import SpreadSide
-from pe_agent.flight_errors import AgentUnreachableError
 from pe_agent.log import LogError
 from streambroker_core.epochs import holes
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger import Answer, Ask, Gone
+from streambroker_core.ledger import Answer, Ask, Gone, OvertakenError
 from streambroker_core.offset import names_of
 
 log = logging.getLogger("pe_agent")
@@ -152,11 +151,11 @@ class ReadingSide(SpreadSide):
         """Return what a plan is cut without; noted before anybody is told.
 
         Raises:
-            AgentUnreachableError: the reader has another plan by now; nobody waits for this one.
+            OvertakenError: the reader has another plan by now; nobody waits for this one.
         """
         planned = self._planned(ask.reader)
         if any(planned.get(s) != ranges[s] for s in ranges if s in self.ledger.streams):
-            raise AgentUnreachableError(f"reader {ask.reader} has another plan by now.")
+            raise OvertakenError(f"reader {ask.reader} has another plan by now.")
         delivery = self.deliveries.of(ask.reader)
         gone: dict[str, list[Gone]] = {}
         if ask.lossy:
@@ -210,7 +209,7 @@ class ReadingSide(SpreadSide):
             known = self.ledger.readers.get(reader)
             if known is not None:
                 self.ledger.check_revoked(known.import_)
-            if not self.ledger.is_planned(reader, stream, epoch):
+            if not self.ledger.is_planned(reader, stream, epoch, self._clock()):
                 return None
             if not self.deliveries.of(reader).under(filter_, columns):
                 return None
@@ -281,11 +280,13 @@ class ReadingSide(SpreadSide):
         if reader is not None:
             self.deliveries.finish(reader, ask.positions)
 
-    def renew(self, reader: str, import_: str, seconds: float) -> None:
-        """The agent of a reader's import says that it lives for ``seconds`` more."""
+    def renew(self, reader: str, import_: str, seconds: float) -> bool:
+        """Renew a reader's lease for its agent, for ``seconds``; return whether it has a plan."""
         with self._lock:
-            if self._is_of(reader, import_):
-                self.ledger.renew(reader, self._clock() + seconds)
+            if not self._is_of(reader, import_):
+                return False
+            self.ledger.renew(reader, self._clock() + seconds)
+            return bool(self._planned(reader))
 
     def leave(self, reader: str, import_: str) -> None:
         """A reader's process ended in order."""

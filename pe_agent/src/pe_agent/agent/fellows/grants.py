@@ -1,8 +1,13 @@
-"""Grants: what the home of an export gives a reader to show to its fellows.
+"""Grants and passes: what the home of an export gives a reader to show.
 
-A fellow knows neither readers nor plans. The home signs what was planned, and under which filter,
-with the fellow's token, which only agents of the job have; so a fellow serves planned reads also
-while the home is away. Text form: ``base64url(json)`` dot ``hex(mac)``.
+A grant is a ticket: the epochs that were planned for one reader, and under which filter. It is
+signed with the token of the agent that has the blocks, which only processes of the job have. The
+home looks at its plan as well; a fellow knows neither readers nor plans, and serves planned reads
+also while the home is away. Text form: ``base64url(json)`` dot ``hex(mac)``.
+
+A pass is for the agent that reads: with it, it renews a reader's lease and registers its plan again
+where it has no capability that counts. A reader's id alone opens nothing: it is in checkpoints and
+logs.
 """
 
 from __future__ import annotations
@@ -14,11 +19,14 @@ import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.offset import names_of
 from streambroker_core.wire.canonical import canonical
+
+if TYPE_CHECKING:
+    from pe_agent.agent.exporting.blocks import Read
 
 
 class GrantError(StreambrokerError):
@@ -64,6 +72,28 @@ def sign(token: str, grant: Grant) -> str:
         }
     )
     return f"{base64.urlsafe_b64encode(body).decode()}.{_mac(token, body)}"
+
+
+def check(token: str, ticket: Mapping[str, Any], read: Read) -> None:
+    """Refuse a read that the grant of its ticket is not for.
+
+    Raises:
+        GrantError: it is not signed by the agent with this token, or is for another read.
+    """
+    grant, export = verify(token, ticket.get("grant")), str(ticket["export"])
+    asked = read.reader, read.stream
+    for epoch, _, _ in read.pieces:
+        if grant.export != export or not grant.covers(*asked, epoch, read.filter, read.columns):
+            raise GrantError(
+                f"the grant is not for epoch {epoch} of stream {read.stream} of {export} with this"
+                " reader, filter and columns."
+            )
+
+
+def pass_for(token: str, export: str, import_: str, reader: str) -> str:
+    """Return the pass of a reader of an export; the same as long as the agent keeps its token."""
+    text = canonical({"export": export, "import": import_, "reader": reader})
+    return hmac.new(token.encode(), b"pass\0" + text, hashlib.sha256).hexdigest()
 
 
 def verify(token: str, text: object) -> Grant:

@@ -202,7 +202,7 @@ class ImportHost(Slices, Heads):
             if reader.calls != call:
                 return None  # the caller has given up and asks anew, perhaps from further on
             if self.peers.is_away(str(route.location)):
-                self._pass_over(reader, str(route.export))
+                reader.silent.add(str(route.export))
                 continue
             if not self._worth_asking(reader, route, start):
                 continue
@@ -359,14 +359,6 @@ class ImportHost(Slices, Heads):
                 if not answer["routed"]:
                     reader.finished.add(export)
 
-    def _pass_over(self, reader: OwnReader, export: str) -> None:
-        """Note why an export is not asked: its agent does not answer, or says no to all."""
-        why = self.peers.refusal(export)
-        if why is None:
-            reader.silent.add(export)
-        else:
-            self._refuse(reader, export, why)
-
     def _worth_asking(self, reader: OwnReader, route: ImportRoute, start: Offset) -> bool:
         export = str(route.export)
         heads = self.peers.heads(export)
@@ -428,7 +420,7 @@ class ImportHost(Slices, Heads):
         reader.acknowledged[export] = {
             s: start.streams[s].next for s in {*heads, *streams} if s in start.streams
         }
-        self.readers.remember(reader, export, str(route.location), streams)
+        self.readers.remember(reader, export, str(route.location), streams, answer.get("pass"))
         return answer
 
     def _call_plan(
@@ -466,7 +458,7 @@ class ImportHost(Slices, Heads):
             columns=request["columns"],
             lossy=bool(request.get("lossy")),
             **_asked_control(request, room),
-            **{"import": reader.import_},
+            **{"import": reader.import_, "pass": reader.passes.get(export)},
         )
 
     def _refuse(self, reader: OwnReader, export: str, why: str) -> None:
@@ -491,6 +483,7 @@ class ImportHost(Slices, Heads):
         return {
             "readers": self.readers.status(),
             "away": self.peers.away(),
+            "refused": self.peers.refused(),
             "queries": self.queries.status(),
             "missing": {port: exports for port, exports in self.missing.items() if exports},
         }

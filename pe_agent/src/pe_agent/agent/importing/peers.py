@@ -11,8 +11,8 @@ from typing import Any
 
 from pe_agent.agent.news import News
 from pe_agent.client import AgentClient
-from pe_agent.flight_errors import AgentUnreachableError
-from streambroker_core.errors import StreambrokerError
+from pe_agent.flight_errors import AgentRefusedError
+from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.wire.view import ImportRoute, View
 
 log = logging.getLogger("pe_agent")
@@ -20,7 +20,8 @@ log = logging.getLogger("pe_agent")
 WATCH_SECONDS = 2.0
 READER_LEASE = 5.0
 PLAN_SECONDS = 2.0
-
+WATCHED = 64
+"""Imports in one watch: with their capabilities and readers far below what an agent takes."""
 
 Routes = Mapping[str, Mapping[str, str | None]]
 """Exports of one agent that this agent reads: ``{export: {import: capability}}``."""
@@ -45,6 +46,7 @@ class Peers:
         news: News,
         alive: Callable[[], dict[str, list[str]]],
         unfinished: Callable[[], Iterable[tuple[str, str, str]]],
+        pass_of: Callable[[str, str], str | None] = lambda *_: None,
     ) -> None:
         """Begin without any watch; :meth:`follow` starts them.
 
@@ -53,14 +55,16 @@ class Peers:
             alive: returns the living readers by import.
             unfinished: returns address, export and import of what living readers have planned
                 and not acknowledged, also where the route is gone.
+            pass_of: returns what a reader shows to an export's agent.
         """
         self.chains: Callable[[Iterable[str]], dict[str, list[str]]] = lambda _: {}
         self._news = news
         self._alive = alive
         self._unfinished = unfinished
+        self._pass_of = pass_of
         self._routed: dict[str, dict[str, dict[str, str | None]]] = {}
         self._lock = threading.Lock()
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[tuple[str, int], _Watched] = {}
         self._heads: dict[str, dict[str, int]] = {}
         self._ended: set[str] = set()
         self._away: dict[str, str] = {}
@@ -87,15 +91,16 @@ class Peers:
             if not self._is_home(export, location):
                 continue  # its agent has moved, with all that it holds
             wanted.setdefault(location, {}).setdefault(export, {}).setdefault(import_, None)
+        parts = {(at, n): part for at, r in wanted.items() for n, part in enumerate(_parts(r))}
         with self._lock:
-            for location in list(self._watched):
-                if location not in wanted:
-                    self._watched.pop(location).stopped.set()
-                    self._away.pop(location, None)
-            for location, routes in wanted.items():
-                watched = self._watched.get(location)
+            for key in list(self._watched):
+                if key not in parts:
+                    self._watched.pop(key).stopped.set()
+            self._away = {at: why for at, why in self._away.items() if at in wanted}
+            for (location, n), routes in parts.items():
+                watched = self._watched.get((location, n))
                 if watched is None:
-                    watched = self._watched[location] = _Watched(location, routes)
+                    watched = self._watched[location, n] = _Watched(location, routes)
                     threading.Thread(
                         target=self._watch, args=(watched,), daemon=True, name=f"watch {location}"
                     ).start()
@@ -124,12 +129,16 @@ class Peers:
         return location in self._away
 
     def refusal(self, export: str) -> str | None:
-        """Return why an export's agent tells nothing of it, None if it does or does not answer."""
+        """Return why an export's agent refuses its heads, None if it does not, or is away."""
         return self._refused.get(export)
+
+    def refused(self) -> dict[str, str]:
+        """Return why an agent that answers refuses the heads of an export, by export."""
+        return dict(self._refused)
 
     def note_away(self, location: str, why: str) -> None:
         """Another call has found that the agent does not answer."""
-        if location in self._watched:
+        if (location, 0) in self._watched:
             self._away[location] = why
 
     def away(self) -> dict[str, str]:
@@ -141,27 +150,34 @@ class Peers:
         pause = 0.05
         while not watched.stopped.is_set():
             try:
-                self._watch_once(client, watched)
+                given = self._watch_once(client, watched)
                 self.refresh()
                 self._away.pop(watched.location, None)
-                pause = 0.05
+                if given:
+                    pause = 0.05
+                    continue
             except Exception as error:
                 if not isinstance(error, StreambrokerError):
                     log.exception("watch failed", extra={"location": watched.location})
                 elif watched.location not in self._away:
                     log.warning("agent away: %s", error, extra={"location": watched.location})
                 self._away[watched.location] = str(error)
-                watched.stopped.wait(pause)
-                pause = min(1.0, pause * 2)
+            watched.stopped.wait(pause)
+            pause = min(1.0, pause * 2)
 
-    def _watch_once(self, client: AgentClient, watched: _Watched) -> None:
+    def _watch_once(self, client: AgentClient, watched: _Watched) -> bool:
+        """Ask once; return whether the agent gave the heads of any export.
+
+        Raises:
+            StreambrokerError: it does not answer, or refuses the request as a whole.
+        """
         alive = self._alive()
         exports = {
             export: {
                 "heads": self._heads.get(export),
                 "ended": export in self._ended,
                 "imports": {
-                    import_: self._asked(imports[import_], alive.get(import_, []))
+                    import_: self._asked(export, imports[import_], alive.get(import_, []))
                     for import_ in imports
                 },
             }
@@ -181,10 +197,10 @@ class Peers:
             raise
         self._note_refused({e: told.get("error") for e, told in answer["exports"].items()})
         moved: set[str] = set()
-        refused = []
+        refused = 0
         for export, told in answer["exports"].items():
             if "error" in told:
-                refused.append(f"{export}: {told['error']}")
+                refused += 1
                 if self._is_home(export, watched.location):
                     with self._lock:
                         self._heads.pop(export, None)
@@ -200,17 +216,18 @@ class Peers:
                     moved.update(watched.routes[export])
         if moved:
             self._news.tell(*moved)
-        if refused and len(refused) == len(exports):
-            raise AgentUnreachableError("; ".join(refused))
+        if exports and refused == len(exports):
+            return False
         if not moved and time.monotonic() - began < 0.01:
             watched.stopped.wait(0.05)
+        return True
 
-    def _asked(self, capability: str | None, readers: list[str]) -> dict[str, Any]:
+    def _asked(self, export: str, capability: str | None, readers: list[str]) -> dict[str, Any]:
         """Return what is said of an import; for what its queries wait only if they do."""
         waits = self.chains(readers)
         return {
             "capability": capability,
-            "readers": readers,
+            "readers": {reader: self._pass_of(reader, export) for reader in readers},
             **({"waits": waits} if waits else {}),
         }
 
@@ -218,15 +235,18 @@ class Peers:
         """Note of which exports an agent that answers tells nothing, and why."""
         with self._lock:
             for export, why in told.items():
-                self._refused.pop(export, None)
+                before = self._refused.pop(export, None)
                 if why is not None:
                     self._refused[export] = why
+                    if before != why:
+                        log.info("heads of export %s refused: %s", export, why)
 
     def ask_heads(self, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
         """Return how far the streams of one export reach at this moment, and whether it has ended.
 
         Raises:
-            AgentUnreachableError: its agent does not answer, or refuses.
+            AgentUnreachableError: its agent does not answer.
+            AgentRefusedError: its agent refuses.
         """
         export = str(route.export)
         imports: dict[str, Any] = {import_: {"capability": route.capability, "readers": []}}
@@ -239,12 +259,14 @@ class Peers:
         )
         told = answer["exports"][export]
         if told.get("heads") is None:
-            raise AgentUnreachableError(str(told.get("error", "it has no key to open it with")))
+            why = str(told.get("error", "it has no key to open it with"))
+            raise AgentRefusedError(str(told.get("code", CapabilityError.code)), why)
         return dict(told["heads"]), bool(told.get("ended"))
 
     def tell_leave(self, location: str, export: str, import_: str, reader: str) -> None:
         """Say that a reader's process ended in order; nobody waits for the answer."""
-        body = {"export": export, "import": import_, "reader": reader}
+        shown = self._pass_of(reader, export)
+        body = {"export": export, "import": import_, "reader": reader, "pass": shown}
         try:
             AgentClient(location).call("peer.leave", timeout=1.0, **body)
         except StreambrokerError as error:
@@ -256,6 +278,19 @@ class Peers:
             for watched in self._watched.values():
                 watched.stopped.set()
             self._watched.clear()
+
+
+def _parts(routes: Routes) -> list[Routes]:
+    """Divide what is read at one agent into watches."""
+    parts: list[dict[str, Mapping[str, str | None]]] = [{}]
+    left = WATCHED
+    for export, imports in sorted(routes.items()):
+        if parts[-1] and len(imports) > left:
+            parts.append({})
+            left = WATCHED
+        parts[-1][export] = imports
+        left -= len(imports)
+    return list(parts)
 
 
 def plan_body(answer: Any) -> dict[str, Any]:

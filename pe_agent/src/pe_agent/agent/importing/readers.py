@@ -59,6 +59,7 @@ class OwnReader:
         session: the source process that holds the lease, until ``until`` (monotonic seconds).
         homes: export by stream, also of streams whose route is gone.
         addresses: where each export was last seen.
+        passes: what the exporters' agents gave to show without a capability, by export.
         acknowledged: positions the exporters have been told, by export.
         finished: exports without a route that hold nothing for it any more.
         pinned: filter and import generation that hold from the last offset on, and ``from``.
@@ -88,6 +89,7 @@ class OwnReader:
     renewals: int = 0
     homes: dict[str, str] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
+    passes: dict[str, str] = field(default_factory=dict)
     acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     pinned: dict[str, Any] = field(default_factory=dict)
@@ -115,6 +117,7 @@ def _restored(id_: str, state: Mapping[str, Any]) -> OwnReader:
         import_=state["import"],
         homes={s: h[0] for s, h in state["homes"].items()},
         addresses=dict(state["homes"].values()),
+        passes=state.get("passes", {}),
         missed={
             s: Missed(before=m[0], next=m[1], lost=(m[2], m[3]))
             for s, m in state.get("missed", {}).items()
@@ -241,18 +244,31 @@ class OwnReaders:
                     result.setdefault(reader.import_, []).append(reader.id)
         return result
 
+    def pass_of(self, id_: str, export: str) -> str | None:
+        """Return what a reader's exporter gave it to show, None from one of an older release."""
+        known = self._readers.get(id_)
+        return None if known is None else known.passes.get(export)
+
     # -- where their streams live ------------------------------------------------------------
 
     def remember(
-        self, reader: OwnReader, export: str, location: str, streams: Iterable[str]
+        self,
+        reader: OwnReader,
+        export: str,
+        location: str,
+        streams: Iterable[str],
+        pass_: str | None = None,
     ) -> None:
-        """Note where an export is, and its streams, also for the time after a restart."""
+        """Note where an export is, its streams and pass, also for the time after a restart."""
         found = {s: export for s in streams if reader.homes.get(s) != export}
-        if not found and reader.addresses.get(export) in (None, location):
+        known = pass_ is None or reader.passes.get(export) == pass_
+        if not found and known and reader.addresses.get(export) in (None, location):
             return
         with self._lock:
             reader.homes.update(found)
             reader.addresses[export] = location
+            if pass_ is not None:
+                reader.passes[export] = pass_
         self._save(reader)
 
     def forget(self, reader: OwnReader, streams: Collection[str]) -> None:
@@ -263,6 +279,7 @@ class OwnReaders:
             reader.homes = {s: e for s, e in reader.homes.items() if s not in streams}
             exports = set(reader.homes.values())
             reader.addresses = {e: at for e, at in reader.addresses.items() if e in exports}
+            reader.passes = {e: shown for e, shown in reader.passes.items() if e in exports}
         self._save(reader)
 
     def note_missed(self, reader: OwnReader, missed: dict[str, Missed]) -> None:
@@ -283,6 +300,7 @@ class OwnReaders:
         state = {
             "import": reader.import_,
             "homes": {s: [e, reader.addresses[e]] for s, e in reader.homes.items()},
+            "passes": reader.passes,
             "switch": reader.switch,
             "missed": {s: m.state() for s, m in reader.missed.items()},
         }

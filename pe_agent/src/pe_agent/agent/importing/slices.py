@@ -13,6 +13,7 @@ from pe_agent.agent.importing.state import ImportState
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.control.envelope import encode
+from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger import Gone
 from streambroker_core.model import port_of
 from streambroker_core.offset import Offset, Piece, cut, ranges, together
@@ -20,6 +21,12 @@ from streambroker_core.offset import Offset, Piece, cut, ranges, together
 
 class FellowSilentError(AgentUnreachableError):
     """The exporter answers, and an agent that has some of the rows does not: that is no loss."""
+
+
+class PlanRefusedError(StreambrokerError):
+    """The exporter's agent answers, and refuses a plan; the caller tries again for a while."""
+
+    code = "PlanRefused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,8 @@ class Slices(ImportState):
             its address, or ``{"busy": …}``. Epochs are left out whole, of all slices alike.
 
         Raises:
-            AgentUnreachableError: an exporter is away; the caller tries again.
+            AgentUnreachableError, PlanRefusedError: an exporter is away, or refuses; the caller
+                tries again.
             DataLossError: planned epochs are gone, and the reader is not lossy.
         """
         start, end = Offset.decode(request["start"]), Offset.decode(request["end"])
@@ -83,7 +91,7 @@ class Slices(ImportState):
                 cut_, missing = self._slices_of(claimed, export, batch)
             except FellowSilentError:
                 raise
-            except AgentUnreachableError:
+            except (AgentUnreachableError, PlanRefusedError):
                 if not (give_up and self._is_cut(claimed, export)):
                     raise
                 cut_, missing = [], {s: [(*wanted[s], None)] for s in streams}
@@ -181,9 +189,9 @@ class Slices(ImportState):
             filter=end.filter,
             columns=columns,
             **({"control": []} if batch.control else {}),
-            **{"import": reader.import_},
+            **{"import": reader.import_, "pass": reader.passes.get(export)},
         )
-        self.readers.remember(reader, export, location, batch.wanted)
+        self.readers.remember(reader, export, location, batch.wanted, answer.get("pass"))
         common = {
             "location": location,
             "export": export,
@@ -191,6 +199,8 @@ class Slices(ImportState):
             "import": reader.import_,
             "filter": end.filter,
             "columns": columns,
+            # An exporter of the release before gives none, and asks for none.
+            **({"grant": answer["grant"]} if "grant" in answer else {}),
         }
         at: list[dict[str, str]] = [{}] + [
             {"location": one["location"], "agent": one["pe"], "grant": one["grant"]}
@@ -234,7 +244,10 @@ class Slices(ImportState):
             return location
         body = {"export": export, "reader": reader, "import": own.import_, "pe": agent}
         told = AgentClient(location).call(
-            "peer.where", timeout=PLAN_SECONDS, capability=capability, **body
+            "peer.where",
+            timeout=PLAN_SECONDS,
+            capability=capability,
+            **{**body, "pass": own.passes.get(export)},
         )
         return str(told["location"])
 
@@ -291,7 +304,11 @@ class _Numbers:
 
 
 def _replan(location: str, **body: Any) -> dict[str, Any]:
-    """Let an exporter's agent register a plan; loss and revocation are final, all else may pass."""
+    """Let an exporter's agent register a plan; loss and revocation are final, all else may pass.
+
+    Raises:
+        PlanRefusedError: it refuses, and may not for long: its view, or ours, is on its way.
+    """
     try:
         return AgentClient(location).call("peer.replan", **body)
     except AgentRefusedError as error:
@@ -299,7 +316,7 @@ def _replan(location: str, **body: Any) -> dict[str, Any]:
             raise
         if error.code == AgentUnreachableError.code:
             raise FellowSilentError(str(error)) from error
-        raise AgentUnreachableError(f"{error.code}: {error}") from error
+        raise PlanRefusedError(f"{error.code}: {error}") from error
 
 
 def _piece(piece: Piece) -> list[int]:

@@ -42,7 +42,7 @@ class ImportState:
         self.control_log = control_log or ControlLog(store, news.tell)
         self.readers = OwnReaders(store)
         self.missing: dict[str, list[str]] = {}
-        self.peers = Peers(news, self.readers.alive, self.readers.unfinished)
+        self.peers = Peers(news, self.readers.alive, self.readers.unfinished, self.readers.pass_of)
 
     def _claim(self, request: Mapping[str, Any], reader_id: str) -> OwnReader | dict[str, Any]:
         import_ = f"{self._pe}/{request['import']}"
