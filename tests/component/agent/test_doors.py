@@ -588,16 +588,25 @@ def test_a_refusal_that_names_hundreds_of_columns_travels_whole_and_is_no_absent
     wide = Publishing(agents.exporter, port="wide", ddl=ddl)
     wide.publish(0, pa.RecordBatch.from_pydict({c: [1] for c in columns}, schema=schema))
 
+    assert wide.admit(1) == {"admitted": True}
+    narrow = pa.RecordBatch.from_pydict({"other": [1]}, schema=pa.schema([("other", pa.int64())]))
+    with pytest.raises(AgentRefusedError) as refused:
+        wide.stage(1, narrow)
+    assert refused.value.code == "SchemaMismatch"
+    assert all(c in str(refused.value) for c in columns)
+
     reader = Reading(agents.importer, port="wide", columns=["nothing"])
     offset: dict[str, Any] | None = None
 
     def why() -> str | None:
         nonlocal offset
         offset = reader.next(offset)["offset"] or offset
+        if offset is None:
+            return None
         told = agents.importer.status()["imports"]
         found: str | None = told["readers"][offset["reader"]]["refused"].get(
             f"{agents.exporter.pe}/wide"
         )
-        return found if offset is not None and not told["away"] else None
+        return found if not told["away"] else None
 
     assert all(c in until(why, 20, "the export refuses the columns") for c in columns)
