@@ -201,7 +201,8 @@ def interface() -> dict[str, Callable[..., Any]]:
     """Return the functions that a job's program calls, by name."""
     owners = (pe.PE, ports.ImportPort, ports.ExportPort, ports.Change)
     methods = [one for owner in owners for one in inspect.getmembers(owner, inspect.isfunction)]
-    return {"start": pe_agent.start, **{n: f for n, f in methods if not n.startswith("_")}}
+    plain: dict[str, Callable[..., Any]] = {"start": pe_agent.start, "cause": pe_agent.cause}
+    return {**plain, **{n: f for n, f in methods if not n.startswith("_")}}
 
 
 @pytest.mark.parametrize("code", fenced("python", "api"))
@@ -212,7 +213,7 @@ def test_calls_of_the_interface_fit_its_signatures(code: str) -> None:
             function = known.get(node.func.attr)
             if function is None or is_sparks(node.func):
                 continue
-            itself = [] if function is known["start"] else [None]
+            itself = [] if function in (known["start"], known["cause"]) else [None]
             given = {k.arg: None for k in node.keywords if k.arg is not None}
             inspect.signature(function).bind(*itself, *node.args, **given)
             checked += 1

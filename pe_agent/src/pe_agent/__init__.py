@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pe_agent.causes import Failure, cause
     from pe_agent.pe import PE, start
 
-__all__ = ["PE", "start"]
+__all__ = ["PE", "Failure", "cause", "start"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +21,10 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return importlib.import_module("pe_agent.functions")
+    if name in ("Failure", "cause"):
+        from pe_agent import causes
+
+        return getattr(causes, name)
     if name in __all__:
         from pe_agent import pe
 

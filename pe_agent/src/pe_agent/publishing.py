@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_agent.arrow_batches import counted_in_rows
+from pe_agent.causes import with_cause_first
 from pe_agent.datasource.options import ddl_of
 from pe_agent.ports import ExportPort
 from pe_agent.sessions import active
@@ -157,7 +158,7 @@ def start(
         counted_in_rows(frame.sparkSession, sink.counted or frame.schema),
         active(frame.sparkSession),
     ):
-        query = writer.start()
+        query = with_cause_first(writer.start())
     for port in ports:
         pe.exports[port] = ExportPort(pe, port, query=query)
     pe._queries.add(ports, query, sources)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
+import pe_agent
 from pe_agent.aligned import Limits, Operator, OperatorStream, Stream
 from pe_agent.aligned.streams import Rows
 from support.aligned import Node, Turn, chain, sink, turns
@@ -26,6 +27,7 @@ from support.aligned_spark import (
     scripted,
     seen,
 )
+from support.waiting import until
 
 SCRIPT = renumbered(turns("D1 D2 D3 D4", "D5 D6 D7 D8", "D9"))
 
@@ -35,14 +37,24 @@ def multiplied(source: Stream, operator: Callable[[], Operator], **more: Any) ->
     return source.control_aware(operator, **settings)
 
 
-def refused(stream: Stream, checkpoint: Path) -> str:
+def counted(window: int, frames: dict[str, DataFrame]) -> None:
+    del window
+    for frame in frames.values():
+        frame.count()
+
+
+def failure(stream: Stream, checkpoint: Path) -> StreamingQueryException:
     with pytest.raises(StreamingQueryException) as error:
         collected(stream.to_df(), checkpoint)
-    return str(error.value)
+    return error.value
+
+
+def refused(stream: Stream, checkpoint: Path) -> str:
+    return str(failure(stream, checkpoint))
 
 
 def test_a_window_that_fails_says_why_and_leaves_no_trace(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, checkpoint = scripted(spark, tmp_path, SCRIPT).key_by("k"), tmp_path / "ck"
     ways = {
@@ -53,6 +65,27 @@ def test_a_window_that_fails_says_why_and_leaves_no_trace(
     for way, why in ways.items():
         failing = multiplied(source, partial(Failing, way), limits=Limits(tuples=5))
         assert why in refused(failing, checkpoint), way
+    failing = multiplied(source, partial(Failing, "payload"))
+    error, began = failure(failing, tmp_path / "ck-cause"), "ControlInvalid: Handle.file holds a"
+    found = pe_agent.cause(error)
+    assert found is not None
+    assert (found.type, found.code, str(found)[: len(began)]) == (
+        "ControlError", "ControlInvalid", began,
+    )  # fmt: skip
+    assert found.place is not None
+    assert "aligned_operators.py:" in found.place
+    query = failing.for_each_window(
+        counted,
+        checkpoint=tmp_path / "ck-first",
+        again=True,
+    )
+    with pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination()
+    first = str(pe_agent.cause(query))
+    assert str(raised.value).startswith(first)
+    assert str(query.exception()).startswith(first)
+    told = f"failed: {began}"
+    until(lambda: any(told in one for one in caplog.messages), 30.0, "the cause is logged")
     rows = collected(multiplied(source, Multiply).to_df(), checkpoint)
     assert {window: sorted(v for _, v, _ in found) for window, found in rows.items()} == {
         1: [5, 6, 7, 8],
@@ -106,8 +139,8 @@ def test_a_query_goes_on_with_other_tasks_and_the_partitions_of_its_checkpoint(
     script = renumbered(turns("D1 E(a) I(b) D2", "D3 E(c)", "I(d) D4 E(e)"))
     graph = chain(Node(name="P", buckets=3), Node(name="Q", buckets=5, answer="forward"), sink(2))
     query = ""
-    for until, tasks, partitions in ((1, 1, 2), (2, 4, 3), (3, 2, 1)):
-        source = scripted(spark, tmp_path, script[:until], tasks=tasks, seed=tasks)
+    for count, tasks, partitions in ((1, 1, 2), (2, 4, 3), (3, 2, 1)):
+        source = scripted(spark, tmp_path, script[:count], tasks=tasks, seed=tasks)
         nodes = on_spark(graph, source, tmp_path / "seen")
         query = run(nodes["sink"], tmp_path / "ck", partitions=partitions)
     assert seen(tmp_path / "seen", query) == simulate(graph, script)

@@ -22,6 +22,7 @@ from pe_agent.aligned.imported import Imported, one_carrier
 from pe_agent.aligned.packer import Packer, Repacker
 from pe_agent.aligned.processor import APPLIED, COUNTED, Hosted
 from pe_agent.aligned.streams import Emitted, Rows, Stream, data_of
+from pe_agent.causes import with_cause_first
 from pe_agent.schemas import Columns
 from streambroker_core.control.buckets import Layout, layout_of
 from streambroker_core.control.operator import Input, Operator
@@ -180,7 +181,7 @@ class OperatorStream(Stream):
             writer = writer.trigger(**trigger)
         if query_name is not None:
             writer = writer.queryName(query_name)
-        return writer.start()
+        return with_cause_first(writer.start())
 
     def node(self) -> Node:
         """Return the operator.

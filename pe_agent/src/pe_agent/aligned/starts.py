@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pe_agent.aligned.lives import QueryListener, listen, plan_of
+from pe_agent.causes import cause_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,3 +82,12 @@ class _Listener(QueryListener):
                 self._spark.sparkContext.setLocalProperty(REFUSED, mark)
         except Exception:  # the listener of one query must not disturb another
             log.exception("the plan of a query cannot be read")
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Log the cause of a failure, behind all that Spark has logged of it."""
+        try:
+            error = event.exception()
+            if error.isDefined():
+                log.error("query %s failed: %s", event.id().toString(), cause_in(error.get()))
+        except Exception:  # the listener of one query must not disturb another
+            log.exception("the cause of a failure cannot be read")

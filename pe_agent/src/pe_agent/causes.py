@@ -1,0 +1,193 @@
+"""Why a query has failed: one sentence, from the pages that Spark writes around it.
+
+Spark hands an error of a Python worker on as text, with its traceback, inside of the errors of the
+task, the stage and the query. The cause is the last exception of the innermost of these texts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.query import StreamingQuery
+
+import pe_agent
+import streambroker_core
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    _E = TypeVar("_E", bound=BaseException | None)
+
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$')
+_ERROR = re.compile(r"^(?P<type>[A-Za-z_][\w.$]*)(?:: (?P<message>.*))?$")
+_CONDITION = re.compile(r"^\[(?P<code>[A-Z][A-Z0-9_.]*)\] ?(?P<message>.*)$", re.DOTALL)
+_END = re.compile(r"^(\s*$|\s+at |Caused by|Driver stacktrace|JVM stacktrace)")
+_OURS = ("streambroker_core.", "pe_agent.")
+_LIBRARIES = re.compile(
+    r"^<|\.zip/|/(site-packages|dist-packages|lib/python3\.\d+|python/pyspark)/"
+)
+_PACKAGES = tuple(
+    f"{Path(str(package.__file__)).parent}/" for package in (pe_agent, pyspark, streambroker_core)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a query has failed.
+
+    Attributes:
+        type: class of the exception, without its module.
+        code: of an error of streambroker, as in docs/errors.md, or Spark's error condition; None
+            for an exception of other code.
+        message: what the exception says.
+        place: the last line of the user's files in the traceback, ``file:line, in function``; None
+            if there is none.
+    """
+
+    type: str
+    code: str | None
+    message: str
+    place: str | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.place is None else f" ({self.place})"
+        return f"{self.code or self.type}: {self.message}{where}"
+
+
+def cause(of: StreamingQuery | BaseException) -> Failure | None:
+    """Return why a query has failed.
+
+    Args:
+        of: the query, or the exception that it has raised.
+
+    Returns:
+        The cause; None if the query runs or has ended without an error.
+    """
+    error = of if isinstance(of, BaseException) else StreamingQuery.exception(of)
+    if error is None:
+        return None
+    texts = list(_texts(error))
+    told = next((text for text in reversed(texts) if _TRACEBACK in text), texts[-1])
+    return cause_in(told)
+
+
+def cause_in(text: str) -> Failure:
+    """Return the cause that the text of an error names."""
+    _, found, traceback = text.rpartition(_TRACEBACK)
+    if not found:
+        return _of_spark(text)
+    place: str | None = None
+    lines = iter(traceback.splitlines()[1:])
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame and not _is_library(frame["file"]):
+            place = f"{frame['file']}:{frame['line']}, in {frame['name']}"
+        error = _ERROR.match(line)
+        if error:
+            message = [error["message"] or "", *_until_end(lines)]
+            return Failure(
+                type=error["type"].rpartition(".")[2],
+                code=_code(error["type"]),
+                message="\n".join(message).rstrip(),
+                place=place,
+            )
+    return _of_spark(text)
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_PACKAGES) or _LIBRARIES.search(file) is not None
+
+
+def _until_end(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        if _END.match(line):
+            return
+        yield line
+
+
+def _of_spark(text: str) -> Failure:
+    """Return the cause in an error of the JVM; the innermost, if it names several."""
+    told = text.rpartition("Caused by: ")[2].strip()
+    first, *more = told.splitlines() or [""]
+    error = _ERROR.match(first)
+    named = error is not None and error["message"] is not None
+    kind, message = (error["type"], error["message"]) if error and named else ("Exception", first)
+    message = "\n".join([message, *_until_end(iter(more))]).rstrip()
+    condition = _CONDITION.match(message)
+    code = condition["code"] if condition else None
+    return Failure(
+        type=kind.rpartition(".")[2],
+        code=code,
+        message=condition["message"] if condition else message,
+    )
+
+
+def _texts(error: BaseException) -> Iterator[str]:
+    """Give the texts of an exception of PySpark and of its causes, the innermost last."""
+    seen: Any = error
+    while seen is not None:
+        yield str(getattr(seen, "_desc", None) or f"{type(seen).__name__}: {seen}")
+        seen = getattr(seen, "_cause", None)
+
+
+def _code(kind: str) -> str | None:
+    if not kind.startswith(_OURS):
+        return None
+    module, _, name = kind.rpartition(".")
+    try:
+        return str(getattr(importlib.import_module(module), name).code)
+    except (AttributeError, ImportError):
+        return None
+
+
+def cause_first(error: _E) -> _E:
+    """Return an exception of PySpark, the text of which begins with the cause."""
+    described: Any = error
+    if error is not None and isinstance(getattr(described, "_desc", None), str):
+        found = str(cause(error))
+        if not described._desc.startswith(found):
+            described._desc = f"{found}\n\n{described._desc}"
+    return error
+
+
+class Query(StreamingQuery):
+    """A query of which the errors begin with their cause."""
+
+    def exception(self) -> StreamingQueryException | None:
+        """Return why it has failed; None if it has not."""
+        return cause_first(super().exception())
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's
+        """Wait until it has ended.
+
+        Raises:
+            StreamingQueryException: it has failed.
+        """
+        try:
+            return super().awaitTermination(timeout)
+        except StreamingQueryException as error:
+            raise cause_first(error)  # noqa: B904 - it is the same
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
+        """Wait until all that is there has been processed.
+
+        Raises:
+            StreamingQueryException: it has failed.
+        """
+        try:
+            super().processAllAvailable()
+        except StreamingQueryException as error:
+            raise cause_first(error)  # noqa: B904 - it is the same
+
+
+def with_cause_first(query: StreamingQuery) -> Query:
+    """Return a query of which the errors begin with their cause."""
+    return Query(query._jsq)
