@@ -344,6 +344,13 @@ def test_an_oversized_body_is_refused(agents: Pair) -> None:
     assert _raw(agents, "publisher.publish", body * 4, known=True) == "BodyInvalid"
 
 
+def test_an_oversized_ticket_is_refused_before_it_is_parsed(agents: Pair) -> None:
+    reading = Reading(agents.importer)
+    large = {"location": agents.exporter.location, "more": "x" * (17 << 20)}
+    with pytest.raises(AgentRefusedError, match="bytes; at most 16777216 are read"):
+        reading.batches(large)
+
+
 def test_a_caller_of_the_release_before_has_the_token_in_its_request(agents: Pair) -> None:
     token = agents.exporter.address["token"]
     assert _raw(agents, "nothing", json.dumps({"token": token}).encode()) == "BodyInvalid"

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from pe_agent.agent.asks import BodyInvalidError, read_ask, read_ranges, under
-from pe_agent.agent.callers import CALLER, Callers, TokenWrongError, most_of, same
+from pe_agent.agent.callers import CALLER, MAX_BODY, Callers, TokenWrongError, most_of, same
 from pe_agent.agent.exporting.blocks import BlockReader, Latest, NotPlannedError, Read, Sent
 from pe_agent.agent.fellows import grants
 from pe_agent.agent.fellows.grants import Grant
@@ -136,7 +136,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         """Stage one task's rows; the answer comes when they are durable."""
         own = False
         try:
-            command = _json(descriptor.command or b"")
+            command = _json(_bounded(descriptor.command or b""))
             own = True
             if "home" in command:
                 summary = self._hosts.stages.stage(command, reader.schema, _batches(reader))
@@ -165,7 +165,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     ) -> flight.FlightDataStream:
         """Send the blocks of one slice, each as one batch, also when no row passes."""
         try:
-            request = _json(ticket.ticket)
+            request = _json(_bounded(ticket.ticket))
             read = Read(
                 reader=str(request["reader"]),
                 stream=str(request["stream"]),
@@ -261,6 +261,12 @@ def _place(error: Exception) -> str:
 
 def _latest(asked: dict[str, Any] | None) -> Latest | None:
     return None if asked is None else Latest(column=asked["column"], filter=asked["filter"])
+
+
+def _bounded(data: bytes) -> bytes:
+    if len(data) > MAX_BODY:
+        raise BodyInvalidError(f"the request has {len(data)} bytes; at most {MAX_BODY} are read")
+    return data
 
 
 def _json(data: bytes) -> dict[str, Any]:
