@@ -287,4 +287,4 @@ async def test_over_tls_the_key_is_sent_as_it_is(tmp_path: Path) -> None:
     ):
         answer = await Rest(broker.url, session)("PUT", "/job/feed/pe/0", body)
 
-    assert sorted(answer.body) == ["key", "poll"]
+    assert sorted(answer.body) == ["hinted", "key", "poll"]
