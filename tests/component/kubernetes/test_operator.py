@@ -35,6 +35,9 @@ from support.operators import (
 )
 from support.waiting import until
 
+CHANGES = 20
+BEHIND_S = 5.0
+
 
 @pytest.fixture
 def broker(api: ApiServer, tmp_path: Path, namespace: str) -> Iterator[Operator]:
@@ -94,6 +97,23 @@ def test_every_replica_says_that_an_export_has_ended_whichever_its_agent_told(
         wanted = [bool(ports)] * 2 + ["True" if ports else None]
         until(lambda: said() == wanted, 20.0, "all say so")  # noqa: B023
         assert condition(api, namespace, "exports", "feed", "Ready") == "True"
+
+
+def test_what_one_replica_was_asked_to_change_the_other_shows_moments_later(
+    api: ApiServer, replicas: list[Operator], namespace: str
+) -> None:
+    """The bound that the table of docs/kubernetes.md states, on a machine that does more."""
+    _, alerts = connected(api, namespace, replicas[0])
+
+    def shown(replica: Operator) -> Any:
+        return replica.call(alerts.token, "GET", alerts.at("/import/in/filter"))[1]
+
+    for number in range(CHANGES):
+        wrote, reads = replicas[number % 2], replicas[1 - number % 2]
+        wanted = f"price > {number}.5"
+        change = alerts.at("/import/in/filter"), {"filter": wanted}
+        assert wrote.call(alerts.token, "PUT", *change)[0] == 200
+        until(lambda: shown(reads) == {"filter": wanted}, BEHIND_S, "the other one shows it")  # noqa: B023
 
 
 def test_an_agent_that_starts_anew_at_the_other_replica_is_known_to_both(
