@@ -69,6 +69,8 @@ class ObjectStore:
         else:
             generation, uid = found["metadata"]["generation"] + 1, found["metadata"]["uid"]
             when = int(uid.rpartition("-")[2])
+            if "status" in found:
+                made["status"] = found["status"]
         self._move(uid, made.get("spec"))
         made["metadata"] |= {
             "uid": uid,
@@ -79,9 +81,12 @@ class ObjectStore:
         self.world[uid] = made
         return ("ADDED" if found is None else "MODIFIED"), made
 
-    def touch(self, uid: str) -> tuple[str, Object]:
-        """Write a status; return the watch's event."""
-        return "MODIFIED", self._again(uid, dict(self.world[uid]), keep=True)
+    def touch(self, uid: str, status: Object | None = None) -> tuple[str, Object]:
+        """Write a status, the same again if none is given; return the watch's event."""
+        body = dict(self.world[uid])
+        if status is not None:
+            body["status"] = status
+        return "MODIFIED", self._again(uid, body, keep=True)
 
     def delete(self, uid: str) -> tuple[str, Object]:
         """Delete an object; return the watch's event, with the deletion's own version."""

@@ -186,6 +186,23 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Newer:
+    """A later generation of a resource, which is refused; the resource itself goes on.
+
+    Attributes:
+        generation: of what is refused.
+        code: the reason word.
+        problem: a sentence.
+        resource: what is refused; None if it cannot be read.
+    """
+
+    generation: int
+    code: str
+    problem: str
+    resource: Export | Import | Rule | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """A stream that a job offers at a port.
 
@@ -202,6 +219,7 @@ class Export:
         allowed_namespaces: other namespaces that may import it, or ``*``.
         revoked: who may read it no more, not even what they have planned: ``namespace`` or
             ``namespace/job``.
+        newer: a later generation that is refused, while this one runs; None if there is none.
     """
 
     key: PortKey
@@ -218,6 +236,7 @@ class Export:
     buffer: Buffer = Buffer()
     allowed_namespaces: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()
+    newer: Newer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +250,8 @@ class Import:
         application_scope: scope of the exporters looked for.
         filter: text of a filter expression, or None to get every row.
         schema: columns needed, by name, or None for whatever comes.
+        newer: as of `Export`.
+        earlier: the last accepted generation as its status has it; None if it is this one.
     """
 
     key: PortKey
@@ -246,6 +267,8 @@ class Import:
     on_congestion: OnCongestion = "inherit"
     start: Start = "latest"
     schema: Schema | None = None
+    newer: Newer | None = None
+    earlier: Import | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +283,7 @@ class Rule:
         document: the rule as `streambroker_core.cep.document.read_rule` reads it, or as it was
             written where that refuses it; with its id.
         enable: counted up to have a rule run again that an error has turned off.
+        newer: as of `Export`; ``earlier`` as of `Import`.
     """
 
     key: RuleKey
@@ -269,6 +293,8 @@ class Rule:
     created: float = 0.0
     document: Mapping[str, Any]
     enable: int = 0
+    newer: Newer | None = None
+    earlier: Rule | None = None
 
 
 Resource: TypeAlias = Export | Import

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from streambroker_core.board import ExportRemoved, FeedLost, PointMoved, Synced
+from streambroker_core.board import ExportRemoved, FeedLost, PointMoved, Status, Synced
 from streambroker_core.model import RULE, PortKey
 from streambroker_core.wire.manifest import OBJECTS, read_manifest
 from streambroker_operator.kubernetes.access import from_kubeconfig
@@ -149,7 +149,7 @@ def test_a_status_moves_the_point_alone(objects: ClusterObjects, feeder: FeederN
 
 
 @both
-def test_what_cannot_be_read_is_told_and_takes_no_part(
+def test_what_cannot_be_read_is_reported_and_the_generation_before_it_runs_on(
     objects: ClusterObjects, feeder: FeederName
 ) -> None:
     pair(objects, "first")
@@ -157,15 +157,18 @@ def test_what_cannot_be_read_is_told_and_takes_no_part(
         followed.await_synced()
         await_kopf(followed)
         uid = objects.write("Export", "first", 2)
-        until(lambda: followed.board.unreadable("Export", uid), 20.0, "it cannot be read")
-        status = followed.call(lambda: followed.board.status("Export", uid))
 
-        assert status is not None
-        assert (status.accepted, status.reason) == (False, "PropertyInvalid")
-        assert followed.call(followed.board.routes) == []
+        def status() -> Status:
+            found = followed.call(lambda: followed.board.status("Export", uid))
+            assert found is not None
+            return found
+
+        until(lambda: not status().accepted, 20.0, "it is refused")
+        assert (status().reason, status().runs) == ("PropertyInvalid", 1)
+        assert followed.call(followed.board.routes) != []
 
         objects.write("Export", "first", 0)
-        until(lambda: followed.call(followed.board.routes), 20.0, "the route is back")
+        until(lambda: status().accepted, 20.0, "it is accepted again")
 
 
 @both

@@ -213,7 +213,9 @@ def test_an_invalid_rule_says_where_and_nothing_else_changes(
 
     message = rules.get("dear")["status"]["conditions"][0]["message"]
     assert "pattern.stages[0].where, line 1, column 8" in message
-    assert told(agent, broker) == [("dear", 2, False), ("other", 1, True)]
+    assert message.startswith("generation 2 is refused: ")
+    assert message.endswith("; generation 1 runs")
+    assert told(agent, broker) == [("dear", 1, True), ("other", 1, True)]
     until(
         lambda: rules.conditions("other").get("Accepted") == ("True", "Accepted"),
         20.0,

@@ -20,6 +20,7 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.model import Kind
+from streambroker_core.wire.manifest import write_spec
 from streambroker_operator.kubernetes.following import (
     Following,
     _applied,
@@ -31,7 +32,7 @@ from support.object_store import KINDS, Object, ObjectStore, World
 
 Step = tuple[str, Kind, int, int]
 
-WRITES = ("write", "write", "write", "touch", "delete")
+WRITES = ("write", "write", "write", "touch", "delete", "write_statuses")
 FEED = ("deliver", "deliver", "deliver", "ask", "ask", "arrive", "arrive", "mix", "gap")
 
 
@@ -210,6 +211,14 @@ class Rig:
         self.tell(self.feeds[kind].lost("CrdMissing"))
         assert self.shown() == before
 
+    def write_statuses(self, *_: Any) -> None:
+        """Write which generations run, as the broker does that leads."""
+        for uid, body in list(self.store.world.items()):
+            found = self.board.get(body["kind"], uid)
+            if found is not None:
+                accepted = {"generation": found.generation, "spec": write_spec(found)}
+                self.told[body["kind"]].append(self.store.touch(uid, {"accepted": accepted}))
+
     # ---- what the shell does with it -------------------------------------
 
     def tell(self, events: list[Any]) -> None:
@@ -277,6 +286,9 @@ class Rig:
 
     def assert_quiet(self) -> None:
         """The board shows what the server holds, and says of the rest that it cannot be read."""
+        self.write_statuses()
+        for each in KINDS:
+            self.deliver(each, len(self.told[each]), 0)
         fresh = Rig(store=self.store)
         assert self.board.exports() == fresh.board.exports()
         assert self.board.imports() == fresh.board.imports()

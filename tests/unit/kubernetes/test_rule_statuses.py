@@ -16,7 +16,7 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.model import RULE, PeKey, Rule
-from streambroker_core.wire.rules import read_rule_spec
+from streambroker_core.wire.rules import read_rule_spec, write_rule_spec
 from streambroker_core.wire.told import ToldRule
 from streambroker_operator.kubernetes.events import Note, transitions
 from streambroker_operator.kubernetes.rule_statuses import COUNTS_S, RuleStatuses
@@ -130,6 +130,7 @@ def test_a_status_has_the_window_the_buckets_and_the_counts() -> None:
     told = {name: value for name, value in write.status.items() if name != "conditions"}
     assert told == {
         "observedGeneration": 1,
+        "accepted": {"generation": 1, "spec": write_rule_spec(rule())},
         "version": 1,
         "since": 12,
         "buckets": 4,

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.board import Status
-from streambroker_core.model import Resource
+from streambroker_core.model import Newer, Resource
+from streambroker_core.wire.manifest import write_spec
 from streambroker_core.wire.view import RefusedPair
 from streambroker_operator.kubernetes.status import (
     MAX_MESSAGE,
@@ -295,3 +296,39 @@ def test_after_a_write_nothing_is_left_to_write_and_times_move_with_statuses_alo
             last[condition["type"]] = (condition["status"], moved)
         shown = read_shown(told)
         assert made(status=status, programmed=programmed, shown=shown, now=now + 0.5) is None
+
+
+def test_a_refused_generation_says_what_runs_and_keeps_the_accepted_spec_in_the_status() -> None:
+    newer = Newer(generation=5, code="FilterInvalid", problem="no column `prise`")
+    running = replace(import_of("alerts/trades", filter="price > 1.0"), generation=4, newer=newer)
+    message = "generation 5 is refused: no column `prise`; generation 4 runs"
+    status = replace(MATCHED, accepted=False, reason="FilterInvalid", message=message, runs=4)
+    programmed = Condition(type="Programmed", status="True", reason="Programmed")
+    facts = facts_of(running, status, programmed=programmed)
+    found = written(facts, NOTHING_SHOWN, 0.0)
+
+    assert found is not None
+    assert found["observedGeneration"] == 5
+    assert found["accepted"] == {"generation": 4, "spec": write_spec(running)}
+    told = {c["type"]: (c["status"], c["reason"]) for c in found["conditions"]}
+    assert told == {
+        "Accepted": ("False", "FilterInvalid"),
+        "Matched": ("True", "Matched"),
+        "Programmed": ("True", "Programmed"),
+        "Ready": ("False", "FilterInvalid"),
+    }
+    assert found["conditions"][0]["message"] == message
+    assert written(facts, read_shown(found), 1.0) is None
+
+
+def test_what_was_accepted_stays_in_the_status_when_an_export_makes_its_filter_invalid() -> None:
+    import_ = import_of("alerts/trades", filter="price > 1.0")
+    shown = read_shown(written(facts_of(import_, MATCHED, programmed=None), NOTHING_SHOWN, 0.0))
+    invalid = Status(accepted=False, reason="FilterInvalid", message="no column `price`")
+    never = written(facts_of(import_, invalid, programmed=None), NOTHING_SHOWN, 0.0)
+    again = written(facts_of(import_, invalid, programmed=None, shown=shown), shown, 0.0)
+
+    assert never is not None
+    assert "accepted" not in never
+    assert again is not None
+    assert again["accepted"]["generation"] == 1

@@ -98,6 +98,7 @@ class Unreadable:
         code: the reason word.
         problem: a sentence.
         path: the field at fault, as ``spec.buffer.maxBytes``; empty if it is no single one.
+        earlier: the last accepted generation as its status has it, or None.
     """
 
     kind: AnyKind
@@ -110,6 +111,7 @@ class Unreadable:
     code: str
     problem: str
     path: str = ""
+    earlier: Resource | Rule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,13 +279,14 @@ class Status:
     """What the board has to say about one resource.
 
     Attributes:
-        accepted: whether it takes part at all.
+        accepted: whether its latest generation takes part.
         reason: ``Accepted``, or the word for why not.
         message: a sentence; empty if accepted.
         matches: how many routes it has.
         peers: the first ten ports it is connected to.
         refused: pairs that fail for filter or schema alone, at most twenty.
         ring: a sentence about the ring of waiting jobs that one of its routes is part of, or empty.
+        runs: the generation that runs where the latest one is refused; else None.
     """
 
     accepted: bool = True
@@ -293,3 +296,4 @@ class Status:
     peers: tuple[PortKey, ...] = ()
     refused: tuple[RefusedPair, ...] = ()
     ring: str = ""
+    runs: int | None = None

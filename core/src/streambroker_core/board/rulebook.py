@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from streambroker_core.board.events import Status, Unreadable
 from streambroker_core.board.shelf import Change, Shelf
-from streambroker_core.board.views import ACCEPTED, unread_status
+from streambroker_core.board.views import ACCEPTED, unread_status, with_newer
 from streambroker_core.cep.checking import problem_of
 from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import Rule, RuleKey, rule_name_of
@@ -147,7 +147,7 @@ class RuleBook:
             )
         problem = self._problems.get(uid)
         if problem is None:
-            return ACCEPTED
+            return with_newer(ACCEPTED, rule)
         return Status(accepted=False, reason="RuleInvalid", message=str(problem))
 
 

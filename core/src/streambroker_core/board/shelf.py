@@ -23,7 +23,7 @@ like any other, so that the same rules hold for it; it is only not shown.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from streambroker_core.board.events import Difference, Unreadable
@@ -90,6 +90,13 @@ def _name(entry: R | Unreadable) -> tuple[str, str]:
     if isinstance(entry, Unreadable):
         return entry.namespace, entry.name
     return entry.key.namespace, entry.name
+
+
+def _alike(one: R | Unreadable, other: R | Unreadable) -> bool:
+    """Say whether two entries are the same, whatever their statuses have of an earlier one."""
+    if isinstance(one, Import | Rule) and isinstance(other, Import | Rule):
+        return replace(one, earlier=None) == replace(other, earlier=None)
+    return one == other
 
 
 class Shelf(Generic[R]):
@@ -181,9 +188,17 @@ class Shelf(Generic[R]):
         held.told, held.fed = version, entry
         if version < held.seen:
             return []
-        if version == held.seen and entry != held.entry:
+        if version == held.seen and not _alike(entry, held.entry):
             self.undone.append((entry.uid, "changed"))
         return self._put(self._seen(entry, version, version, entry))
+
+    def swap(self, entry: R) -> list[Change[R]]:
+        """Hold another generation of a resource, at the version at which it is known."""
+        held = self._held[entry.uid]
+        old = held.resource
+        held.fed = entry if held.fed is held.entry else held.fed
+        held.entry = entry
+        return [Change(uid=entry.uid, old=old, new=entry)]
 
     def touch(self, uid: str | None, version: int) -> list[Change[R]]:
         """Take in that the feed came to a version, and with it a resource as it told of it."""
@@ -192,7 +207,7 @@ class Shelf(Generic[R]):
         if held is None:
             return []
         entry = held.entry if held.fed is None else held.fed
-        if version > held.seen and entry != held.entry:
+        if version > held.seen and not _alike(entry, held.entry):
             self.undone.append((held.entry.uid, "changed"))
         return self._change(held, entry, version, early=False)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import cast
 
+from streambroker_core.board.accepting import running
 from streambroker_core.board.events import (
     Action,
     AgentRegistered,
@@ -50,8 +51,10 @@ from streambroker_core.board.views import (
     route_of,
     unread_status,
     view_version,
+    with_newer,
 )
-from streambroker_core.matching import Match, Matcher, Outcome
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.matching import Match, Matcher, Outcome, Refusal, import_filter_problem
 from streambroker_core.model import (
     RULE,
     AnyKind,
@@ -84,6 +87,8 @@ class Board(Shown):
         self._marks = Marks(self._exports, self.registration)
         # What is wrong with Imports by themselves: told once, while their texts are read.
         self._faults: dict[str, Status] = {}
+        # Imports of which Exports decide which generation runs.
+        self._doubtful: set[str] = set()
         # What may be another since it was settled; all is, the first time.
         self._dirty: set[PeKey] = set()
         self._dirty_statuses: dict[Kind, set[str]] = {"Export": set(), "Import": set()}
@@ -159,17 +164,16 @@ class Board(Shown):
             case ExportRemoved(uid=uid, version=version, early=early):
                 return self._export_changes(self._exports.shelf.remove(uid, version, early=early))
             case ImportApplied(import_=import_, version=version, early=early):
-                return self._import_changes(
-                    self._imports.shelf.apply(import_, version, early=early)
-                )
+                entry = self._running(self._imports.shelf, import_)
+                return self._import_changes(self._imports.shelf.apply(entry, version, early=early))
             case ImportRemoved(uid=uid, version=version, early=early):
                 return self._import_changes(self._imports.shelf.remove(uid, version, early=early))
             case Synced():
                 return self._synced(event)
             case Unreadable(kind="Export"):
-                return self._export_changes(self._exports.shelf.apply(event, event.version))
+                return self._export_changes(self._unread(self._exports.shelf, event))
             case Unreadable():
-                return self._import_changes(self._imports.shelf.apply(event, event.version))
+                return self._import_changes(self._unread(self._imports.shelf, event))
             case PointMoved() | FeedLost() | CaughtUp():
                 return self._feed(event)
             case AgentRegistered() | PeDeclared() | PeWithdrawn():
@@ -177,15 +181,47 @@ class Board(Shown):
         return iter(())
 
     def _synced(self, event: Synced) -> Iterator[None]:
-        unread = [(what, what.version) for what in event.unreadable]
         if event.kind == "Export":
-            exports = cast("Iterable[tuple[Export, int]]", event.listed)
-            found = self._exports.shelf.relist(chain(exports, unread), event.version)
-            return self._export_changes(found)
-        imports = cast("Iterable[tuple[Import, int]]", event.listed)
-        return self._import_changes(
-            self._imports.shelf.relist(chain(imports, unread), event.version)
-        )
+            return self._export_changes(self._listed(self._exports.shelf, event))
+        return self._import_changes(self._listed(self._imports.shelf, event))
+
+    def _listed(self, shelf: Shelf[R], event: Synced) -> Iterator[Change[R]]:
+        listed = cast("Iterable[tuple[R | Unreadable, int]]", event.listed)
+        unread: list[tuple[R | Unreadable, int]] = [(one, one.version) for one in event.unreadable]
+        found = ((self._running(shelf, one), own) for one, own in chain(listed, unread))
+        return shelf.relist(found, event.version)
+
+    def _unread(self, shelf: Shelf[R], event: Unreadable) -> list[Change[R]]:
+        return shelf.apply(self._running(shelf, event), event.version)
+
+    def _running(self, shelf: Shelf[R], entry: R | Unreadable) -> R | Unreadable:
+        return running(entry, shelf.get(entry.uid), self._filter_problem)
+
+    def _filter_problem(self, import_: Import) -> StreambrokerError | None:
+        """Return why an Import's filter works for none of the Exports that it would match."""
+        if import_.filter is None or import_.schema is not None:
+            return None
+        found = self.outcomes_for(replace(import_, filter=None))
+        exports = [self._exports.shelf.get(uid) for uid in sorted(found)]
+        return import_filter_problem(import_, [one for one in exports if one is not None])
+
+    def _judge_again(self) -> Iterator[None]:
+        """Look again at generations that Exports decide about."""
+        changes: list[Change[Import]] = []
+        for uid in sorted(self._doubtful):
+            held = self._imports.shelf.get(uid)
+            if held is None or (held.newer is None and not self._unfit(uid)):
+                continue
+            seen = held if held.newer is None else held.newer.resource
+            entry = self._running(self._imports.shelf, cast("Import", seen))
+            if isinstance(entry, Import) and entry != held:
+                changes += self._imports.shelf.swap(entry)
+        if changes:
+            yield from self._import_changes(changes)
+
+    def _unfit(self, uid: str) -> bool:
+        found = self._imports.outcomes_of(uid).values()
+        return any(isinstance(one, Refusal) and one.reason == "FilterInvalid" for one in found)
 
     def _caught_up_with(self, version: int, kind: AnyKind | None) -> Iterator[None]:
         """Take in that a feed, or all feeds have passed a version."""
@@ -292,6 +328,7 @@ class Board(Shown):
                 self._mark("Import", peer)
                 if was is not now or uid in limited:
                     self._move(export, self._imports.shelf.get(peer), was, now)
+        yield from self._judge_again()
 
     def _import_changes(self, changes: Iterable[Change[Import]]) -> Iterator[None]:
         concerned: dict[str, Import | None] = {}
@@ -306,6 +343,7 @@ class Board(Shown):
                 concerned[uid] = self._imports.shelf.get(uid) or gone
                 self._mark("Import", uid, change)
                 self._note_fault(uid)
+                self._note_doubt(uid)
                 import_ = self._imports.taking_part(uid)
                 if import_ is None:
                     self._matcher.remove_import(uid)
@@ -328,18 +366,16 @@ class Board(Shown):
         match event:
             case RuleApplied(rule=rule, version=version, early=early):
                 self.rules.reach(version)
-                return self._rule_changes(shelf.apply(rule, version, early=early))
+                entry = self._running(shelf, rule)
+                return self._rule_changes(shelf.apply(entry, version, early=early))
             case RuleRemoved(uid=uid, version=version, early=early):
                 return self._rule_changes(shelf.remove(uid, version, early=early))
             case Unreadable():
-                return self._rule_changes(shelf.apply(event, event.version))
+                return self._rule_changes(self._unread(shelf, event))
             case Synced():
-                listed = cast("Iterable[tuple[Rule, int]]", event.listed)
-                unread = [(what, what.version) for what in event.unreadable]
                 first = not shelf.synced
                 self.rules.begin()
-                found = shelf.relist(chain(listed, unread), event.version)
-                return self._rule_changes(found, everywhere=first)
+                return self._rule_changes(self._listed(shelf, event), everywhere=first)
         return iter(())
 
     def _rule_changes(
@@ -360,6 +396,13 @@ class Board(Shown):
                 self._dirty_rules |= uids
         if self._settled:
             self._dirty.update(pe for pe in self._versions if everywhere or pe[:2] in jobs)
+
+    def _note_doubt(self, uid: str) -> None:
+        one = self._imports.shelf.get(uid)
+        if one is not None and (one.earlier or (one.newer and one.newer.resource)):
+            self._doubtful.add(uid)
+        else:
+            self._doubtful.discard(uid)
 
     def _note_fault(self, uid: str) -> None:
         import_ = self._imports.shelf.get(uid)
@@ -502,6 +545,8 @@ class Board(Shown):
         )
         if after is None:
             after = unread_status(self.unreadable(kind, uid))
+        else:
+            after = with_newer(after, self.get(kind, uid))
         before = self._statuses.pop((kind, uid), ACCEPTED)
         if after is None:
             return []

@@ -18,7 +18,7 @@ from streambroker_core.matching import (
     expression_problem,
     filter_problem,
 )
-from streambroker_core.model import Export, Import, PeKey, Route, kind_of, name_of
+from streambroker_core.model import Export, Import, PeKey, Route, Rule, kind_of, name_of
 from streambroker_core.wire.registration import Registration
 from streambroker_core.wire.view import (
     MAX_REFUSED,
@@ -36,6 +36,8 @@ R = TypeVar("R", Export, Import)
 
 MAX_PEERS = 10
 """How many connected ports a status names."""
+_LONGEST = 800
+"""Characters of a problem, so that a status still names what runs."""
 
 
 def view_of(
@@ -231,6 +233,23 @@ def unread_status(what: Unreadable | None) -> Status | None:
     if what is None:
         return None
     return Status(accepted=False, reason=what.code, message=what.problem)
+
+
+def with_newer(status: Status, resource: Export | Import | Rule | None) -> Status:
+    """Return a status that says, where a later generation is refused, why and what runs."""
+    newer = None if resource is None else resource.newer
+    if resource is None or newer is None or not status.accepted:
+        return status
+    problem = newer.problem.rstrip(".")
+    problem = problem if len(problem) <= _LONGEST else f"{problem[:_LONGEST]}…"
+    return replace(
+        status,
+        accepted=False,
+        reason=newer.code,
+        runs=resource.generation,
+        message=f"generation {newer.generation} is refused: {problem};"
+        f" generation {resource.generation} runs",
+    )
 
 
 ACCEPTED = Status()

@@ -8,8 +8,9 @@ Rule 3: a list cannot be older than what was seen before it was asked for, nor b
 what had gone before. If it does, somebody served an old list, or the store was restored;
 `Following.contradicts` says so, and only a second such list may be taken for a restore.
 Lists take turns: none is asked for before the last one was taken in or given up.
-Rule 4: what matters of a resource are uid, generation, deletion and spec. An event that
-changes none of them moves the board's point and is not even parsed.
+Rule 4: what matters of a resource are uid, generation, deletion and spec, and the generation
+that its status accepted last while that is an earlier one. An event that changes none of them
+moves the board's point and is not even parsed.
 """
 
 from __future__ import annotations
@@ -134,22 +135,52 @@ def sighting_of(body: Mapping[str, Any]) -> Sighting:
         ValueError: it is no object of an API server.
     """
     mark, metadata = mark_of(body), body["metadata"]
-    matters = (metadata.get("generation"), metadata.get("deletionTimestamp"), body.get("spec"))
+    generation, earlier = metadata.get("generation"), earlier_of(body)
+    matters = (generation, metadata.get("deletionTimestamp"), body.get("spec"), earlier)
     text = json.dumps(matters, sort_keys=True, separators=(",", ":"))
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_PRINT_BYTES)
     return Sighting(mark=mark, print=digest.digest(), body=body)
 
 
+def earlier_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the generation that a status accepted last, with its spec; None if it is current."""
+    status = body.get("status")
+    accepted = status.get("accepted") if isinstance(status, Mapping) else None
+    if not isinstance(accepted, Mapping) or not isinstance(accepted.get("spec"), Mapping):
+        return None
+    at, now = accepted.get("generation"), body["metadata"].get("generation")
+    older = isinstance(at, int) and isinstance(now, int) and at < now
+    return accepted if older else None
+
+
 def read(kind: AnyKind, sighting: Sighting) -> Entry:
-    """Return the resource that an object is, or why it cannot be read."""
+    """Return the resource that an object is, or why it cannot be read.
+
+    Each with the generation that was accepted last, if that is an earlier one.
+    """
+    body = sighting.body
+    entry = _read(kind, sighting, body.get("spec"), body["metadata"].get("generation"))
+    accepted = earlier_of(body)
+    if accepted is None or isinstance(entry, Export):
+        return entry
+    earlier = _read(kind, sighting, accepted["spec"], accepted["generation"])
+    # Nobody but brokers may write there, and still: a port is one for the life of an object.
+    if isinstance(earlier, Unreadable) or earlier.key != entry.key:
+        return entry
+    return replace(entry, earlier=earlier)  # type: ignore[arg-type]
+
+
+def _read(kind: AnyKind, sighting: Sighting, spec: object, generation: object) -> Entry:
     metadata = sighting.body["metadata"]
-    document = {
+    document: dict[str, Any] = {
         "apiVersion": API_VERSION,
         "kind": kind,
         "metadata": {name: metadata[name] for name in _METADATA if name in metadata},
     }
-    if "spec" in sighting.body:
-        document["spec"] = sighting.body["spec"]
+    if generation is not None:
+        document["metadata"]["generation"] = generation
+    if spec is not None:
+        document["spec"] = spec
     try:
         # A newer release may have defined fields that are not known here, with defaults in every
         # object: who refused those would take all routes down.

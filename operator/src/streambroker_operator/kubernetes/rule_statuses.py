@@ -27,6 +27,7 @@ from streambroker_core.errors import ManifestError
 from streambroker_core.model import RULE, PeKey, Rule, RuleKey, rule_name_of
 from streambroker_core.wire.canonical import digest
 from streambroker_core.wire.fields import Fields
+from streambroker_core.wire.rules import write_rule_spec
 from streambroker_core.wire.told import ToldRule, ToldRules, read_told
 from streambroker_operator.kubernetes.events import ShownConditions
 from streambroker_operator.kubernetes.status import (
@@ -194,10 +195,12 @@ class RuleStatuses:
             status = Status(accepted=False, reason=unread.code, message=unread.problem)
         elif rule is not None:
             namespace, name, generation = rule.key.namespace, rule_name_of(rule), rule.generation
+            generation = rule.generation if rule.newer is None else rule.newer.generation
             status, told = self._rules.status(uid), self._of(rule)
         if status is None:
             return None
-        found = self._written(uid, generation, status, told)
+        runs = status.accepted or status.runs is not None or status.reason == "IdTaken"
+        found = self._written(uid, generation, status, told, rule if runs else None)
         if found is None:
             return None
         self._drawn[uid] = self._shown.get(uid, _NOTHING)
@@ -212,11 +215,17 @@ class RuleStatuses:
         return self.shows(rule.uid) if told is None else told
 
     def _written(
-        self, uid: str, generation: int, status: Status, told: ToldRule | None
+        self,
+        uid: str,
+        generation: int,
+        status: Status,
+        told: ToldRule | None,
+        accepted: Rule | None,
     ) -> dict[str, Any] | None:
         shown, now = self._shown.get(uid, _NOTHING), self._monotonic()
         conditions = conditions_of(status, told)
-        content, counts = _digests(generation, conditions, told)
+        runs = 0 if accepted is None else accepted.generation
+        content, counts = _digests(generation, conditions, told, runs)
         self._due.pop(uid, None)
         if content == shown.content and counts == shown.counts:
             return None
@@ -224,10 +233,12 @@ class RuleStatuses:
             # Maybe nobody tells of it any more.
             self._due[uid] = shown.at + COUNTS_S
             return None
-        body = {
+        body: dict[str, Any] = {
             "observedGeneration": generation,
             "conditions": conditions_out(conditions, shown.since, self._clock(), generation),
         }
+        if accepted is not None:
+            body["accepted"] = {"generation": runs, "spec": write_rule_spec(accepted)}
         return body if told is None else {**body, **_told_out(told)}
 
     def wrote(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
@@ -283,12 +294,12 @@ def _told_out(told: ToldRule) -> dict[str, Any]:
 
 
 def _digests(
-    generation: int, conditions: tuple[Condition, ...], told: ToldRule | None
+    generation: int, conditions: tuple[Condition, ...], told: ToldRule | None, accepted: int
 ) -> tuple[str, str]:
     found = {} if told is None else {name: getattr(told, name) for name in _TOLD}
     counts = [found.pop(name, 0) for name in _COUNTS]
     listed = [[c.type, c.status, c.reason, c.message] for c in conditions]
-    return digest([generation, listed, found]), digest(counts)
+    return digest([generation, listed, found, accepted]), digest(counts)
 
 
 def read_shown(status: object, now: float) -> _Shown:
@@ -299,9 +310,13 @@ def read_shown(status: object, now: float) -> _Shown:
     if not conditions:
         return _NOTHING
     told = _read_told(status, {c.type: c for c in conditions})
-    generation = status.get("observedGeneration")
+    generation, accepted = status.get("observedGeneration"), status.get("accepted")
+    runs = accepted.get("generation") if isinstance(accepted, Mapping) else 0
     content, counts = _digests(
-        generation if isinstance(generation, int) else 0, tuple(conditions), told
+        generation if isinstance(generation, int) else 0,
+        tuple(conditions),
+        told,
+        runs if isinstance(runs, int) else 0,
     )
     return _Shown(content=content, counts=counts, since=since, told=told, at=now)
 

@@ -21,6 +21,7 @@ from streambroker_core.board.rings import RING
 from streambroker_core.model import Export, Import, Resource
 from streambroker_core.properties import Value
 from streambroker_core.wire.canonical import digest
+from streambroker_core.wire.manifest import write_spec
 
 MANAGER = "streambroker-status"
 """Who owns these fields, for server-side apply."""
@@ -36,6 +37,8 @@ Since: TypeAlias = tuple[str, str, str]
 
 _TYPES = ("Accepted", "Matched", "Programmed", "Ready", "Steered", "Ended", "InRing", "Damaged")
 _TRUTHS: Mapping[str, Truth] = {"True": "True", "False": "False"}
+_VALID = ("PortTaken", "StreamIdTaken")
+"""Reasons for which a resource is not accepted although its spec is valid."""
 _PLAIN = re.compile(r"[^\s\"'\[\]=]+")
 
 
@@ -59,6 +62,7 @@ class Facts:
         matches: how many routes there are.
         top_matches: the first ten ports at their other ends.
         summary: what it offers or wants, at most `MAX_SUMMARY` characters.
+        accepted: the resource as it was accepted last; None if it never was.
     """
 
     generation: int
@@ -66,6 +70,7 @@ class Facts:
     matches: int = 0
     top_matches: tuple[str, ...] = ()
     summary: str = ""
+    accepted: Resource | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +86,7 @@ class Shown:
         programmed: that condition, or None.
         nearest: generation and message of a `Matched` that is false for `NoMatch`.
         damaged: message of `Damaged`; empty where that is not there.
+        accepted: the generation that was accepted last; 0 for none.
     """
 
     content: str = ""
@@ -89,6 +95,7 @@ class Shown:
     programmed: Condition | None = None
     nearest: tuple[int, str] = (0, "")
     damaged: str = ""
+    accepted: int = 0
 
     @property
     def ended(self) -> bool:
@@ -141,27 +148,31 @@ def facts_of(
         nearest = shown.nearest[1] if shown.nearest[0] == resource.generation else ""
     matched = _matched(resource, status, nearest)
     routes = _routes_digest(resource.generation, status.matches, _names(status))
-    if accepted.status != "True" or matched.status != "True":
-        reason = "NotAccepted" if accepted.status != "True" else "NoMatch"
+    runs = status.accepted or status.runs is not None
+    if not runs or matched.status != "True":
+        reason = "NoMatch" if runs else "NotAccepted"
         programmed = Condition(type="Programmed", status="False", reason=reason)
     elif programmed is None:
         programmed = _kept(shown, routes)
     found = [accepted, matched, programmed, ready((accepted, matched, programmed))]
     if steered:
         found.append(_true("Steered", "Steered", steered))
-    if status.accepted and (shown.ended if ended is None else ended):
+    if runs and (shown.ended if ended is None else ended):
         found.append(_ENDED)
     if status.ring:
         found.append(_true("InRing", RING, f"{status.ring[:1].upper()}{status.ring[1:]}"))
     damaged = shown.damaged if damaged is None else damaged
-    if status.accepted and damaged:
+    if runs and damaged:
         found.append(_true("Damaged", "LogDamaged", damaged))
+    newer = resource.newer
+    valid = status.reason in _VALID or shown.accepted == resource.generation
     return Facts(
-        generation=resource.generation,
+        generation=resource.generation if newer is None else newer.generation,
         conditions=tuple(found),
         matches=status.matches,
         top_matches=_names(status),
         summary=summary_of(resource),
+        accepted=resource if runs or valid else None,
     )
 
 
@@ -189,15 +200,20 @@ def written(facts: Facts, shown: Shown, now: float) -> dict[str, Any] | None:
         shown: what stands there.
         now: seconds since 1970, UTC.
     """
-    if _digest(facts) == shown.content:
+    if _digest(facts, facts.accepted.generation if facts.accepted else 0) == shown.content:
         return None
-    return {
+    body = {
         "observedGeneration": facts.generation,
         "conditions": conditions_out(facts.conditions, shown.since, now, facts.generation),
         "matches": facts.matches,
         "topMatches": list(facts.top_matches),
         "summary": facts.summary,
     }
+    resource = facts.accepted
+    if resource is None:
+        return body
+    accepted = {"generation": resource.generation, "spec": write_spec(resource)}
+    return {**body, "accepted": accepted}
 
 
 def conditions_out(
@@ -258,6 +274,8 @@ def read_shown(status: object) -> Shown:
     conditions, since = read_conditions(status, _TYPES)
     if not conditions:
         return NOTHING_SHOWN
+    accepted = status.get("accepted")
+    accepted = accepted if isinstance(accepted, Mapping) else {}
     facts = Facts(
         generation=_number(status.get("observedGeneration")),
         conditions=conditions,
@@ -265,8 +283,10 @@ def read_shown(status: object) -> Shown:
         top_matches=tuple(str(name) for name in status.get("topMatches") or ()),
         summary=str(status.get("summary") or ""),
     )
+    last = _number(accepted.get("generation"))
     return Shown(
-        content=_digest(facts),
+        accepted=last,
+        content=_digest(facts, last),
         routes=_routes_digest(facts.generation, facts.matches, facts.top_matches),
         since=since,
         programmed=next((c for c in conditions if c.type == "Programmed"), None),
@@ -311,7 +331,7 @@ def _accepted(status: Status) -> Condition:
 
 
 def _matched(resource: Resource, status: Status, nearest: str) -> Condition:
-    if not status.accepted:
+    if not status.accepted and status.runs is None:
         return Condition(type="Matched", status="False", reason="NotAccepted")
     message = _refusals(status)
     if status.matches:
@@ -365,9 +385,11 @@ def _names(status: Status) -> tuple[str, ...]:
     return tuple(str(peer) for peer in status.peers)
 
 
-def _digest(facts: Facts) -> str:
+def _digest(facts: Facts, accepted: int) -> str:
+    """Return what stands for facts; a spec needs no more than its generation."""
     return digest(
         [
+            accepted,
             facts.generation,
             [[c.type, c.status, c.reason, c.message] for c in facts.conditions],
             facts.matches,

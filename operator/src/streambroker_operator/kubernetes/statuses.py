@@ -288,9 +288,10 @@ class Statuses:
         if status is None:
             return None
         programmed = nearest = None
-        if status.accepted and not status.matches and not status.refused:
+        runs = status.accepted or status.runs is not None
+        if runs and not status.matches and not status.refused:
             nearest = self._nearest(name, resource.generation)
-        if status.accepted and status.matches:
+        if runs and status.matches:
             programmed = self.programming.condition(resource.uid, self._pes(resource))
         return facts_of(
             resource,
