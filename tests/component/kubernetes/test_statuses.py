@@ -273,12 +273,13 @@ async def test_transitions_are_events_that_kubectl_describe_shows(
         await broker.settled()
 
         assert broker.events.failed + broker.events.refused == 0
-        assert broker.events.written == 4
+        assert broker.events.written == 3
 
     told = api.kubectl("describe", "imports", "alerts-trades", "-n", namespace).stdout
     assert "Warning" in told
     assert "SubscriptionInvalid" in told
     assert "line 1" in told
+    assert "generation 1 runs" in told
 
 
 async def test_events_of_a_series_are_counted_in_place(api: ApiServer, namespace: str) -> None:
