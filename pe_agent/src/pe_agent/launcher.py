@@ -15,6 +15,7 @@ from pe_agent import agent_tls, tokens
 from pe_agent.agent import own_log
 from pe_agent.agent.process import read_address
 from pe_agent.agent.progress import Patience, read_progress, said
+from pe_agent.agent_lines import AgentLines, forwarding
 from pe_agent.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.client import AgentClient
 from pe_agent.flight_errors import AgentUnreachableError
@@ -79,6 +80,7 @@ class AgentProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         self.beat: list[Any] = []
+        self._lines = AgentLines(home, f"agent {pe.job}/{pe.pe}: ") if forwarding() else None
         self.client = self._adopt_or_start(port)
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="agent keeper")
         self._keeper.start()
@@ -244,6 +246,8 @@ class AgentProcess:
         failures = 0
         while not self._ended.wait(PING_SECONDS):
             try:
+                if self._lines is not None:
+                    self._lines.copy()
                 self.client.call("driver.renew", timeout=2.0)
                 failures = 0
                 for told in list(self.beat):
@@ -275,8 +279,14 @@ class AgentProcess:
         self._ended.set()
         if self._keeper is not threading.current_thread():
             self._keeper.join(KEEPER_SECONDS)
-        if not end_agent:
-            return
+        try:
+            if end_agent:
+                self._end()
+        finally:
+            if self._lines is not None:
+                self._lines.close()
+
+    def _end(self) -> None:
         try:
             self.client.call("stop", timeout=2.0)
         except StreambrokerError as error:
