@@ -24,7 +24,8 @@ status, REST answers and the command line show.
 
 from __future__ import annotations
 
-from typing import ClassVar, TypedDict
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypedDict
 
 
 class Position(TypedDict):
@@ -40,6 +41,31 @@ def position_in(text: str, offset: int) -> Position:
     line = text.count("\n", 0, offset) + 1
     column = offset - (text.rfind("\n", 0, offset) + 1) + 1
     return {"line": line, "column": column, "offset": offset}
+
+
+BESIDE = 38
+"""Characters of an expression that are shown on either side of a fault."""
+
+
+def pointed(text: Any, position: Any) -> list[str]:
+    """Return the line of an expression that has a fault, and one with a caret below the place.
+
+    Args:
+        text: the expression; no lines are returned if it is not a text.
+        position: a `Position`; no lines are returned if it is none of this text.
+    """
+    if not isinstance(text, str) or not isinstance(position, Mapping):
+        return []
+    lines = text.split("\n")
+    line, column = position.get("line"), position.get("column")
+    if not isinstance(line, int) or not isinstance(column, int) or not 0 < line <= len(lines):
+        return []
+    shown = "".join(c if c.isprintable() else "�" for c in lines[line - 1].replace("\t", " "))
+    place = max(0, column - 1)
+    start = max(0, place - BESIDE) if len(shown) > 2 * BESIDE else 0
+    before, after = "…" if start else "", "…" if len(shown) > start + 2 * BESIDE else ""
+    part = shown[start : start + 2 * BESIDE]
+    return [f"  {before}{part}{after}", "  " + " " * (place - start + len(before)) + "^"]
 
 
 class StreambrokerError(Exception):

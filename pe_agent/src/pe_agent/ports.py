@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pe_agent.broker_calls import PortLink
+from pe_agent.pointing import pointing
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
 from streambroker_core.matching import canonical_filter
@@ -209,10 +210,11 @@ class ImportPort(_Port):
             UnknownPortError, ChangeRefusedError: the broker says no.
             BrokerUnavailableError: the broker does not answer.
         """
-        parse(subscription, "subscription")
-        fields = {"subscription": subscription, "streams": []}
+        body = {"subscription": subscription}
         part = "subscription" if keep_kind else "streams"
-        return self._put(part, {"subscription": subscription}, fields)
+        with pointing(body):
+            parse(subscription, "subscription")
+            return self._put(part, body, {**body, "streams": []})
 
     def set_streams(self, streams: Sequence[Mapping[str, str]]) -> Change:
         """Import by these names instead; filter and scope stay.
@@ -233,8 +235,10 @@ class ImportPort(_Port):
             UnknownPortError: there is no such import.
             BrokerUnavailableError: the broker does not answer.
         """
-        parse(filter or "", "filter")
-        return self._put("filter", {"filter": filter or ""}, {"filter": canonical_filter(filter)})
+        body = {"filter": filter or ""}
+        with pointing(body):
+            parse(body["filter"], "filter")
+            return self._put("filter", body, {"filter": canonical_filter(filter)})
 
     def _programmed(self, generation: int) -> bool:
         known = self._link.in_view()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pe_agent.datasource.options import SOURCE_FIELD, schema_of
+from pe_agent.pointing import pointing
 from pe_agent.ports import ImportPort
 from pe_agent.schemas import Columns, ddl_from
 from pe_agent.sessions import active
@@ -199,7 +200,8 @@ def _import_spec(
         )
     spec: dict[str, Any] = {}
     if subscription is not None:
-        parse(subscription, "subscription")
+        with pointing({"subscription": subscription}):
+            parse(subscription, "subscription")
         spec["subscription"] = subscription
     if streams is not None:
         spec["streams"] = [dict(s) for s in streams]
@@ -207,7 +209,8 @@ def _import_spec(
         name = {"applicationName": application_name} if application_name else {}
         spec["streams"] = [{**name, "streamId": stream_id}]
     if filter_ is not None:
-        parse(filter_, "filter")
+        with pointing({"filter": filter_}):
+            parse(filter_, "filter")
         spec["filter"] = filter_
     return spec
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.errors import StreambrokerError
+from streambroker_core.errors import StreambrokerError, pointed
 from streambroker_operator.cli import errors, options, terminal, top
 from streambroker_operator.cli import events as cli_events
 from streambroker_operator.cli.addresses import Target, names_of, read_targets
@@ -143,7 +143,7 @@ def test_a_failure_that_users_can_mend_says_how(capsys: pytest.CaptureFixture[st
     ],
 )
 def test_a_caret_stands_under_the_place(text: Any, position: Any, lines: list[str]) -> None:
-    assert errors.pointed(text, position) == lines
+    assert pointed(text, position) == lines
 
 
 def test_only_the_expression_that_a_refusal_is_about_is_shown() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from streambroker_core.errors import StreambrokerError
+from streambroker_core.errors import StreambrokerError, pointed
 from streambroker_operator.cli.terminal import paint, plain
 from streambroker_operator.errors import RequestError
 
@@ -17,8 +16,6 @@ USAGE = 2
 WOULD_CUT = 3
 UNREACHABLE = 4
 INTERRUPTED = 130
-BESIDE = 38
-"""Characters of an expression that are shown on either side of what is wrong."""
 
 _CODES = {
     "Usage": USAGE,
@@ -70,22 +67,6 @@ def tally(verb: str, done: int, total: int, *, refused: int, how: str = "refused
         left = total - done - refused
         counts = f"{done} of {total} {verb}, {refused} {how}, {left} not tried"
         sys.stderr.write(f"streambroker: {counts}\n")
-
-
-def pointed(text: Any, position: Any) -> list[str]:
-    """Return the line of an expression that is wrong, and one with a caret under the place."""
-    if not isinstance(text, str) or not isinstance(position, Mapping):
-        return []
-    lines = text.split("\n")
-    line, column = position.get("line"), position.get("column")
-    if not isinstance(line, int) or not isinstance(column, int) or not 0 < line <= len(lines):
-        return []
-    shown = plain(lines[line - 1].replace("\t", " "))
-    place = max(0, column - 1)
-    start = max(0, place - BESIDE) if len(shown) > 2 * BESIDE else 0
-    before, after = "…" if start else "", "…" if len(shown) > start + 2 * BESIDE else ""
-    part = shown[start : start + 2 * BESIDE]
-    return [f"  {before}{part}{after}", "  " + " " * (place - start + len(before)) + "^"]
 
 
 def with_text(error: RequestError, texts: Mapping[str, object]) -> RequestError:
