@@ -76,10 +76,13 @@ class Board(Shown):
 
     Args:
         matcher: decides pairs; an index by default.
+        decides: the board decides which generation of a resource runs. A copy of another board
+            takes the resources as that board has decided.
     """
 
-    def __init__(self, matcher: Matcher | None = None) -> None:
+    def __init__(self, matcher: Matcher | None = None, *, decides: bool = True) -> None:
         super().__init__(matcher)
+        self._decides = decides
         # When PEs were withdrawn: their agents' late registrations bring nothing back.
         self._withdrawn: dict[PeKey, int] = {}
         self._caught_up = 0
@@ -195,6 +198,8 @@ class Board(Shown):
         return shelf.apply(self._running(shelf, event), event.version)
 
     def _running(self, shelf: Shelf[R], entry: R | Unreadable) -> R | Unreadable:
+        if not self._decides:
+            return entry
         return running(entry, shelf.get(entry.uid), self._filter_problem)
 
     def _filter_problem(self, import_: Import) -> StreambrokerError | None:
@@ -208,7 +213,7 @@ class Board(Shown):
     def _judge_again(self) -> Iterator[None]:
         """Look again at generations that Exports decide about."""
         changes: list[Change[Import]] = []
-        for uid in sorted(self._doubtful):
+        for uid in sorted(self._doubtful) if self._decides else ():
             held = self._imports.shelf.get(uid)
             if held is None or (held.newer is None and not self._unfit(uid)):
                 continue

@@ -17,7 +17,7 @@ class Mirror:
     """
 
     def __init__(self) -> None:
-        self._board = Board()
+        self._board = Board(decides=False)
         self._times = 0
 
     def follow(self, known: Survey) -> Board:
