@@ -204,7 +204,7 @@ def test_a_chart_that_was_rendered_without_the_cluster_cannot_change_the_key(
 ) -> None:
     helm.install(charts.CHART, charts.RELEASE, without_crds())
     made = key(cluster, place)
-    rendered = charts.one(charts.objects(namespace=place), "Secret")
+    rendered = charts.one(charts.objects(namespace=place), "Secret", "streambroker-key")
     done = cluster.kubectl(
         "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(rendered)
     )
@@ -241,7 +241,11 @@ def test_the_api_server_takes_every_object(
 def test_the_overlay_is_what_the_chart_makes_for_the_namespace_of_the_examples(
     cluster: ApiServer,
 ) -> None:
-    values = {"watchNamespaces": ["jobs"], "key": {"create": False, "byBroker": True}}
+    values = {
+        "watchNamespaces": ["jobs"],
+        "key": {"create": False, "byBroker": True},
+        "agentTls": {"mode": "off"},
+    }
     made = charts.objects(values, name="streambroker", namespace="streambroker")
     built = cluster.kubectl("kustomize", str(OVERLAY)).stdout
     found = {charts.key_of(x): x for x in yaml.safe_load_all(built)}
