@@ -8,6 +8,7 @@ per window and source partition a text of tokens, ``D7`` a row, ``I(a)``, ``E(a)
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -96,8 +97,14 @@ class Graph:
         return next(one for one in self.nodes if one.name == name)
 
     def into(self, name: str) -> list[tuple[int, Edge]]:
-        """Return the edges that lead to a node, with their rank."""
-        return list(enumerate(one for one in self.edges if one.target == name))
+        """Return the edges that lead to a node, with their rank in the union of their port."""
+        ranks: Counter[str] = Counter()
+        found = []
+        for edge in self.edges:
+            if edge.target == name:
+                found.append((ranks[edge.port], edge))
+                ranks[edge.port] += 1
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
