@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from streambroker_core.board import Action, Board, Event, Synced, Unreadable
-from streambroker_core.model import RULE, AnyKind, PeKey
+from streambroker_core.model import RULE, AnyKind, Export, Import, PeKey, Rule, kind_of
 from streambroker_core.wire.manifest import OBJECTS
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.kubernetes.access import Access
@@ -211,11 +211,14 @@ class Followed:
         health = self.health()
         if not health.synced:
             return f"not synced: {health}"
-        wanted, entries = scan(api, namespaces), self.entries()
+        entries = self.entries()
+        wanted = scan(api, namespaces, _accepted(entries))
         if wanted is None:
             return "the server does not say what it holds"
         if entries != wanted.entries:
-            return f"entries {sorted(entries)} and not {sorted(wanted.entries)}; {health}"
+            uids = {*entries, *wanted.entries}
+            pairs = [(entries.get(uid), wanted.entries.get(uid)) for uid in sorted(uids)]
+            return f"entries {[pair for pair in pairs if pair[0] != pair[1]]}; {health}"
         views = self.call(lambda: _views(self.board, wanted.board))
         wanted_views = wanted.board.versions()
         return "" if views == wanted_views else f"views {views} and not {wanted_views}; {health}"
@@ -289,8 +292,29 @@ class Scan:
     board: Board
 
 
-def scan(api: ApiServer, namespaces: Sequence[str]) -> Scan | None:
-    """Return what a server holds; None while it cannot say."""
+def _accepted(entries: Mapping[str, Entry]) -> list[Export | Import | Rule]:
+    """Return the generations that run although a newer one is refused.
+
+    A server knows of them by the statuses, which nothing writes here.
+    """
+    found: list[Export | Import | Rule] = []
+    for one in entries.values():
+        if not isinstance(one, Unreadable) and one.newer is not None:
+            assert one.generation < one.newer.generation
+            found.append(replace(one, newer=None))
+    return found
+
+
+def scan(
+    api: ApiServer, namespaces: Sequence[str], accepted: Sequence[Export | Import | Rule] = ()
+) -> Scan | None:
+    """Return what a server holds; None while it cannot say.
+
+    Args:
+        api: the server.
+        namespaces: that are read.
+        accepted: generations that were accepted before.
+    """
     bodies: list[tuple[AnyKind, Any]] = []
     for kind, plural in OBJECTS.items():
         for namespace in namespaces:
@@ -298,13 +322,24 @@ def scan(api: ApiServer, namespaces: Sequence[str]) -> Scan | None:
             if answer.status != 200:
                 return None
             bodies += [(kind, body) for body in answer.body["items"]]
-    board, entries = Board(), {}
+    board = Board()
+    entries: dict[str, Entry] = {}
+    for kind in OBJECTS:
+        before = tuple(
+            (one, 1)
+            for one in accepted
+            if (RULE if isinstance(one, Rule) else kind_of(one)) == kind
+        )
+        board.handle(Synced(kind=kind, listed=before, version=1))
     for kind in OBJECTS:
         found = [read(kind, sighting_of(body)) for of, body in bodies if of == kind]
-        entries.update({one.uid: one for one in found})
-        listed = tuple((one, 1) for one in found if not isinstance(one, Unreadable))
-        unreadable = tuple(one for one in found if isinstance(one, Unreadable))
-        board.handle(Synced(kind=kind, listed=listed, version=1, unreadable=unreadable))
+        entries.update({one.uid: one for one in found if isinstance(one, Unreadable)})
+        listed = tuple((one, 2) for one in found if not isinstance(one, Unreadable))
+        unreadable = tuple(replace(one, version=2) for one in found if isinstance(one, Unreadable))
+        board.handle(Synced(kind=kind, listed=listed, version=2, unreadable=unreadable))
+    entries |= {export.uid: export for export in board.each_export()}
+    entries |= {import_.uid: import_ for import_ in board.each_import()}
+    entries |= {rule.uid: rule for rule in board.rules}
     registrations = Registrations(Objects(HttpApi(Access(server=api.url))), board)
     for kind, body in bodies:
         agent = None if kind == RULE else registrations.saw(kind, body)

@@ -23,6 +23,7 @@ from support.waiting import until
 
 PORTS = ("order", "cut", "filtered", "outside", "plain", "kill", "two", "idle", "limit", "cold")
 BUCKETS = 4
+MOMENTS = {Delivery.BEGIN: 0, Delivery.IMMEDIATE: 1, Delivery.END_WINDOW: 2}
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +37,13 @@ class Window:
     """What one batch gives to buckets: rows with their sequences, tuples with their positions."""
 
     def __init__(self, packed: list[pa.RecordBatch]) -> None:
-        self.control: dict[int, list[tuple[int, str]]] = {}
+        self.control: dict[int, list[tuple[int, int, str]]] = {}
         self.rows: dict[int, list[tuple[int, int]]] = {}
         for batch in packed:
             for bucket, one in by_bucket(batch):
                 got = unpack(one)
                 if got.rows is None:
-                    told = [(at, c.payload) for at, c in got.control]
+                    told = [(MOMENTS[c.delivery], at, c.payload) for at, c in got.control]
                     self.control.setdefault(bucket, []).extend(told)
                 else:
                     seq, n = got.rows.column("_seq").to_pylist(), got.rows.column("n").to_pylist()
@@ -50,12 +51,17 @@ class Window:
 
     @property
     def story(self) -> list[Any]:
-        """Rows of all buckets and tuples in order; tuples are the same in every bucket."""
+        """Rows of all buckets and tuples in order; tuples are the same in every bucket.
+
+        The positions of ``IMMEDIATE`` tuples are among the sequences of the rows. Those of other
+        tuples give their order of emission.
+        """
         first = self.control.get(0, [])
         assert all(self.control.get(bucket, []) == first for bucket in range(BUCKETS))
-        placed: list[tuple[int, int, Any]] = [(at, 0, what) for at, what in first]
-        placed += [(seq, 1, n) for of in self.rows.values() for seq, n in of]
-        return [what for _, _, what in sorted(placed, key=lambda one: one[:2])]
+        placed: list[tuple[int, int, int, Any]] = [(when, at, 0, what) for when, at, what in first]
+        of_rows = MOMENTS[Delivery.IMMEDIATE]
+        placed += [(of_rows, seq, 1, n) for of in self.rows.values() for seq, n in of]
+        return [what for *_, what in sorted(placed, key=lambda one: one[:3])]
 
 
 class Run:
@@ -166,7 +172,7 @@ def test_a_window_ends_with_the_tuple_that_ends_it_and_replays_the_same(agents: 
     assert story == [[0, 1, 2, 3, "end"], ["begin", 4, 5]]
     assert [run.again(n).story for n in (-2, -1)] == story
     merged = Run(agents, "cut", mergeable=("mark",))
-    assert merged.window().story == [0, 1, 2, 3, "end", "begin", 4, 5]
+    assert merged.window().story == ["begin", 0, 1, 2, 3, 4, 5, "end"]
     merged.stop()
     run.stop()
 

@@ -421,7 +421,7 @@ async def test_a_resource_of_the_other_kind_is_named(applied: Cli) -> None:
     assert "it is an export: write export/feed-trades" in err
     assert (code, out) == (0, "export/feed-trades\n")
     assert (top, "UnknownPort" in told, shown) == (1, True, 0)
-    assert "default/feed/0/trades" in routes
+    assert " feed/0/trades " in routes
 
 
 async def test_a_pe_is_named_as_a_port_is(applied: Cli) -> None:
