@@ -323,7 +323,7 @@ def named_by(board: Board, event: Event) -> list[tuple[Kind, str, int]]:
         return [(event.kind, event.uid, event.version)]
     if isinstance(event, CaughtUp) and event.kind is not None and event.kind != RULE:
         return [(event.kind, uid, event.version) for uid in board.ahead(event.kind)]
-    # Whoever follows changes is told of ports, not of rules.
+    # Followers of changes get changes of ports, not of rules.
     if not isinstance(event, Unreadable | Synced) or event.kind == RULE:
         return []
     if isinstance(event, Unreadable):

@@ -104,7 +104,7 @@ class Shelf(Generic[R]):
 
     Attributes:
         undone: resources that were seen ahead of the feed, and that the feed did not confirm when
-            it came to that version, with the difference; whoever reports them empties it.
+            it came to that version, with the difference; the code that reports them empties it.
     """
 
     def __init__(self) -> None:

@@ -267,7 +267,7 @@ class Hosts:
     def peer(self, body: Mapping[str, Any], *, planned: bool = False) -> Asked:
         """Return what another agent asks about, if it may.
 
-        Whoever opens an export, or wants new epochs of it, shows a capability. A pass is enough
+        A caller that opens an export, or wants new epochs, shows a capability. A pass is enough
         for what a reader has planned, and where its route is gone: nothing new is given then.
 
         Args:
