@@ -69,11 +69,12 @@ test-long: $(CLASSES) kube-assets ## the full kill tables, soaks and long proper
 	$(MAPPED) HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest tests -m "not node" --timeout 1800
 
 # Tests start dozens of JVMs: each maps Spark's classes and does not read them again.
+# A Java that names an archive which is not there yet cannot write one, so the recipe drops the option.
 .PHONY: spark-classes
 spark-classes: $(CLASSES)
 MAPPED = JDK_JAVA_OPTIONS="-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:disable"
 $(CLASSES): $(READY) tests/support/class_archive.py
-	PYTHONPATH=tests:examples/03-control-tuples $(BIN)/python -m support.class_archive $(CURDIR)/$@ \
+	env -u JDK_JAVA_OPTIONS PYTHONPATH=tests:examples/03-control-tuples $(BIN)/python -m support.class_archive $(CURDIR)/$@ \
 	  > $(VENV)/classes.txt 2>&1 || { cat $(VENV)/classes.txt; exit 1; }
 
 .PHONY: soak
