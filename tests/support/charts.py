@@ -44,6 +44,7 @@ VARIANTS: dict[str, Values] = {
         "dashboard": {"enabled": True},
     },
     "admission policy": {"admissionPolicy": {"enabled": True}},
+    "webhook": {"watchNamespaces": ["jobs", "reports"], "webhook": {"enabled": True}},
     "nothing that can be left out": {
         "key": {"create": False},
         "crds": {"create": False},

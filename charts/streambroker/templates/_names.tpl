@@ -62,6 +62,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (printf "%s-key" (include "streambroker.fullname" .)) .Values.key.name -}}
 {{- end -}}
 
+{{- /* Of the webhook's Service, and of the Secret with its certificate. */ -}}
+{{- define "streambroker.webhook" -}}
+{{- printf "%s-webhook" (include "streambroker.fullname" .) -}}
+{{- end -}}
+
+{{- define "streambroker.webhookconfiguration" -}}
+{{- printf "%s.%s" (include "streambroker.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
 {{- /* YAML reads a bare `off` as false. */ -}}
 {{- define "streambroker.tls" -}}
 {{- $mode := .Values.tls.mode | toString -}}

@@ -11,6 +11,8 @@ import os
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from streambroker_operator.errors import OpenError
@@ -59,17 +61,24 @@ def write_certificates(folder: Path, host: str) -> tuple[Path, Path]:
     Raises:
         OpenError: openssl is missing or fails, or the folder cannot be written to.
     """
-    broker = _pair(folder, "broker")
-    try:
+    with _usable(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = not (folder / CA).exists()
         if fresh:
-            _write_authority(folder)
+            _write_authority(folder, "streambroker local CA", DAYS)
         if (folder / _CA_KEY).exists():
-            _issue(folder, "broker", "serverAuth", _names(host))
+            _issue(folder, "broker", "serverAuth", _names(host), DAYS)
             for name, (usage, names) in _KEPT.items():
                 if fresh or not all(path.exists() for path in _pair(folder, name)):
-                    _issue(folder, name, usage, names)
+                    _issue(folder, name, usage, names, DAYS)
+    return _pair(folder, "broker")
+
+
+@contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Say of what fails that no certificates can be written."""
+    try:
+        yield
     except OSError as error:
         missing = isinstance(error, FileNotFoundError) and error.filename == "openssl"
         reason = "the program openssl is missing" if missing else str(error)
@@ -77,7 +86,43 @@ def write_certificates(folder: Path, host: str) -> tuple[Path, Path]:
     except subprocess.SubprocessError as error:
         reason = str(getattr(error, "stderr", None) or error).strip()
         raise _unusable(folder, f"openssl failed: {reason}") from error
-    return broker
+
+
+def issue_pair(folder: Path, names: list[str], days: int) -> None:
+    """Write a pair ``server`` and the authority that has issued it, which issues no other.
+
+    Args:
+        folder: an empty one; has ``ca.crt``, ``server.crt`` and ``server.key`` afterwards.
+        names: of the server, as openssl writes them: ``DNS:name`` or ``IP:address``.
+        days: for how long both certificates hold.
+
+    Raises:
+        OpenError: openssl is missing or fails.
+    """
+    with _usable(folder):
+        # Certificates of several authorities may be trusted together: each has a name of its own.
+        _write_authority(folder, f"streambroker CA {os.urandom(8).hex()}", days)
+        _issue(folder, "server", "serverAuth", names, days)
+        (folder / _CA_KEY).unlink()
+
+
+def holds(folder: Path, name: str, at: float) -> bool:
+    """Say whether the pair ``server`` of a folder is good for a name at a time.
+
+    Args:
+        folder: has ``ca.crt`` and ``server.crt``.
+        name: of the server, as openssl writes it.
+        at: seconds since 1970.
+    """
+    kind, _, value = name.partition(":")
+    option = "-verify_ip" if kind == "IP" else "-verify_hostname"
+    trusted = ["-no-CApath", "-no-CAstore", "-CAfile", str(folder / CA)]
+    wanted = [option, value, "-attime", str(int(at))]
+    try:
+        _openssl("verify", *trusted, *wanted, str(folder / "server.crt"))
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
 
 
 def _unusable(folder: Path, reason: str) -> OpenError:
@@ -91,18 +136,18 @@ def _pair(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.crt", folder / f"{name}.key"
 
 
-def _write_authority(folder: Path) -> None:
+def _write_authority(folder: Path, name: str, days: int) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         made = Path(place)
-        key, request = _key(made), _request(made, "streambroker local CA")
-        arguments = ["-x509", "-key", str(key), "-extensions", "authority", "-days", str(DAYS)]
+        key, request = _key(made), _request(made, name)
+        arguments = ["-x509", "-key", str(key), "-extensions", "authority", "-days", str(days)]
         certificate = made / "crt"
         _openssl("req", "-new", "-config", str(request), *arguments, "-out", str(certificate))
         key.replace(folder / _CA_KEY)
         certificate.replace(folder / CA)
 
 
-def _issue(folder: Path, name: str, usage: str, names: list[str]) -> None:
+def _issue(folder: Path, name: str, usage: str, names: list[str], days: int) -> None:
     """Put a certificate of the authority with a new key in the place of the one before."""
     chain, secret = _pair(folder, name)
     with tempfile.TemporaryDirectory(dir=folder) as place:
@@ -114,7 +159,7 @@ def _issue(folder: Path, name: str, usage: str, names: list[str]) -> None:
         _openssl("req", "-new", "-config", str(config), "-key", str(key), "-out", str(wanted))
         serial = f"0x{int.from_bytes(os.urandom(15), 'big'):x}"
         authority = ["-CA", str(folder / CA), "-CAkey", str(folder / _CA_KEY)]
-        arguments = ["-set_serial", serial, "-days", str(DAYS), "-extfile", str(extensions)]
+        arguments = ["-set_serial", serial, "-days", str(days), "-extfile", str(extensions)]
         files = ["-in", str(wanted), "-out", str(certificate)]
         _openssl("x509", "-req", "-sha256", *authority, *arguments, *files)
         key.replace(secret)
@@ -148,7 +193,7 @@ def _names(host: str) -> list[str]:
     except OSError:
         pass  # the name of this machine has no address
     own |= {address for family in _OUTWARD if (address := _outward(*family))}
-    return sorted(f"{_kind(name)}:{name}" for name in own if "%" not in name)
+    return sorted(alternative(name) for name in own if "%" not in name)
 
 
 _OUTWARD = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -162,6 +207,11 @@ def _outward(family: socket.AddressFamily, example: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return ""
+
+
+def alternative(name: str) -> str:
+    """Return a name or an address of a server as openssl writes it."""
+    return f"{_kind(name)}:{name}"
 
 
 def _kind(name: str) -> str:

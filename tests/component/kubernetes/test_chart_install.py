@@ -18,6 +18,7 @@ import yaml
 from streambroker_core.wire.manifest import OBJECTS
 from support import charts
 from support.cluster import MERGE, ApiServer, running_api_server
+from support.free_ports import free_port
 from support.kube_calls import token_of
 from support.operators import connected, declare, operator, status_of
 from support.samples import samples
@@ -292,7 +293,7 @@ def options_of(cluster: ApiServer, place: str) -> list[str]:
     """Return the options that the Deployment gives to a broker, but for its addresses."""
     deployment = get(cluster, f"/apis/apps/v1/namespaces/{place}/deployments/streambroker")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    of_the_place = ("--host", "--port", "--metrics-port")
+    of_the_place = ("--host", "--port", "--metrics-port", "--webhook-port")
     return [x for x in container["args"][1:] if x.partition("=")[0] not in of_the_place]
 
 
@@ -512,3 +513,71 @@ def test_the_admission_policy_refuses_what_the_crds_cannot_see(
         if good.plural == "exports" and len(good.documents) == 1:
             answer = cluster.request("POST", path, good.documents[0])
             assert answer.status == 201, (good.name, answer.message)
+
+
+# ---- the webhook -----------------------------------------------------------------------------
+
+WRONG = 'kind = "live"'
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+
+
+def subscribed(cluster: ApiServer, place: str, subscription: str, **more: Any) -> Any:
+    """Have an Import applied as people do; return what kubectl did."""
+    spec = {"job": "alerts", "port": "in", "subscription": subscription, **more}
+    metadata = {"name": "alerts", "namespace": place}
+    body = {**declared("Import"), "metadata": metadata, "spec": spec}
+    return cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
+
+
+def declared(kind: str) -> dict[str, Any]:
+    return {"apiVersion": "streambroker.io/v1alpha1", "kind": kind}
+
+
+def test_the_webhook_refuses_at_the_api_server_what_rest_refuses_with_the_place(
+    cluster: ApiServer, place: str, helm: helm_python.Config, tmp_path: Path
+) -> None:
+    """The broker has the account, the Secret and the rights that the chart makes."""
+    helm.install(charts.CHART, charts.RELEASE, {"webhook": {"enabled": True}})
+    cluster.await_kinds()
+    # No Service leads anywhere here.
+    port = free_port()
+    path = f"{CONFIGURATIONS}/streambroker.{place}"
+    (hook,) = get(cluster, path)["webhooks"]
+    here = {**hook, "clientConfig": {"url": f"https://127.0.0.1:{port}/"}}
+    done = cluster.request("PATCH", path, {"webhooks": [here]}, content_type=MERGE)
+    assert done.status == 200, done.message
+    audience = ("https://kubernetes.default.svc",)
+    token = token_of(cluster, place, "streambroker", audiences=audience)
+    options = [*options_of(cluster, place), "--webhook-port", str(port)]
+
+    assert subscribed(cluster, place, WRONG).returncode == 0
+    with operator(cluster, tmp_path, place, *options, token=token):
+        until(lambda: subscribed(cluster, place, WRONG).returncode, 60.0, "it is in force")
+        refused = subscribed(cluster, place, WRONG).stderr
+        sentence = (
+            'admission webhook "resources.streambroker.io" denied the request: Invalid subscription'
+            " at line 1, column 6: found `=`, expected a name, a value or an operator; write `==`"
+        )
+        assert sentence in refused
+        assert refused.splitlines()[1:3] == [f"  {WRONG}", "       ^"]
+
+        right = subscribed(cluster, place, 'kind == "live"')
+        assert (right.returncode, right.stderr) == (0, "")
+        assert subscribed(cluster, "default", WRONG).returncode == 0, "another's namespace"
+
+        spec = {"job": "feed", "port": "out", "properties": {"kind": "live"}}
+        columns = {"schema": [{"name": "price", "type": "double"}]}
+        export = {**declared("Export"), "metadata": {"name": "feed"}, "spec": {**spec, **columns}}
+        made = cluster.request("POST", f"{STREAMS}/namespaces/{place}/exports", export)
+        assert made.status == 201, made.message
+        filters = partial(subscribed, cluster, place, 'kind == "live"', filter='price > "much"')
+        until(lambda: "Warning: " in filters().stderr, 30.0, "the Export is known")
+        assert filters().returncode == 0
+
+        own = {**declared("Import"), "metadata": {"name": "alerts"}}
+        own["spec"] = {"job": "alerts", "port": "in", "subscription": WRONG}
+        where = f"{STREAMS}/namespaces/{place}/imports?dryRun=All"
+        assert cluster.request("POST", where, own, token=token).status == 201, "its own write"
+        assert cluster.request("POST", where, own).status == 422
+
+    assert subscribed(cluster, place, WRONG).returncode == 0, "the broker is away"

@@ -11,11 +11,13 @@ from support import charts
 
 Rule = tuple[str, str, str, tuple[str, ...], frozenset[str]]
 """Role, API group, resource, names, verbs."""
-SETS = ("streams", "own", "reviews")
+SETS = ("streams", "own", "reviews", "webhook")
 NAMES = {
     "all": (),
     "the Lease": ("streambroker",),
     "the key": ("streambroker-key",),
+    "the certificate": ("streambroker-webhook",),
+    "the configuration": ("streambroker.sb",),
     "those of streambroker": tuple(f"{plural}.streambroker.io" for plural in OBJECTS.values()),
 }
 
@@ -29,8 +31,8 @@ def granted(role: str, each: charts.Object) -> set[Rule]:
     }
 
 
-def documented() -> set[Rule]:
-    head = ("role", "API group", "resources", "names")
+def documented(role: str = "role") -> set[Rule]:
+    head = (role, "API group", "resources", "names")
     return {
         (row[0], group_of(row[1]), resource, NAMES[row[3]], frozenset(charts.words(row[4])))
         for row in charts.table("docs/security.md", *head)
@@ -64,15 +66,22 @@ def test_the_broker_has_the_documented_verbs_and_no_other(watched: Any) -> None:
     assert given == documented()
 
 
+def added(values: charts.Values) -> set[Rule]:
+    """Return the rights that values give to the broker beyond the usual ones."""
+    before, after = (
+        {rule for name, each in roles(found).items() for one in each for rule in granted(name, one)}
+        for found in (charts.objects(), charts.objects(values))
+    )
+    return after - before
+
+
 def test_a_broker_that_makes_its_key_may_create_secrets_and_nothing_more() -> None:
-    values = {"key": {"create": False, "byBroker": True}}
-    before, after = roles(charts.objects()), roles(charts.objects(values))
-    more = {
-        name: [rule for one in each for rule in granted(name, one)] for name, each in after.items()
-    }
-    known = {rule for name, each in before.items() for one in each for rule in granted(name, one)}
-    added = {rule for each in more.values() for rule in each} - known
-    assert added == {("own", "", "secrets", (), frozenset({"create"}))}
+    more = added({"key": {"create": False, "byBroker": True}})
+    assert more == {("own", "", "secrets", (), frozenset({"create"}))}
+
+
+def test_a_broker_with_a_webhook_has_the_documented_rights_to_it_and_nothing_more() -> None:
+    assert added({"webhook": {"enabled": True}}) == documented("role with the webhook")
 
 
 def test_people_and_programs_have_the_documented_verbs_and_no_other() -> None:
@@ -204,6 +213,14 @@ def test_nothing_else_comes_in_and_out() -> None:
     }
     assert names == {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
     assert len(spec["egress"]) == 4
+
+
+def test_the_api_server_reaches_the_webhook_where_there_is_one() -> None:
+    ports = [{"protocol": "TCP", "port": "webhook"}]
+    assert policy(webhook={"enabled": True})["ingress"][-1] == {"ports": ports}
+    closer = {"apiServerCidrs": ["10.0.0.1/32"]}
+    found = policy(webhook={"enabled": True}, networkPolicy=closer)["ingress"][-1]
+    assert found == {"from": [{"ipBlock": {"cidr": "10.0.0.1/32"}}], "ports": ports}
 
 
 def test_the_policy_can_be_drawn_closer() -> None:

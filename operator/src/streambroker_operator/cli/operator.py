@@ -61,6 +61,13 @@ def add(commands: Any) -> None:
     )
     run.add_argument("--tls-cert", type=Path, metavar="FILE")
     run.add_argument("--tls-key", type=Path, metavar="FILE")
+    run.add_argument(
+        "--webhook", default="", metavar="NAME", help="serve this ValidatingWebhookConfiguration"
+    )
+    run.add_argument("--webhook-secret", default="streambroker-webhook", metavar="NAME")
+    run.add_argument(
+        "--webhook-port", type=tcp_port, default=8473, help="of the webhook; default 8473"
+    )
     add_limits(run)
     run.set_defaults(run=_run)
 
@@ -93,6 +100,9 @@ def _run(options: argparse.Namespace) -> int:
         port=options.port,
         metrics_port=options.metrics_port,
         certificate=certificate,
+        webhook=options.webhook,
+        webhook_secret=options.webhook_secret,
+        webhook_port=options.webhook_port,
         limits=Limits(**dict(options.limit)),
         statuses_per_s=options.statuses_per_s,
         drain_s=options.drain,

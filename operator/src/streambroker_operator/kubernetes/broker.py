@@ -23,6 +23,7 @@ from streambroker_operator.errors import AddressError, RequestError
 from streambroker_operator.hinting import HintSender
 from streambroker_operator.kubernetes import errands, relay
 from streambroker_operator.kubernetes.access import Access
+from streambroker_operator.kubernetes.admission import review
 from streambroker_operator.kubernetes.api import HttpApi
 from streambroker_operator.kubernetes.client import ApiClient, Timing
 from streambroker_operator.kubernetes.desk import Desk, ShownEndings
@@ -48,6 +49,7 @@ from streambroker_operator.kubernetes.status_sources import StatusSources
 from streambroker_operator.kubernetes.status_writer import Name, StatusWriter
 from streambroker_operator.kubernetes.statuses import Statuses
 from streambroker_operator.kubernetes.tls import Certificate
+from streambroker_operator.kubernetes.webhook import Webhook
 from streambroker_operator.kubernetes.writes import KubernetesStore, read_secret
 from streambroker_operator.long_work import in_turns
 from streambroker_operator.rest import create_app
@@ -64,6 +66,8 @@ RETRY_S = 2.0
 """Pause before the broker's secret is asked for again, in seconds."""
 MOST_PROBES = 64
 """Connections that the port of probes and metrics may have."""
+MOST_REVIEWS = 256
+"""Connections that the port of the webhook may have."""
 UNHINTED_S = 5.0
 """An agent that takes longer to run a change has come by its poll: the hint was lost."""
 
@@ -88,6 +92,9 @@ class Settings:
         port: of REST; 0 picks a free one.
         metrics_port: of probes and metrics, likewise.
         certificate: files of certificate and key; None for no TLS.
+        webhook: name of the ValidatingWebhookConfiguration that leads here; empty for none.
+        webhook_secret: name of the Secret with the certificate of the webhook.
+        webhook_port: of the webhook.
         limits: how much one caller may ask for.
         release: of this program.
         statuses_per_s: how many statuses are written per second at most; 0 for no limit but
@@ -109,6 +116,9 @@ class Settings:
     port: int = 8470
     metrics_port: int = 8471
     certificate: tuple[Path, Path] | None = None
+    webhook: str = ""
+    webhook_secret: str = "streambroker-webhook"  # noqa: S105 - a name, and no secret
+    webhook_port: int = 8473
     limits: Limits | None = None
     make_secret: bool = False
     statuses_per_s: float = 0.0
@@ -175,7 +185,8 @@ class ClusterBroker:
         most = places(limits.connections)
         for_probes = min(MOST_PROBES, most // 4)
         try:
-            room = limits.room(most - for_probes)
+            for_reviews = min(MOST_REVIEWS, most // 4) if settings.webhook else 0
+            room = limits.room(most - for_probes - for_reviews)
             self.url = await self._listen(app, settings.port, "--port", room, tls)
             probes = create_probes(self._state, self.metrics)
             probes.router.add_post(relay.PATH, self._told_by_replicas(secret))
@@ -183,6 +194,7 @@ class ClusterBroker:
             room = limits.room(for_probes)
             port = settings.metrics_port
             self.probes_url = await self._listen(probes, port, "--metrics-port", room)
+            webhook = await self._reviewing(secret, limits.room(for_reviews))
         except AddressError:
             await self.stop()
             raise
@@ -199,11 +211,30 @@ class ClusterBroker:
         ]
         if certificate is not None:
             parts.append(certificate.follow())
+        if webhook is not None:
+            parts.append(webhook.run())
         self._leading = asyncio.create_task(self._kept(self.lease.run()))
         self._tasks = [
             self._leading,
             *(asyncio.create_task(self._kept(part)) for part in parts),
         ]
+
+    async def _reviewing(self, secret: bytes, room: tuple[int, int]) -> Webhook | None:
+        """Listen for reviews of the API server, if that is wanted."""
+        settings = self._settings
+        if not settings.webhook:
+            return None
+        webhook = Webhook(
+            self._objects,
+            namespace=settings.access.namespace,
+            secret_name=settings.webhook_secret,
+            configuration=settings.webhook,
+            key=secret,
+            review=lambda asked: review(asked, self.runtime.board, settings.namespaces),
+        )
+        port = settings.webhook_port
+        await self._listen(webhook.app, port, "--webhook-port", room, webhook.tls)
+        return webhook
 
     async def stop(self) -> None:
         """Let others lead, answer until callers know better, then close everything.

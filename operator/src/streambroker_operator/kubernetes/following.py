@@ -45,7 +45,7 @@ Entry: TypeAlias = "Export | Import | Rule | Unreadable"
 _Name: TypeAlias = "tuple[str, str]"
 """Namespace and name."""
 
-_METADATA = ("name", "namespace", "uid", "generation", "creationTimestamp")
+_METADATA = ("name", "namespace", "uid", "creationTimestamp")
 _PRINT_BYTES = 16
 
 
@@ -171,7 +171,26 @@ def read(kind: AnyKind, sighting: Sighting) -> Entry:
 
 
 def _read(kind: AnyKind, sighting: Sighting, spec: object, generation: object) -> Entry:
-    metadata = sighting.body["metadata"]
+    try:
+        return parsed(kind, sighting.body["metadata"], spec, generation)
+    except StreambrokerError as error:
+        return _unreadable(kind, sighting, error)
+
+
+def parsed(
+    kind: AnyKind, metadata: Mapping[str, Any], spec: object, generation: object = None
+) -> Resource | Rule:
+    """Return the resource that an object of an API server is.
+
+    Args:
+        kind: of the object.
+        metadata: of the object.
+        spec: of the object, or one that it had.
+        generation: which one that is; None where it is not known.
+
+    Raises:
+        StreambrokerError: it cannot be read, or is too large.
+    """
     document: dict[str, Any] = {
         "apiVersion": API_VERSION,
         "kind": kind,
@@ -181,17 +200,16 @@ def _read(kind: AnyKind, sighting: Sighting, spec: object, generation: object) -
         document["metadata"]["generation"] = generation
     if spec is not None:
         document["spec"] = spec
-    try:
-        # A newer release may have defined fields that are not known here, with defaults in every
-        # object: who refused those would take all routes down.
-        if kind == RULE:
-            # What is wrong with a rule is told to its job, too.
-            return read_rule_manifest(document, loose=True)
-        entry = read_manifest(document, loose=True)
-    except StreambrokerError as error:
-        return _unreadable(kind, sighting, error)
+    # A newer release may have defined fields that are not known here, with defaults in every
+    # object: who refused those would take all routes down.
+    if kind == RULE:
+        # What is wrong with a rule is told to its job, too.
+        return read_rule_manifest(document, loose=True)
+    entry = read_manifest(document, loose=True)
     problem = size_problem(entry)
-    return entry if problem is None else _unreadable(kind, sighting, problem)
+    if problem is not None:
+        raise problem
+    return entry
 
 
 def _unreadable(kind: AnyKind, sighting: Sighting, error: StreambrokerError) -> Unreadable:

@@ -22,6 +22,8 @@ from streambroker_operator.kubernetes.ownership import Document
 APPLY = "application/apply-patch+yaml"
 """What a server-side apply is sent as; JSON is YAML."""
 MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+"""A merge patch for kinds of Kubernetes itself, which finds elements of lists by their name."""
 
 RETRIES = 3
 """How often an object that changed meanwhile is read again."""
@@ -29,6 +31,7 @@ RETRIES = 3
 _T = TypeVar("_T")
 RETRY_S = 5.0
 """When to ask again, in seconds, where the API server does not say."""
+_WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 _BUSY = (429, 500, 502, 503, 504)
 
 
@@ -224,7 +227,7 @@ class Objects:
     async def read_secret(self, namespace: str, name: str) -> Document | None:
         """Return a Secret's document; None where there is none."""
         what = f"read the Secret {namespace}/{name}"
-        answer = await self._send("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}", what)
+        answer = await self._send("GET", _secret(namespace, name), what)
         return None if answer.status == 404 else _document(_good(answer, what))
 
     async def make_secret(self, namespace: str, name: str, data: Mapping[str, str]) -> None:
@@ -247,11 +250,52 @@ class Objects:
             "immutable": True,
             "data": dict(data),
         }
-        answer = await self._send(
-            "POST", f"/api/v1/namespaces/{namespace}/secrets", what, body=body
-        )
+        answer = await self._send("POST", _secret(namespace), what, body=body)
         if answer.status != 409:
             _good(answer, what)
+
+    async def change_secret(
+        self, namespace: str, document: Document, data: Mapping[str, str]
+    ) -> None:
+        """Give a Secret other entries.
+
+        Args:
+            namespace: of the Secret.
+            document: the Secret as it was read.
+            data: the entries, in base64; others stay.
+
+        Raises:
+            StaleError: it was changed or replaced meanwhile.
+            RequestError: the API server refuses it, or cannot be asked now.
+        """
+        name, version = (document["metadata"][part] for part in ("name", "resourceVersion"))
+        body = {"metadata": {"resourceVersion": version}, "data": dict(data)}
+        path, what = _secret(namespace, name), f"write the Secret {namespace}/{name}"
+        answer = await self._send("PATCH", path, what, body=body, content_type=MERGE)
+        if answer.status in (404, 409):
+            raise StaleError
+        _good(answer, what)
+
+    async def read_webhook(self, name: str) -> Document | None:
+        """Return a ValidatingWebhookConfiguration; None where there is none."""
+        what = f"read the ValidatingWebhookConfiguration {name}"
+        answer = await self._send("GET", f"{_WEBHOOKS}/{name}", what)
+        return None if answer.status == 404 else _document(_good(answer, what))
+
+    async def point_webhook(self, name: str, clients: Mapping[str, Document]) -> None:
+        """Change how the API server calls the webhooks of a ValidatingWebhookConfiguration.
+
+        Args:
+            name: of the configuration.
+            clients: the ``clientConfig`` of each, by its name; fields that are not given stay.
+
+        Raises:
+            RequestError: the API server refuses it, or cannot be asked now.
+        """
+        found = [{"name": each, "clientConfig": client} for each, client in clients.items()]
+        what = f"write the ValidatingWebhookConfiguration {name}"
+        how: dict[str, Any] = {"body": {"webhooks": found}, "content_type": STRATEGIC}
+        _good(await self._send("PATCH", f"{_WEBHOOKS}/{name}", what, **how), what)
 
     async def _write(self, method: str, path: str, what: str, **more: Any) -> Answer:
         """Send what changes an object, and count what came of it."""
@@ -271,6 +315,11 @@ class Objects:
             # A write without an answer may be done; repeating it changes nothing then.
             unsure = "" if method == "GET" else " It may have been done: ask again, or repeat it."
             raise _away(f"The API server gave no answer to: {what} ({error}).{unsure}") from error
+
+
+def _secret(namespace: str, name: str = "") -> str:
+    path = f"/api/v1/namespaces/{namespace}/secrets"
+    return f"{path}/{name}" if name else path
 
 
 def _result(answer: Answer) -> str:
