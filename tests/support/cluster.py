@@ -35,7 +35,14 @@ YAML = "application/yaml"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 
-USERS = {"admin": "system:masters", "gitops": "", "viewer": "", "worker": "", "stranger": ""}
+USERS = {
+    "admin": "system:masters",
+    "gitops": "",
+    "viewer": "",
+    "worker": "",
+    "broker": "",
+    "stranger": "",
+}
 """Who has a token, and their group; all but ``admin`` may do what a test lets them, and
 ``stranger``, whom none lets do anything, nothing."""
 

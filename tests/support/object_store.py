@@ -59,10 +59,12 @@ class ObjectStore:
     world: World = field(default_factory=dict)
     said: dict[tuple[str, int], Any] = field(default_factory=dict)
 
-    def write(self, kind: Kind, name: str, variant: int) -> tuple[str, Object]:
+    def write(
+        self, kind: Kind, name: str, variant: int, namespace: str = "default"
+    ) -> tuple[str, Object]:
         """Create an object, or change its spec; return the watch's event."""
-        found = self.find(kind, name)
-        made = object_of(kind, name, variant)
+        found = self.find(kind, name, namespace)
+        made = object_of(kind, name, variant, namespace=namespace)
         if found is None:
             self.created += 1
             generation, uid, when = 1, f"{kind}-{self.created}", self.created
@@ -106,10 +108,11 @@ class ObjectStore:
         while self.said.setdefault((uid, self.version), spec) != spec:
             self.version += 1
 
-    def find(self, kind: Kind, name: str) -> Object | None:
+    def find(self, kind: Kind, name: str, namespace: str = "default") -> Object | None:
         """Return an object by its name."""
         for body in self.world.values():
-            if body["kind"] == kind and body["metadata"]["name"] == name:
+            metadata = body["metadata"]
+            if (body["kind"], metadata["namespace"], metadata["name"]) == (kind, namespace, name):
                 return body
         return None
 

@@ -11,6 +11,7 @@ from support import charts
 
 Rule = tuple[str, str, str, tuple[str, ...], frozenset[str]]
 """Role, API group, resource, names, verbs."""
+WATCHED = ("jobs", "reports")
 SETS = ("streams", "own", "reviews", "webhook")
 NAMES = {
     "all": (),
@@ -19,6 +20,7 @@ NAMES = {
     "the certificate": ("streambroker-webhook",),
     "the configuration": ("streambroker.sb",),
     "those of streambroker": tuple(f"{plural}.streambroker.io" for plural in OBJECTS.values()),
+    "the watched ones, if they are a list": WATCHED,
 }
 
 
@@ -57,13 +59,14 @@ def roles(found: list[charts.Object]) -> dict[str, list[charts.Object]]:
     return sorted_
 
 
-@pytest.mark.parametrize("watched", ["own", ["jobs", "reports"], "*"], ids=str)
+@pytest.mark.parametrize("watched", ["own", [*WATCHED], "*"], ids=str)
 def test_the_broker_has_the_documented_verbs_and_no_other(watched: Any) -> None:
     found = roles(charts.objects({"watchNamespaces": watched}))
     for one in [x for each in found.values() for x in each]:
         assert "*" not in str(one["rules"])
     given = {rule for name, each in found.items() for one in each for rule in granted(name, one)}
-    assert given == documented()
+    listed = isinstance(watched, list)
+    assert given == {rule for rule in documented() if listed or rule[3] != WATCHED}
 
 
 def added(values: charts.Values) -> set[Rule]:

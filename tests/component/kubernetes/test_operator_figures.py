@@ -32,7 +32,7 @@ from support.waiting import until
 
 AWAY_S = 3.0
 KINDS = {"exports", "imports"}
-FREE = {"version", "method", "code", "le"}
+FREE = {"version", "method", "code", "le", "watched"}
 """Labels whose values no table could name."""
 
 

@@ -20,6 +20,7 @@ FULL = Figures(
     routes=3,
     board={"Export": 7, "Import": 9},
     watch_age_s={"Export": 0.5, "Import": 1.5},
+    followed={("Export", "jobs"): True, ("Import", "jobs"): False},
     resources={("Export", "accepted"): 2, ("Import", "refused"): 1},
     agents={"current": 2, "away": 1},
     reported_routes={"waits": 1, "reads": 2},
@@ -50,6 +51,8 @@ def test_what_is_read_is_told_under_its_name() -> None:
     assert found["streambroker_build_info{version=0.1.0}"] == 1
     assert found["streambroker_board_version{kind=imports}"] == 9
     assert found["streambroker_watch_age_seconds{kind=exports}"] == 0.5
+    assert found["streambroker_namespace_followed{kind=exports,watched=jobs}"] == 1
+    assert found["streambroker_namespace_followed{kind=imports,watched=jobs}"] == 0
     assert found["streambroker_resources{kind=imports,state=refused}"] == 1
     assert found["streambroker_agents{state=away}"] == 1
     assert found["streambroker_reported_routes{state=waits}"] == 1

@@ -251,6 +251,16 @@ def test_what_can_never_be_written_is_dropped(status: int) -> None:
     assert (figures.gone, figures.refused) == ((1, 0) if status == 404 else (0, 1))
 
 
+def test_refusals_in_one_namespace_are_counted_and_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(*[Answer(status=403, body={"message": "no"})] * 2000)
+    bench.run(*map(str, range(2000)))
+
+    assert bench.writer.figures.refused == 2000
+    assert len(caplog.messages) == 1
+
+
 def test_who_does_not_lead_writes_nothing() -> None:
     bench = Bench()
     bench.leads = False

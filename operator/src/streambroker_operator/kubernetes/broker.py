@@ -480,6 +480,7 @@ class ClusterBroker:
             stale=board.stale or bool(health.last_error),
             leads=self._leads(),
             reason=health.reason or health.last_error,
+            refused=health.refused,
         )
 
     def _figures(self) -> Figures:
@@ -496,6 +497,11 @@ class ClusterBroker:
             routes=board.route_count,
             board={"Export": exports, "Import": imports},
             watch_age_s={kind: feed.stale_for_s() for kind, feed in feeds.items()},
+            followed={
+                (kind, namespace): namespace not in feed.refused
+                for kind, feed in feeds.items()
+                for namespace in self._settings.namespaces
+            },
             resources={
                 **{(kind, "refused"): refused[kind] for kind in kinds},
                 **{(kind, "accepted"): count[kind] - refused[kind] for kind in kinds},

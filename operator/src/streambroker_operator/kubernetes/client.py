@@ -43,6 +43,7 @@ class Timing:
         idle_s: after how long without a line a watch counts as dead; bookmarks come each minute.
         page: objects of one page of a list.
         sweep_s: between two sweeps; 10 % more or less.
+        refused_s: between two questions whether a namespace that was refused can be listed again.
         settle_s: how long a sweep leaves the watch to tell what the list has shown.
         confirm_s: before a list that is too old is asked for again.
         retry_s: the shortest and the longest pause after a failure.
@@ -54,6 +55,7 @@ class Timing:
     idle_s: float = 90.0
     page: int = 500
     sweep_s: float = 60.0
+    refused_s: float = 10.0
     settle_s: float = 1.0
     confirm_s: float = 2.0
     retry_s: tuple[float, float] = (0.2, 5.0)

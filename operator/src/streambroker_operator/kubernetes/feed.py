@@ -13,7 +13,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -36,6 +36,7 @@ from streambroker_operator.kubernetes.following import (
     sighting_of,
 )
 from streambroker_operator.kubernetes.objects import Place, list_path
+from streambroker_operator.kubernetes.refused import Refusal, log_changes, why_refused
 from streambroker_operator.long_work import without_collector
 
 _log = logging.getLogger("streambroker.kubernetes")
@@ -84,6 +85,7 @@ class FeedHealth:
         swept: removals that only a sweep brought to light.
         last_error: what failed last, empty once all is well again.
         reason: a word for why one of them is lost, as ``CrdMissing``; empty if none is.
+        refused: watched namespaces that are not followed, by kind and namespace.
     """
 
     kind: FeederName
@@ -93,6 +95,7 @@ class FeedHealth:
     swept: int
     last_error: str
     reason: str
+    refused: Mapping[tuple[AnyKind, str], Refusal]
 
 
 class Backoff:
@@ -141,6 +144,8 @@ class KindFeed:
         mended: what else they brought to light: ``missing`` or ``changed``.
         last_error: what failed last.
         reason: why the kind is lost; empty if it is not.
+        paths: path of the list for each namespace; of all namespaces for the empty name.
+        refused: namespaces that are not followed. The others are.
         on_lost: called when it is lost.
     """
 
@@ -169,7 +174,8 @@ class KindFeed:
         self._lock = asyncio.Lock()
         self._crd = f"{_CRDS}/{OBJECTS[kind]}.{GROUP}"
         self._crd_uid = ""
-        self.paths = [list_path(kind, name) for name in namespaces or (None,)]
+        self.paths = {name: list_path(kind, name or None) for name in namespaces or ("",)}
+        self.refused: dict[str, Refusal] = {}
         self._alive_at = asyncio.get_running_loop().time()
 
     # ---- health ----------------------------------------------------------
@@ -226,7 +232,7 @@ class KindFeed:
         while True:
             asked_at = self._high()
             crd = await self._definition()
-            found, version = await self._whole()
+            found, version, refused = await self._whole()
             if await self._definition() != crd:
                 raise CrdMissingError
             marks = (listed.mark for listed in found)
@@ -241,6 +247,7 @@ class KindFeed:
                 await self._load(event)
             else:
                 self._deliver(event)
+        self._note_refused(refused)
         self.last_error, self.reason = self.last_error or self.reason, ""
         self.relists += 1
         self.alive()
@@ -270,7 +277,7 @@ class KindFeed:
             raise CrdMissingError
         return str(metadata["uid"])
 
-    async def _whole(self) -> tuple[list[Listed], int]:
+    async def _whole(self) -> tuple[list[Listed], int, dict[str, Refusal]]:
         found: list[Listed] = []
 
         def take(body: Body) -> None:
@@ -278,29 +285,77 @@ class KindFeed:
             self._look(self.kind, body, True)
             found.append(self.following.read(sighting))
 
-        return found, await self._list(take)
+        version, refused = await self._list(take)
+        if self._nothing_known(refused):
+            raise ApiError(403, f"no watched namespace can be listed: {', '.join(refused)}")
+        return [*found, *self._kept(refused, version)], version, refused
 
-    async def _marks(self) -> tuple[list[Mark], int]:
+    async def _marks(self) -> tuple[list[Mark], int, dict[str, Refusal]]:
         found: list[Mark] = []
-        version = await self._list(lambda body: found.append(mark_of(body)), accept=LIST_MARKS)
-        return found, version
+        version, refused = await self._list(
+            lambda body: found.append(mark_of(body)), accept=LIST_MARKS
+        )
+        return [*found, *(one.mark for one in self._kept(refused, version))], version, refused
 
-    async def _list(self, take: Callable[[Body], None], **how: Any) -> int:
-        """List all namespaces at the version of the first; return it."""
-        version = 0
-        for path in self.paths:
-            params = {}
+    async def _list(
+        self, take: Callable[[Body], None], **how: Any
+    ) -> tuple[int, dict[str, Refusal]]:
+        """List all namespaces at the version of the first; return it, and which were refused."""
+        version, refused, high = 0, dict[str, Refusal](), self._high()
+        for namespace, path in self.paths.items():
+            params, begun = {}, False
             if version:
                 params = {"resourceVersion": str(version), "resourceVersionMatch": "Exact"}
             try:
                 async for items, at in self.client.pages(path, params, **how):
-                    version = at
+                    version, begun = at, True
                     await _read(items, take)
             except ApiError as error:
                 if error.status == 404:
                     raise CrdMissingError from error
-                raise
-        return version
+                if error.status != 403 or not namespace or begun:
+                    raise
+                refused[namespace] = await self._refusal(namespace, error)
+        # Objects of a namespace that is gone went after all that was seen of them.
+        return version or high, refused
+
+    # ---- namespaces that are refused -------------------------------------
+
+    async def _refusal(self, namespace: str, error: ApiError) -> Refusal:
+        """Return why a namespace cannot be listed.
+
+        Raises:
+            ApiError: the error itself: nothing is known of that namespace yet, and a board
+                without it would cut routes that are still there.
+        """
+        why = await why_refused(self.client, namespace)
+        if why == "Forbidden" and not self.relists:
+            raise error
+        return why
+
+    def _kept(self, refused: Mapping[str, Refusal], version: int) -> list[Listed]:
+        """Return what is known of namespaces that are there and cannot be listed."""
+        there = {namespace for namespace, why in refused.items() if why == "Forbidden"}
+        return self.following.kept(there, version) if there else []
+
+    def _nothing_known(self, refused: Mapping[str, Refusal]) -> bool:
+        """Return whether no namespace can be listed, and one of them may have objects."""
+        return refused.keys() == self.paths.keys() and "Forbidden" in refused.values()
+
+    def _note_refused(self, refused: dict[str, Refusal]) -> None:
+        """Note which namespaces are not followed."""
+        log_changes(self.kind, self.refused, refused)
+        self.refused = refused
+        self.following.unlisted = frozenset(refused)
+
+    async def ask_refused(self) -> None:
+        """Ask for a whole list if a namespace that was refused can be listed again."""
+        for namespace in tuple(self.refused):
+            try:
+                await self.client.get(self.paths[namespace], {"limit": "1"}, accept=LIST_MARKS)
+            except ApiError:
+                continue
+            self.wanted.set()
 
     # ---- events ----------------------------------------------------------
 
@@ -351,13 +406,19 @@ class KindFeed:
             if not self.following.synced:
                 return
             session, asked_at = self.following.session, self._high()
-            marks, version = await self._marks()
+            marks, version, refused = await self._marks()
             if await self._definition() != self._crd_uid:
                 raise CrdMissingError
+            if self.refused.keys() - refused.keys():
+                self.wanted.set()
+                return
             if self.following.contradicts(marks, version, asked_at):
                 self.wanted.set()
                 return
             if not self.following.synced:
+                return
+            self._note_refused(refused)
+            if self._nothing_known(refused):
                 return
             removals = self.following.swept(marks, version)
             self.swept += len(removals)
@@ -483,6 +544,11 @@ class ApiFeeder(ABC):
             swept=sum(feed.swept for feed in feeds),
             last_error=next((feed.last_error for feed in feeds if feed.last_error), ""),
             reason=next((feed.reason for feed in feeds if feed.reason), ""),
+            refused={
+                (kind, namespace): why
+                for kind, feed in self.feeds.items()
+                for namespace, why in feed.refused.items()
+            },
         )
 
     async def keep(self, feed: KindFeed) -> None:

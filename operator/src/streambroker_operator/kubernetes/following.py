@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -247,6 +247,7 @@ class Following:
         synced: whether a list has been taken in since the feed was lost last.
         session: how many lists were taken in; what was seen in an earlier session is void.
         high: the highest version seen. Note it before asking for a list.
+        unlisted: namespaces that the last list was not allowed to read.
     """
 
     def __init__(self, kind: AnyKind) -> None:
@@ -254,6 +255,7 @@ class Following:
         self.synced = False
         self.session = 0
         self.high = 0
+        self.unlisted: frozenset[str] = frozenset()
         self._known: dict[str, _Known] = {}
         self._gone: dict[str, _Gone] = {}
         # Whoever is not known at this version is gone, or never was.
@@ -276,6 +278,17 @@ class Following:
             entry = known.entry
         return Listed(mark, sighting.print, entry)
 
+    def kept(self, namespaces: Container[str], version: int) -> list[Listed]:
+        """Return what is known of namespaces that a list of a version was not allowed to read."""
+        found = []
+        for uid, known in self._known.items():
+            namespace, name = known.name
+            if namespace in namespaces:
+                at = min(known.version, version)
+                mark = Mark(uid=uid, namespace=namespace, name=name, version=at)
+                found.append(Listed(mark, known.print, known.entry))
+        return found
+
     def contradicts(self, marks: Iterable[Mark], version: int, asked_at: int) -> bool:
         """Say whether a list and what is known cannot both be true of one course of versions.
 
@@ -289,7 +302,9 @@ class Following:
         if version < asked_at:
             return True
         names = self._held_names(version)
-        return any(self._contradicts(mark, version, names) for mark in marks)
+        # What happened in a namespace while it could not be read contradicts nothing.
+        judged = (mark for mark in marks if mark.namespace not in self.unlisted)
+        return any(self._contradicts(mark, version, names) for mark in judged)
 
     def _contradicts(self, mark: Mark, version: int, names: Mapping[_Name, int]) -> bool:
         known = self._known.get(mark.uid)

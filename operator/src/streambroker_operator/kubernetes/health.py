@@ -3,12 +3,18 @@
 Rule 1: what a restart does not mend does not make the broker unalive: the API server, the feed,
 the Lease.
 Rule 2: a broker that has read everything once stays ready, since its answers stay right enough:
-without it, agents would have nobody to ask while the API server is away.
+without it, agents would have nobody to ask while the API server is away. That is also true of a
+single watched namespace that can no longer be listed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from streambroker_core.model import AnyKind
+from streambroker_core.wire.manifest import OBJECTS
+from streambroker_operator.kubernetes.refused import Refusal
 
 STUCK_S = 30.0
 """How late the event loop may be before the process counts as stuck, in seconds."""
@@ -25,6 +31,7 @@ class State:
         stale: a feed is lost at the moment.
         leads: it holds the Lease.
         reason: a word for why the feed is lost, or empty.
+        refused: why watched namespaces are not followed, by kind and namespace.
     """
 
     beat_age_s: float
@@ -33,6 +40,7 @@ class State:
     stale: bool = False
     leads: bool = False
     reason: str = ""
+    refused: Mapping[tuple[AnyKind, str], Refusal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +65,10 @@ def ready(state: State) -> Probe:
     """Say whether requests should be sent here."""
     told = [f"[+]lease {'held' if state.leads else 'not held'}"]
     told.append(f"[+]feed {'lost ' + state.reason if state.stale else 'well'}".rstrip())
+    told += [
+        f"[+]namespace {namespace} of {OBJECTS[kind]} not followed: {why}"
+        for (kind, namespace), why in sorted(state.refused.items())
+    ]
     return _probe(
         [
             ("synced", state.synced, "resources have not been read yet"),

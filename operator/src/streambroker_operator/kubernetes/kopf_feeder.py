@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streambroker_core.model import AnyKind
+from streambroker_core.model import RULE, AnyKind
 from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.client import ApiClient, ApiError, Lines, within
 from streambroker_operator.kubernetes.feed import (
@@ -137,9 +137,18 @@ class KopfFeeder(ApiFeeder):
             for kind, feed in self.feeds.items()
             if not feed.reason and (kind in PORTS or kind in self._sessions)
         }
-        if not self._sessions.keys() >= here.keys():
+        followed = self._followed()
+        if not self._sessions.keys() >= here.keys() or (self.namespaces and not followed):
             return {}
+        if RULE in here and not here[RULE].refused.keys().isdisjoint(followed):
+            # kopf ends with the first watch that is refused. Sweeps follow the rules meanwhile.
+            del here[RULE]
         return {kind: self._sessions[kind] for kind in here}
+
+    def _followed(self) -> tuple[str, ...]:
+        """Return the namespaces whose Exports and Imports may be followed; empty for all."""
+        refused = {namespace for kind in PORTS for namespace in self.feeds[kind].refused}
+        return tuple(namespace for namespace in self.namespaces if namespace not in refused)
 
     async def _supervise(self) -> None:
         loop, backoff = asyncio.get_running_loop(), Backoff(*self.client.timing.restart_s)
@@ -189,7 +198,7 @@ class KopfFeeder(ApiFeeder):
         timing = self.client.timing
         order = Order(
             access=self.client.access,
-            namespaces=self.namespaces,
+            namespaces=self._followed(),
             page=timing.page,
             server_s=timing.server_s,
             call_s=timing.call_s,

@@ -47,6 +47,7 @@ class Figures:
         routes: how many there are.
         board: processed version by kind.
         watch_age_s: seconds since the last sign of life, by kind.
+        followed: whether each watched namespace can be listed, by kind and namespace.
         resources: how many, by kind and whether they take part.
         agents: how many registered agents are in which state; empty where that is not known.
         reported_routes: how many routes are in which state, as agents reported it to this process.
@@ -68,6 +69,7 @@ class Figures:
     routes: int = 0
     board: Mapping[AnyKind, int] = field(default_factory=dict)
     watch_age_s: Mapping[AnyKind, float] = field(default_factory=dict)
+    followed: Mapping[tuple[AnyKind, str], bool] = field(default_factory=dict)
     resources: Mapping[tuple[AnyKind, State], int] = field(default_factory=dict)
     agents: Mapping[AgentState, int] = field(default_factory=dict)
     reported_routes: Mapping[str, int] = field(default_factory=dict)
@@ -92,6 +94,11 @@ def families(found: Figures) -> Iterator[Metric]:
     yield _gauge(
         "watch_age_seconds", "Since the last sign of life.", ("kind",), _by_kind(found.watch_age_s)
     )
+    followed = {
+        (OBJECTS[kind], watched): float(on) for (kind, watched), on in found.followed.items()
+    }
+    text = "1 if resources of a watched namespace can be listed."
+    yield _gauge("namespace_followed", text, ("kind", "watched"), followed)
     resources = {(OBJECTS[kind], state): n for (kind, state), n in found.resources.items()}
     yield _gauge("resources", "Exports and Imports.", ("kind", "state"), resources)
     agents = {(state,): count for state, count in found.agents.items()}

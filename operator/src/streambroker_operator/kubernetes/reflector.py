@@ -34,7 +34,8 @@ class ReflectorFeeder(ApiFeeder):
     async def follow(self, feed: KindFeed, version: int) -> None:
         """Watch all namespaces until one of the watches, or a sweep, asks for a list."""
         session = feed.following.session
-        watches = [_watch(feed, path, version, session) for path in feed.paths]
+        followed = [namespace for namespace in feed.paths if namespace not in feed.refused]
+        watches = [_watch(feed, namespace, version, session) for namespace in followed]
         await together(_until(feed.wanted), *watches)
 
 
@@ -42,10 +43,11 @@ async def _until(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def _watch(feed: KindFeed, path: str, version: int, session: int) -> None:
-    """Watch one path, and go on where a broken watch ended; return when that cannot be."""
-    backoff = Backoff(*feed.client.timing.retry_s)
-    while True:
+async def _watch(feed: KindFeed, namespace: str, version: int, session: int) -> None:
+    """Watch one namespace, and go on where a broken watch ended; return when that cannot be."""
+    backoff, path = Backoff(*feed.client.timing.retry_s), feed.paths[namespace]
+    refused = False
+    while namespace not in feed.refused:
         asked = 0.0
         try:
             async with aclosing(feed.client.watch(path, version)) as events:
@@ -60,6 +62,14 @@ async def _watch(feed: KindFeed, path: str, version: int, session: int) -> None:
         except ApiError as error:
             if error.status == 404:
                 raise CrdMissingError from error
-            feed.failed(error)
             asked = error.retry_after_s
+            if error.status != 403:
+                feed.failed(error)
+            elif not refused:
+                # A list shows whether the whole namespace is refused.
+                refused = True
+                feed.failed(error)
+                feed.sweeping.set()
         await backoff.pause(asked)
+    # The others go on. A list that can read this namespace again starts all of them.
+    await feed.wanted.wait()

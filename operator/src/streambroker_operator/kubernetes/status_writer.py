@@ -24,6 +24,7 @@ from streambroker_operator.kubernetes.status_queue import (
 )
 
 TIMEOUT_S = 10.0
+_QUIET_S = 60.0
 
 Name: TypeAlias = tuple[AnyKind, str]
 """Kind and uid of a resource."""
@@ -111,6 +112,7 @@ class StatusWriter:
         self._tasks: set[asyncio.Task[None]] = set()
         self._paused_until = 0.0
         self._outages = 0
+        self._quiet_until: dict[tuple[str, int], float] = {}
         self._token_held = False
         self.figures = StatusFigures()
 
@@ -255,15 +257,23 @@ class StatusWriter:
             return
         else:
             self.figures.refused += 1
-            _log.error(
-                "the API server refuses the status of %s %s/%s with %d: %s",
-                write.kind,
-                write.namespace,
-                write.name,
-                answer.status,
-                str(answer.body.get("message", ""))[:300],
-            )
+            self._complain(write, answer)
         self._queue.done(name, self._now(), wrote=wrote)
+
+    def _complain(self, write: StatusWrite, answer: Answer) -> None:
+        """Log a refusal; of each namespace and status one a minute, for there may be thousands."""
+        what, now = (write.namespace, answer.status), self._now()
+        if now < self._quiet_until.get(what, 0.0):
+            return
+        self._quiet_until[what] = now + _QUIET_S
+        _log.error(
+            "the API server refuses the status of %s %s/%s with %d: %s",
+            write.kind,
+            write.namespace,
+            write.name,
+            answer.status,
+            str(answer.body.get("message", ""))[:300],
+        )
 
     def _told(self, write: StatusWrite, answer: Answer) -> None:
         try:

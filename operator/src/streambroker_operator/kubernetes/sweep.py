@@ -30,14 +30,18 @@ async def sweep_again_and_again(feed: KindFeed) -> None:
 
 async def _due(feed: KindFeed) -> None:
     """Return when a sweep is due: after a while, or when one is asked for and it is quiet."""
-    seconds = feed.client.timing.sweep_s * jitter.uniform(0.9, 1.1)
-    try:
-        await within(seconds, feed.sweeping.wait())
-    except asyncio.TimeoutError:
-        return
-    loop = asyncio.get_running_loop()
+    loop, timing = asyncio.get_running_loop(), feed.client.timing
+    end = loop.time() + timing.sweep_s * jitter.uniform(0.9, 1.1)
+    while not feed.sweeping.is_set():
+        left = end - loop.time()
+        if left <= 0:
+            return
+        try:
+            await within(min(left, timing.refused_s), feed.sweeping.wait())
+        except asyncio.TimeoutError:
+            await feed.ask_refused()
     end = loop.time() + _LONGEST_S
     while feed.sweeping.is_set() and loop.time() < end:
         feed.sweeping.clear()
-        await asyncio.sleep(min(_QUIET_S, feed.client.timing.settle_s))
+        await asyncio.sleep(min(_QUIET_S, timing.settle_s))
     feed.sweeping.clear()
