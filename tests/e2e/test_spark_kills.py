@@ -113,21 +113,18 @@ def play(world: World, step: str, victim: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("step", "victim"), ONE_EACH, ids=map(": ".join, ONE_EACH))
 def test_every_row_arrives_once_whoever_is_killed_at(world: World, step: str, victim: str) -> None:
     play(world, step, victim)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("step", "victim"), TABLE, ids=map(": ".join, TABLE))
 def test_every_row_arrives_once_in_the_whole_table(world: World, step: str, victim: str) -> None:
     play(world, step, victim)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("step", ABORTED)
 def test_a_batch_whose_commit_failed_is_aborted_by_spark_and_published_once(
     world: World, step: str

@@ -26,7 +26,6 @@ def world(tmp_path: Path, secured: Authority) -> Iterator[World]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_every_row_arrives_once_while_both_agents_take_in_another_certificate(
     world: World, secured: Authority
 ) -> None:

@@ -52,3 +52,6 @@ def hide_hang_ups() -> None:
     main = sys.modules["__main__"]
     if getattr(getattr(main, "__spec__", None), "name", "") == "pyspark.daemon":
         main.__dict__["traceback"] = _Traceback()
+
+
+hide_hang_ups()  # every module whose code runs in a worker imports this one

@@ -95,7 +95,6 @@ async def test_a_token_for_two_is_good_for_the_broker(
     assert (await Reviews(calls).caller(token)).account == "spark"
 
 
-@pytest.mark.timeout(60)
 async def test_the_token_of_a_deleted_pod_is_refused_once_the_api_server_knows(
     api: ApiServer, namespace: str, calls: HttpApi, pod: dict[str, str]
 ) -> None:

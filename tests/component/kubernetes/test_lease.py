@@ -105,7 +105,6 @@ def test_who_is_terminated_lets_the_other_lead_within_three_seconds(
     raise AssertionError(f"it took {took} s")
 
 
-@pytest.mark.timeout(120)
 def test_who_is_killed_is_followed_when_its_lease_has_run_out(
     api: ApiServer, namespace: str
 ) -> None:
@@ -121,7 +120,6 @@ def test_who_is_killed_is_followed_when_its_lease_has_run_out(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(90)
 def test_an_api_server_that_hangs_ends_leading_and_it_goes_on_afterwards(
     own_api: ApiServer,
 ) -> None:

@@ -108,7 +108,6 @@ async def test_an_end_and_its_being_taken_back_are_one_write_each(
     assert feed.split()[head.split().index("ENDED")] == "True"
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.long
 async def test_a_thousand_resources_have_their_status_in_thirty_seconds_and_then_there_is_rest(
     api: ApiServer, namespace: str

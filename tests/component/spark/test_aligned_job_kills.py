@@ -55,7 +55,6 @@ def imported(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_kill_of_the_importer_changes_no_window(folders: dict[str, Path], jobs: Session) -> None:
     exporter = folders[EXPORTER]
     (exporter / "values").write_text("[]")

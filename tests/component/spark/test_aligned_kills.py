@@ -79,7 +79,6 @@ def test_a_kill_behind_the_sink_hands_it_the_same_window_again(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("when", "name"), [("before", "f2"), ("behind", "f1")])
 def test_a_kill_beside_the_moment_in_which_a_file_is_named_leaves_it_whole(
     tmp_path: Path, when: str, name: str

@@ -31,7 +31,6 @@ def call(broker: Broker, method: str, name: str, body: Any = None) -> dict[str, 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(270)
 def test_rules_put_by_rest_hold_in_all_buckets_from_one_window_and_outlast_the_broker(
     jobs: Session, broker: Broker
 ) -> None:

@@ -171,7 +171,6 @@ def test_cases_with_one_event_in_each_window_and_a_restart(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     "single", [False, True], ids=["as few windows as can be", "one event each"]
 )

@@ -46,7 +46,6 @@ def test_rules_see_their_rows_from_their_window_on_and_time_passes_by_all(jobs: 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(270)
 def test_the_same_comes_out_while_rules_change_and_over_a_restart(jobs: Session) -> None:
     exporter = jobs.pe("feed")
     letters = Letters(jobs, exporter)

@@ -57,7 +57,11 @@ def printed(folder: Path, imports: str, then: str = "pass") -> str:
 
 def test_a_worker_that_the_jvm_hangs_up_on_prints_no_traceback(tmp_path: Path) -> None:
     assert "Error" in printed(tmp_path, "")  # what PySpark prints by itself
-    assert "Error" not in printed(tmp_path, "from pyspark_streambroker import DefaultSource")
+    for imports in (
+        "from pyspark_streambroker import DefaultSource",
+        "import pe_agent.aligned.processor",
+    ):
+        assert "Error" not in printed(tmp_path, imports)
 
 
 @pytest.mark.parametrize("error", ["ValueError", "SystemError"])

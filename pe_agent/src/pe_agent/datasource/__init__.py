@@ -3,7 +3,3 @@
 from pe_agent.datasource.source import StreambrokerDataSource
 
 __all__ = ["StreambrokerDataSource"]
-
-from pe_agent.workers import hide_hang_ups
-
-hide_hang_ups()
