@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,7 @@ from new_factor import SetFactor
 from pyspark.sql import SparkSession
 
 from pe_agent import aligned
-from pe_agent.aligned import AlignedError, Stream
+from pe_agent.aligned import AlignedError, ControlFile, Stream
 from pe_agent.cep import (
     DirectoryDiscoverer,
     DiscoveryError,
@@ -29,6 +30,7 @@ from pe_agent.cep import (
     sql,
 )
 from pe_agent.cep.discovery import Wanted
+from streambroker_core.cep.rules import RuleSet
 from streambroker_core.wire.rule_figures import ToldWaiting
 from support.aligned_spark import SHUFFLE
 from support.pattern_spark import DDL, Given, Play, letters
@@ -303,6 +305,63 @@ SELECT who, first_time, amount FROM trades MATCH_RECOGNIZE (
   DEFINE A AS A.v < 10, B AS B.v >= 10, C AS C.v < 5
 )
 """
+
+
+def test_in_processing_time_windows_end_though_nothing_comes_also_after_a_restart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A match with a negated end and a time-out take a micro-batch each, and nothing else does."""
+    quiet, slow = rule("quiet", "AZ"), rule("slow", "AZ")
+    quiet["pattern"] |= {"within": "1s"}
+    quiet["pattern"]["stages"][1]["join"] = "not_followed_by"
+    slow["pattern"]["within"] = "4s"
+    make = dynamic(tmp_path / "rules", event_time=None, watermark=None, buckets=2)
+    played = Play(spark, tmp_path, make)
+
+    def over() -> list[str]:
+        return [json.loads(row["key"])[0] for row in played.told("timeouts")]
+
+    played.start([quiet, slow])
+    played.rows([{"n": "A", "user": "u"}])
+    until(lambda: over() == ["u"], 120.0, "the match and the time-out of u")
+    assert [row["rule"] for row in played.told()] == ["quiet"]
+    assert len(played.windows) <= 4, "rules, the row, and one for each that ended"
+    played.rows([{"n": "A", "user": "v"}])
+    played.stop()
+    played.start([quiet, slow])
+    until(lambda: over() == ["u", "v"], 120.0, "the match and the time-out of v")
+    played.stop()
+    assert [json.loads(row["key"])[0] for row in played.told()] == ["u", "v"]
+
+
+def test_only_new_checkpoints_in_processing_time_have_a_source_of_ticks(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark refuses a checkpoint whose query has got one more source."""
+    stream = aligned.stream(spark.readStream.schema(DDL).parquet(str(tmp_path)))
+
+    def ticks(made: PatternStream) -> bool:
+        made.processors.close()
+        plan = made.node().frame._jdf.queryExecution().analyzed().toString()
+        return "streambroker-side-ticks" in plan
+
+    def of_file(name: str, **settings: Any) -> bool:
+        return ticks(
+            pattern_processors(stream, [rule("r", "A")], control=tmp_path / name, **settings)
+        )
+
+    @dataclass
+    class Earlier:
+        control_type: ClassVar[str] = "PatternRules"
+        rules: dict[str, Any]
+
+    ControlFile(tmp_path / "earlier").append(Earlier(RuleSet().document()))
+    one = Pattern.begin("A").where('n == "A"')
+    timed = {"event_time": "t", "watermark": "1 second"}
+    assert [of_file("new"), of_file("new"), of_file("earlier")] == [True, True, False]
+    assert not of_file("timed", **timed)
+    assert [ticks(pattern(stream, one, timer=timer)) for timer in (True, False)] == [True, False]
+    assert not ticks(pattern(stream, one, **timed))
 
 
 def test_a_statement_in_sql_makes_a_row_of_each_match(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from pe_agent.aligned import AlignedError, ControlFile
+from pe_agent.aligned.ticks import TickFile, TickPlan
 from pe_agent.cep import PatternProcessorManager, PeriodicPatternProcessorDiscoverer
 from pe_agent.cep.discovery import Wanted
 from pe_agent.cep.keys import copied_keys
@@ -127,6 +130,53 @@ def test_how_far_a_query_is_is_told_of_rules_that_some_bucket_has() -> None:
     found = {one.rule: (one.since, one.buckets, one.of) for one in driver.progress(2)}
     assert found == {"r": (2, 1, 2), "s": (5, 1, 2)}
     assert {one.rule: one.alive for one in driver.figures()} == {"r": 0, "s": 0}
+
+
+def plan(file: TickFile) -> TickPlan:
+    return TickPlan(**json.loads(file.path.read_text()))
+
+
+def test_the_next_tick_is_for_what_is_due_first_in_any_bucket(tmp_path: Path) -> None:
+    file = TickFile(tmp_path)
+    driver = Listening(lambda _: None, file)
+    driver.hear([window(0, 0, 1, due=30), window(1, 0, 1, due=20)])
+    assert plan(file).due == 20
+    driver.hear([window(1, 1, 0)])
+    assert plan(file).due == 30
+    driver.hear([window(0, 1, 0, query="another"), window(1, 2, 1, due=40)])
+    assert plan(file).due == 30, "another query of the operator has other runs"
+    driver.hear([window(0, 1, 0), window(1, 3, 0)])
+    assert plan(file).due is None
+
+
+def test_a_plan_of_ticks_that_cannot_be_written_stops_no_task(tmp_path: Path) -> None:
+    (tmp_path / "ticks").mkdir()
+    file = TickFile(tmp_path / "ticks")
+    file.path.unlink()
+    (tmp_path / "ticks").rmdir()
+    driver = Listening(lambda _: None, file)
+    driver.hear([window(0, 0, 1, due=30)])
+    (tmp_path / "ticks").mkdir()
+    driver.hear([window(1, 0, 1, due=40)])
+    assert plan(file).due == 30
+
+
+def test_what_an_earlier_release_sent_has_no_source_of_ticks(tmp_path: Path) -> None:
+    @dataclass
+    class Earlier:
+        control_type: ClassVar[str] = "PatternRules"
+        rules: dict[str, Any]
+        selectors: list[list[str]]
+
+    sending = RulesFile(tmp_path / "rules")
+    ControlFile(tmp_path / "rules").append(Earlier(rules(document("a")).document(), []))
+    last = sending.last()
+    assert last is not None
+    assert not last.ticks
+    sending.send(sent_of(rules(document("a")), [], ticks=True))
+    last = sending.last()
+    assert last is not None
+    assert last.ticks
 
 
 class Often(PeriodicPatternProcessorDiscoverer):

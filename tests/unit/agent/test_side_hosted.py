@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,10 @@ from pe_agent.side.inputs import side_map, side_singleton
 from pe_agent.side.joins import JoinRows, OwnKeys, SideInputs
 from pe_agent.side.operator import FIGURES, UNORDERED, HostedSide, MakeSide
 from pe_agent.side.shelves import Shelves
-from pe_agent.side.ticks import SideTick, TickReader, seconds_for
 from pe_agent.side.versions import REQUESTS
 from streambroker_core.control.operator import Window
 from streambroker_core.control.payloads import encode
-from streambroker_core.control.tuples import ControlTuple, Delivery, logged
+from streambroker_core.control.tuples import ControlTuple, Delivery, SideTick, logged
 from streambroker_core.side import (
     Enrich,
     SideInput,
@@ -164,21 +161,6 @@ def test_rows_are_joined_with_each_value_of_their_key(
     assert OwnKeys(join).own_keys, "whoever calls it looks for that"
 
 
-def test_a_tick_comes_with_the_time_and_once_where_all_is_read_that_is_there() -> None:
-    reader = TickReader(3600.0)
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, None)
-    assert end["tick"] > start["tick"]
-    (part,) = reader.partitions(start, end)
-    (batch,) = reader.read(part)
-    told = json.loads(batch.column(0)[0].as_py())
-    assert (told["type"], told["payload"]) == ("SideTick", {"number": end["tick"]})
-    later = {"tick": end["tick"] + 5}
-    assert reader.latestOffset(later, None) == later
-    assert reader.partitions(end, end) == []
-    assert (seconds_for(60.0), seconds_for(0.1)) == (15.0, 0.5)
-
-
 @pytest.mark.parametrize("how", ["left", "inner"])
 def test_a_join_waits_for_the_key_of_each_row_and_loses_none_to_a_load_of_several(
     how: str,
@@ -198,29 +180,6 @@ def test_a_join_waits_for_the_key_of_each_row_and_loses_none_to_a_load_of_severa
     rest = [(row["id"], row["rate"]) for row in runner.run.out["out"][3:]]
     assert rest == ([("x", None)] if how == "left" else [])
     assert [row["id"] for row in runner.run.out["late"]] == ["x"]
-
-
-def test_without_a_time_limit_there_is_no_tick_and_the_place_of_an_earlier_one_stays() -> None:
-    reader = TickReader(0.0)
-    at = reader.initialOffset()
-    assert reader.latestOffset(at, None) == at
-    reader.prepareForTriggerAvailableNow()
-    assert reader.latestOffset({"tick": 1_500}, None) == {"tick": 1_500}
-
-
-def test_ticks_go_on_when_a_query_starts_again_with_another_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What the checkpoint has of them must not lie beyond those that come."""
-    now = 1_000_000.0
-    monkeypatch.setattr(time, "time", lambda: now)
-    at = TickReader(0.5).initialOffset()
-    for seconds in (0.5, 15.0, 0.5, 60.0):
-        reader = TickReader(seconds)
-        before = reader.latestOffset(at, None)
-        now += seconds
-        at = reader.latestOffset(before, None)
-        assert len(reader.partitions(before, at)) == 1
 
 
 def test_settings_that_are_not_known_are_named() -> None:

@@ -163,6 +163,11 @@ class Automaton:
         """Tell whether every stage may be left out; an empty match is never told."""
         return FINAL in self.reach(self.start)
 
+    def shortest(self) -> int:
+        """Return the shortest time after which time may end a run; 0 for never."""
+        times = [self.window, *(self.longest[state] for state in self._waiting())]
+        return min((time for time in times if time), default=0)
+
     def reach(self, state: int) -> list[int]:
         """Return a state and all that are reached by proceeding, whatever the event."""
         seen, waiting = {state: None}, [state]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from streambroker_core.cep.automaton import Automaton
@@ -52,3 +53,13 @@ def compiled(rule: PatternProcessor) -> Compiled:
         )
         _COMPILED[id(rule)] = made
     return made
+
+
+def shortest_timeout(rules: Iterable[PatternProcessor]) -> int:
+    """Return the shortest time after which time may end a run of a rule; 0 for never.
+
+    Args:
+        rules: the rules; their times are in microseconds.
+    """
+    times = (compiled(rule).automaton.shortest() for rule in rules)
+    return min((time for time in times if time), default=0)

@@ -62,6 +62,8 @@ class WindowFigures:
         waiting: rows that wait for the watermark behind it.
         first: the earliest time among them, in microseconds.
         watermark: of the window.
+        due: in processing time, the pinned time at which time next ends a run of the bucket.
+        query: id of the query, for a driver that has several.
     """
 
     bucket: int
@@ -72,3 +74,5 @@ class WindowFigures:
     waiting: int = 0
     first: int | None = None
     watermark: int | None = None
+    due: int | None = None
+    query: str = ""

@@ -2,8 +2,9 @@
 
 In event time rows wait until the watermark has passed them. They are then evaluated in the order of
 time, then of ``tie_break``, then of arrival, by the rules pinned in the window that releases them.
-In processing time they are evaluated as they arrive, at the window's pinned clock. A change of the
-rules arrives as a control tuple and holds from the beginning of its window, in every bucket.
+In processing time they are evaluated as they arrive, at the window's pinned clock; a tick makes a
+window without rows. A change of the rules arrives as a control tuple and holds from the beginning
+of its window, in every bucket.
 
 State: ``rules`` the set and since when each is in it, ``meta`` what is counted, ``waiting/…`` rows
 that wait, ``runs…`` the runs by key.
@@ -51,7 +52,7 @@ from streambroker_core.control.operator import (
     OperatorError,
     StateError,
 )
-from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
+from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, SideTick
 
 __all__ = [
     "ERRORS",
@@ -84,12 +85,14 @@ class PatternRules:
         relevant: filter that lets pass all rows that these rules have to see, for who sends rows;
             None for every row.
         whole: why every row has to pass.
+        ticks: the query has a source of ticks, for who makes the query when it starts again.
     """
 
     rules: dict[str, Any]
     selectors: list[list[str]] = field(default_factory=list)
     relevant: str | None = None
     whole: str = ""
+    ticks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,14 +241,14 @@ class PatternOperator(Operator):
             self._pass(self.window.time)
 
     def process_control(self, port: str, control: ControlTuple) -> bool:
-        """Take a new set of rules.
+        """Take a new set of rules; a tick has done what it is for when the window began.
 
         Raises:
             ControlError: it is to hold from within a window.
         """
         del port
         if control.type != PatternRules.__name__:
-            return False
+            return control.type == SideTick.__name__
         if control.delivery not in (Delivery.BEGIN, Delivery.END_WINDOW):
             raise ControlError(
                 f"rules in control tuple {control.id} are delivered with {control.delivery.value}:"
@@ -435,6 +438,7 @@ class PatternOperator(Operator):
             waiting=self._waiting.count(),
             first=self._waiting.first(),
             watermark=None if self._column is None else self.window.watermark,
+            due=self.timeout_at(),
         )
 
     def wake_at(self) -> int | None:

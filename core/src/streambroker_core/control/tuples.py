@@ -92,6 +92,13 @@ class Limits:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class SideTick:
+    """Payload of the control tuple that makes a window, so that an operator sees the clock."""
+
+    number: int
+
+
 class Delivery(enum.Enum):
     """When a control tuple is handed to an operator.
 

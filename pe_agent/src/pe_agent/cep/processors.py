@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pe_agent.cep.discovery import Discovery, PatternProcessorDiscoverer, Wanted
 from pe_agent.cep.manager import PatternProcessorManager, Tell
@@ -14,6 +15,9 @@ from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.relevance import Relevance
 from streambroker_core.cep.rules import Context, Outcome, RuleSet
 from streambroker_core.wire.rule_figures import ToldWaiting
+
+if TYPE_CHECKING:
+    from pe_agent.aligned.ticks import TickFile
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +31,13 @@ class Processors:
         rules: RuleSet,
         context: Context,
         relevance: Callable[[RuleSet], Relevance] | None = None,
+        ticks: TickFile | None = None,
     ) -> None:
         self._relevance = relevance
         self.manager = PatternProcessorManager(send, context=context, rules=rules, tell=self._heard)
         self._tells: list[Tell] = []
         self._outcomes: dict[str, Outcome] = {}
-        self.tally = Listening(self._stopped)
+        self.tally = Listening(self._stopped, ticks)
         self._discovery: Discovery | None = None
 
     def current_pattern_processors(self) -> list[PatternProcessor]:

@@ -92,7 +92,11 @@ class ImportedRules(RulesFile):
 
 
 def sent_of(
-    rules: RuleSet, selectors: Collection[Selector], relevance: Relevance | None = None
+    rules: RuleSet,
+    selectors: Collection[Selector],
+    relevance: Relevance | None = None,
+    *,
+    ticks: bool = False,
 ) -> PatternRules:
     """Return a set of rules as it is sent.
 
@@ -100,6 +104,7 @@ def sent_of(
         rules: the set.
         selectors: keys for which rows are copied.
         relevance: which rows the set has to see; None where that makes no difference.
+        ticks: the query has a source of ticks.
     """
     told = relevance or Relevance()
     return PatternRules(
@@ -107,4 +112,5 @@ def sent_of(
         selectors=[list(each) for each in sorted(selectors)],
         relevant=told.filter,
         whole=told.why,
+        ticks=ticks,
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+from pyspark import SparkFiles, TaskContext
 
 from pe_agent import aligned
 from pe_agent.aligned import AlignedError, OperatorStream, Stream
@@ -26,6 +27,7 @@ from pe_agent.aligned.hosting import columns
 from pe_agent.aligned.lives import follow
 from pe_agent.aligned.operators import BUCKETS
 from pe_agent.aligned.streams import Rows
+from pe_agent.aligned.ticks import TickFile, seconds_for, tick_stream
 from pe_agent.cep.discovery import (
     FixedDiscoverer,
     PatternProcessorDiscoverer,
@@ -41,6 +43,7 @@ from pe_agent.cep.sending import ImportedRules, RulesFile, RulesLog, sent_of
 from pe_agent.cep.watching import Told, Windows
 from pe_agent.datasource.options import ddl_of
 from pe_agent.filters import compile_filter
+from streambroker_core.cep.compiled import shortest_timeout
 from streambroker_core.cep.conditions import Function, calls_of
 from streambroker_core.cep.figures import WindowFigures
 from streambroker_core.cep.masks import row_by_row
@@ -157,12 +160,17 @@ def pattern_processors(
         context = replace(made.context(allowed), fixed_key=given or not copied)
         relevance = made.relevance(copied) if push_down else None
 
-        def send(one: RuleSet) -> None:
-            sending.send(sent_of(one, copied, relevance and relevance(one)))
-
-        processors, pe = Processors(send, before, context, relevance), made.stream.pe
         made = replace(made, stream=sending.joined(made.stream))
+        made, ticks = made.ticking(sent is None or sent.ticks)
+
+        def send(one: RuleSet) -> None:
+            _pace(ticks, one)
+            told = relevance and relevance(one)
+            sending.send(sent_of(one, copied, told, ticks=ticks is not None))
+
+        processors, pe = Processors(send, before, context, relevance, ticks), made.stream.pe
         operator = made.operator(name, buckets, copied, processors)
+        _pace(ticks, before)
         if sent is None:
             send(before)
         processors.begin(discoverer, first, tell)
@@ -195,6 +203,7 @@ def pattern(
     buckets: int | None = None,
     push_down: bool = False,
     timeouts: bool = True,
+    timer: bool = True,
 ) -> PatternStream:
     """Run one rule that stays as it is.
 
@@ -217,6 +226,8 @@ def pattern(
             of an import or behind an operator. Late rows that the rule would not have seen are not
             told.
         timeouts: as for `pattern_processors`.
+        timer: in processing time windows end by themselves, which takes one more source. Fixed for
+            a checkpoint; False for one of an earlier release, which does not have that source.
 
     Raises:
         AlignedError: something does not fit; nothing was started.
@@ -237,11 +248,13 @@ def pattern(
     if buckets is None:
         buckets = BUCKETS if made.key else 1
     relevance = made.relevance(copied) if push_down else None
-    processors = Processors(lambda _: None, rules, context, relevance)
     if relevance is not None:
         needed = relevance(rules)
         settings = {**made.settings, "relevant": needed.filter}
         made = replace(made, stream=_needing(made.stream, needed), settings=settings)
+    made, ticks = made.ticking(timer)
+    _pace(ticks, rules)
+    processors = Processors(lambda _: None, rules, context, relevance, ticks)
     return made.operator(name, buckets, copied, processors, fixed=rules)
 
 
@@ -272,6 +285,13 @@ def _needing(stream: Stream, relevance: Relevance) -> Stream:
             " leave push_down out."
         )
     return replace(stream, data=replace(stream.data, needed=relevance.filter))
+
+
+def _pace(ticks: TickFile | None, rules: RuleSet) -> None:
+    """Let ticks be as frequent as the rules need them; without a time limit there are none."""
+    if ticks is not None:
+        timeout = shortest_timeout(rules)
+        ticks.update(seconds=seconds_for(timeout / 1_000_000) if timeout else 0.0)
 
 
 def _file(stream: Stream, name: str) -> Path:
@@ -353,6 +373,14 @@ class _Made:
             settings=settings,
         )
 
+    def ticking(self, wanted: bool) -> tuple[_Made, TickFile | None]:
+        """Return it with a source of ticks, in processing time; it is silent without a plan."""
+        if not wanted or self.settings["time"] != "processing":
+            return self, None
+        ticks = TickFile(SparkFiles.getRootDirectory())
+        stream = self.stream.union(tick_stream(self.stream.spark, ticks))
+        return replace(self, stream=stream), ticks
+
     def is_plain(self) -> bool:
         """Whether the key is made of columns alone."""
         return all(part in self.columns.names for part in self.key)
@@ -373,7 +401,7 @@ class _Made:
         """Return what says which rows a set of rules has to see."""
         why = ""
         if self.settings["time"] != "event" or self.stream.event_time is None:
-            why = "without a watermark windows end with the rows of their bucket, with any row"
+            why = "without a watermark any row of a bucket may end windows"
         elif copied:
             why = "rows are copied for the keys of rules, and their time is read behind that"
         elif self.stream.event_time[0] != self.settings["event_time"]:
@@ -430,7 +458,9 @@ def _operator(told: Accumulator[Told], settings: Mapping[str, Any]) -> PatternOp
     """Return the operator of a window; called in tasks."""
 
     def watch(window: WindowFigures) -> None:
-        told.add([window])
+        task = TaskContext.get()
+        query = None if task is None else task.getLocalProperty("sql.streaming.queryId")
+        told.add([replace(window, query=query or "")])
 
     return PatternOperator(**settings, maker=_mask, watch=watch, clock=time.perf_counter_ns)
 

@@ -11,13 +11,16 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.accumulators import AccumulatorParam
 
 from pe_agent.cep.progress import Progress
 from streambroker_core.cep.figures import RuleFigures, Stopped, WindowFigures
 from streambroker_core.wire.rule_figures import ToldWaiting
+
+if TYPE_CHECKING:
+    from pe_agent.aligned.ticks import TickFile
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ class Tally:
         waiting: by bucket, the rows that wait for the watermark after its last window, and the
             earliest time among them.
         watermark: of the last window that had one.
+        due: by query and bucket, the pinned time at which time next ends a run.
         window: the last window of which anything is known.
     """
 
@@ -47,6 +51,7 @@ class Tally:
     stopped: list[Stopped] = field(default_factory=list)
     waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
     watermark: int | None = None
+    due: dict[tuple[str, int], int] = field(default_factory=dict)
     window: int | None = None
 
     def take(self, window: WindowFigures) -> None:
@@ -69,6 +74,9 @@ class Tally:
             self.waiting[window.bucket] = window.waiting, window.first
         if window.watermark is not None:
             self.watermark = max(window.watermark, self.watermark or window.watermark)
+        self.due.pop((window.query, window.bucket), None)
+        if window.due is not None:
+            self.due[window.query, window.bucket] = window.due
 
     def held_up(self, operator: str, log: str) -> ToldWaiting:
         """Return what waits for the watermark, in all buckets.
@@ -124,11 +132,11 @@ class Tally:
 
 
 class Listening(Tally):
-    """The driver's tally; it calls when a rule has stopped."""
+    """The driver's tally; it calls when a rule has stopped, and keeps a plan of ticks."""
 
-    def __init__(self, stopped: Callable[[Stopped], None]) -> None:
+    def __init__(self, stopped: Callable[[Stopped], None], ticks: TickFile | None = None) -> None:
         super().__init__()
-        self._call = stopped
+        self._call, self._ticks = stopped, ticks
         self._lock = threading.Lock()
 
     def hear(self, windows: Iterable[WindowFigures]) -> None:
@@ -141,6 +149,13 @@ class Listening(Tally):
                     self._call(one)
                 except Exception:
                     log.exception("rule %s cannot be turned off in all buckets", one.rule)
+        if self._ticks is not None:
+            with self._lock:
+                due = min(self.due.values(), default=None)
+                try:
+                    self._ticks.update(due=due)
+                except OSError:
+                    log.exception("windows of patterns cannot end by themselves")
 
     def held_up(self, operator: str, log: str) -> ToldWaiting:
         """Return what waits for the watermark, in all buckets."""

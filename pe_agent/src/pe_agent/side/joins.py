@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from pe_agent.aligned.forms import arrow_of
 from pe_agent.aligned.operators import OperatorStream, control_aware
 from pe_agent.aligned.streams import Stream
+from pe_agent.aligned.ticks import TickPlan, seconds_for, tick_stream
 from pe_agent.side.inputs import Given
 from pe_agent.side.operator import FIGURES, FIGURES_SCHEMA, MakeSide
 from pe_agent.side.reporting import ToAgent
 from pe_agent.side.shelves import shelves_of
 from pe_agent.side.tables import Table
-from pe_agent.side.ticks import seconds_for, tick_stream
 from streambroker_core.durations import Duration
 from streambroker_core.side import Enrich, SideInput, SideJoin, Views, fixed, sliding
 from streambroker_core.side.definition import MAIN
@@ -327,7 +327,7 @@ class SideInputs:
         limits = [one for one in every if one is not None]
         if streams or limits:  # also without a limit: one that is set later adds no source
             seconds = seconds_for(min(limits)) if limits else 0.0
-            beside.append(tick_stream(self.main.spark, seconds))
+            beside.append(tick_stream(self.main.spark, TickPlan(seconds=seconds, due=0)))
         return reduce(lambda one, other: one.union(other), beside, self.main)
 
 

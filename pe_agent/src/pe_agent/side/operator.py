@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from pe_agent.side.reporting import ToAgent
 from pe_agent.side.shelves import Shelves
-from pe_agent.side.ticks import SideTick
-from streambroker_core.control.tuples import ControlTuple
+from streambroker_core.control.tuples import ControlTuple, SideTick
 from streambroker_core.side import SideOperator, SideRefresh
 from streambroker_core.side.definition import MAIN
 from streambroker_core.side.joining import Function

@@ -11,6 +11,7 @@ import pytest
 
 from streambroker_core.cep import Pattern, PatternArgumentError, RunError, Skip
 from streambroker_core.cep.collecting import without_cycles
+from streambroker_core.cep.compiled import shortest_timeout
 from streambroker_core.cep.figures import WindowFigures
 from streambroker_core.cep.keys import copies
 from streambroker_core.cep.matcher import Limits
@@ -19,10 +20,12 @@ from streambroker_core.cep.processor import PatternProcessor
 from streambroker_core.cep.rules import Context, RuleSet
 from streambroker_core.cep.telling import Found
 from streambroker_core.control.operator import OperatorError, StateError
-from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
+from streambroker_core.control.payloads import encode
+from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, SideTick, logged
 from support.pattern_cases import compiled
 from support.pattern_windows import Bucket, Buckets, control_of
-from support.through_runner import Through
+from support.through_runner import Through, rows_of
+from support.through_runner import control_of as control_of_outcome
 
 SCHEMA = pa.schema(
     [("t", pa.int64()), ("user", pa.string()), ("n", pa.string()), ("v", pa.int64())]
@@ -134,6 +137,40 @@ def test_in_processing_time_the_pinned_clock_wakes_and_not_event_time() -> None:
     assert (bucket.last.wake_at(), bucket.last.timeout_at()) == (None, 105)
     assert len(bucket.window(clock=105).of("timeouts")) == 1
     assert bucket.last.timeout_at() is None
+
+
+def tick(number: int) -> ControlTuple:
+    kind, text = encode(SideTick(number))
+    return logged("side-ticks", number, type_=kind, text=text, delivery=Delivery.BEGIN)
+
+
+def test_a_tick_ends_the_windows_that_are_over_and_goes_no_further() -> None:
+    """A window without rows tells what ended, in the order of its times, and what is due next."""
+    quiet = Pattern.begin("A").where('n == "A"').not_followed_by("N").where('n == "N"')
+    rules = rule_set(sequence("AB").within("7us"), quiet.within("3us"))
+    seen: list[WindowFigures] = []
+    through = Through(lambda: operator(rules, time="processing", watch=seen.append), order_by="t")
+
+    def window(clock: int, *given: tuple[int, str], control: list[ControlTuple]) -> list[Any]:
+        batches = [("in", rows(*given))] if given else []
+        (outcome,) = through.window(batches, control, watermark=None, clock=clock)
+        assert control_of_outcome(outcome) == []
+        return [(output, row["rule"]) for output, b in rows_of(outcome) for row in b.to_pylist()]
+
+    assert window(100, (0, "A"), control=[]) == []
+    assert seen[-1].due == 103
+    assert window(102, control=[tick(1)]) == []
+    assert window(103, control=[tick(2)]) == [("matches", "r1")]
+    assert seen[-1].due == 107
+    assert window(107, (1, "B"), control=[tick(3)]) == [("timeouts", "r0")]
+    assert seen[-1].due is None
+
+
+def test_the_shortest_time_limit_of_rules_is_that_of_a_window_or_a_gap() -> None:
+    pause = Pattern.begin("A").where('n == "A"').next("B").within("2s", "previous_and_current")
+    rules = [sequence("AB"), sequence("AB").within("10s"), pause]
+    assert [shortest_timeout(rule_set(one)) for one in rules] == [0, 10_000_000, 2_000_000]
+    assert shortest_timeout(rule_set(*rules)) == 2_000_000
 
 
 def test_a_window_in_which_nothing_changed_writes_nothing() -> None:
