@@ -357,7 +357,7 @@ def test_only_new_checkpoints_in_processing_time_have_a_source_of_ticks(
 
     ControlFile(tmp_path / "earlier").append(Earlier(RuleSet().document()))
     one = Pattern.begin("A").where('n == "A"')
-    timed = {"event_time": "t", "watermark": "1 second"}
+    timed: dict[str, Any] = {"event_time": "t", "watermark": "1 second"}
     assert [of_file("new"), of_file("new"), of_file("earlier")] == [True, True, False]
     assert not of_file("timed", **timed)
     assert [ticks(pattern(stream, one, timer=timer)) for timer in (True, False)] == [True, False]
@@ -452,6 +452,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
         "selectors": [],
         "relevant": None,
         "whole": "",
+        "ticks": False,
     }
 
 
