@@ -60,7 +60,7 @@ class AgentProcess:
         port: int = 0,
         broker: str | None = None,
         secured: Authority | None = None,
-        linger: float = 120.0,
+        linger: float = 900.0,
         environment: Mapping[str, str] | None = None,
         pe: int = 0,
     ) -> None:

@@ -159,6 +159,7 @@ def test_a_route_that_returns_goes_on_where_it_was_or_at_the_end_and_nothing_is_
 
     connected.declare(connected.importer, "import", again=True, subscription="false", start=start)
     until(lambda: not connected.exported().get("routes"), SECONDS, "the exporter has cut it")
+    until(lambda: not connected.at(), SECONDS, "the importer has cut it")
     publisher.publish(2, rows(20, 10))
     assert run.plan() == run.at
     connected.declare(connected.importer, "import", again=True, subscription=KIND, start=start)
