@@ -97,7 +97,7 @@ async def long_poll(rest: Rest, etag: str) -> tuple[asyncio.StreamReader, asynci
     """Send a long poll; it is on its way before anything that is sent afterwards."""
     url = urlsplit(rest.url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
-    path = "/api/subscriptions/job/feed/pe/0?wait={POLL_SECONDS}s"
+    path = f"/api/subscriptions/job/feed/pe/0?wait={POLL_SECONDS}s"
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: {etag}\r\n\r\n"
     writer.write(head.encode())
     await writer.drain()
