@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from streambroker_core.errors import ManifestError
@@ -252,6 +252,10 @@ class Import:
         schema: columns needed, by name, or None for whatever comes.
         newer: as of `Export`.
         earlier: the last accepted generation as its status has it; None if it is this one.
+        unsure: an earlier generation may have been accepted, and its status does not have it.
+        settled: its status says that this generation was accepted, and its filter, which has to fit
+            Exports, is not judged any more.
+        held: it is refused and unsure: agents keep the routes that they have of it.
     """
 
     key: PortKey
@@ -269,6 +273,9 @@ class Import:
     schema: Schema | None = None
     newer: Newer | None = None
     earlier: Import | None = None
+    unsure: bool = field(default=False, compare=False)
+    settled: bool = field(default=False, compare=False)
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

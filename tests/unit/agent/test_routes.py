@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.broker.routes import RouteFileError, RouteTable, RuleGate
-from streambroker_core.model import PeKey
+from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.hints import STALE_S
-from streambroker_core.wire.view import ExportPort, ImportPort, View, encode, seal
+from streambroker_core.wire.view import (
+    ExportPort,
+    ExportRoute,
+    ImportPort,
+    ImportRoute,
+    View,
+    encode,
+    seal,
+)
 from streambroker_core.wire.wanted import WantedRule, WantedRules, wanted_rules
 
 
@@ -76,6 +84,44 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RouteFileError):
         RouteTable(path).load()
+
+
+def test_routes_of_a_held_import_stay_at_both_ends_until_it_is_held_no_more(tmp_path: Path) -> None:
+    """Also over a restart of the agent, and while other routes come and go."""
+    port = PortKey.parse("default/alerts/0/in")
+    reader = ExportRoute(import_=port, uid="far")
+    source = ImportRoute(export=PortKey.parse("default/feed/0/trades"), uid="x")
+    here, gone = view().exports["trades"], view().imports["in"]
+    exports = {"trades": replace(here, routes=(reader,))}
+    imports = {"in": replace(gone, routes=(source,))}
+    table = RouteTable(tmp_path / "routes.json")
+    table.apply(seal(replace(view(), exports=exports, imports=imports)))
+
+    other = replace(reader, uid="other", filter="price > 1")
+    held = replace(view(), exports={"trades": replace(here, routes=(other,))}, imports={})
+    held = replace(held, version="", held=("far", "i"))
+    table.apply(seal(held))
+    again = RouteTable(tmp_path / "routes.json")
+    again.load()
+    for found in (table, again):
+        trades = found.exported("trades")
+        assert trades is not None
+        assert {route.uid for route in trades.routes} == {"far", "other"}
+        assert found.imported("in") == imports["in"]
+
+    table.apply(seal(replace(held, held=("far",))))
+    assert table.imported("in") is None
+    table.apply(seal(replace(held, held=())))
+    trades = table.exported("trades")
+    assert trades is not None
+    assert trades.routes == (other,)
+
+
+def test_a_port_that_is_another_by_now_is_not_kept(tmp_path: Path) -> None:
+    table = RouteTable(tmp_path / "routes.json")
+    table.apply(view())
+    table.apply(seal(replace(view(), imports={"in": ImportPort(uid="new")}, held=("i",))))
+    assert table.imported("in") == ImportPort(uid="new")
 
 
 def with_rules(at: int, *names: str) -> View:

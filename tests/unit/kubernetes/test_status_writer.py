@@ -48,9 +48,14 @@ class Bench:
         self.answers = list(answers)
         self.source = Source()
         self.leads = True
+        self.remembered: set[Name] = set()
         self.api = FakeApi(self.answer, delay_s)
         self.writer = StatusWriter(
-            self.api, self.source, leads=lambda: self.leads, pace=StatusPace(per_s)
+            self.api,
+            self.source,
+            leads=lambda: self.leads,
+            remembers=lambda name: name in self.remembered,
+            pace=StatusPace(per_s),
         )
 
     def answer(self, call: Call) -> Answer:
@@ -177,6 +182,13 @@ def test_what_changes_while_it_is_written_is_written_again_unasked() -> None:
     run(main(), bench.writer.run())
 
     assert bench.source.there == {"a": 2}
+
+
+def test_a_replica_that_does_not_lead_writes_only_what_it_alone_remembers() -> None:
+    bench = Bench()
+    bench.leads, bench.remembered = False, {("Export", "a")}
+    bench.run("a", "b")
+    assert [call.path.rpartition("/r-")[2] for call in bench.api.calls] == ["a/status"]
 
 
 def test_refused_resources_come_first() -> None:

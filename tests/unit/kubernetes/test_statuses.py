@@ -591,6 +591,31 @@ def test_what_cannot_be_read_has_a_status_too() -> None:
     assert reason(write, "Accepted") == "ManifestInvalid"
     assert write is not None
     assert (write.name, write.status["observedGeneration"]) == ("odd", 4)
+    assert "Held" not in {each["type"] for each in write.status["conditions"]}
+
+
+def test_an_import_of_which_nothing_known_runs_is_held_and_says_so() -> None:
+    bench = Bench()
+    odd = import_of("odd/in", uid="odd", subscription='kind == "trade"')
+    name: Name = ("Import", "odd")
+    bench.look("Import", "odd", None)
+    bench.change(replace(odd, name="odd", generation=2, subscription="kind = 1", unsure=True))
+    write = bench.write(name)
+    assert write is not None
+    assert reason(write, "Accepted") == "SubscriptionInvalid"
+    assert reason(write, "Held") == "EarlierUnknown"
+    assert "accepted" not in write.status
+
+
+def test_a_generation_that_no_status_has_is_remembered_until_one_has_it() -> None:
+    bench = Bench()
+    bench.change(replace(ALERTS, generation=2, subscription='kind = "trade"'))
+    assert bench.statuses.remembers(IMPORT)
+    write = bench.write(IMPORT)
+    assert write is not None
+    assert write.status["accepted"]["generation"] == 1
+    assert not bench.statuses.remembers(IMPORT)
+    assert not bench.statuses.remembers(EXPORT)
 
 
 def test_a_lost_feed_changes_no_status() -> None:

@@ -2,7 +2,8 @@
 
 A generation that is refused changes nothing: the last accepted one goes on. It is known from
 before, or from the resource's status, where it is kept over restarts. What decides is the
-resource, its status and the board, so that all replicas come to the same result.
+resource, its status and the board, so that all replicas come to the same result. If it is not
+known, and there may be one, an Import is held: agents keep the routes that they have of it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ def running(entry: R | Unreadable, held: R | None, judge: Judge) -> R | Unreadab
         held: what runs of it so far.
         judge: as above.
     """
-    if _last(entry, held) is None:
+    unsure = isinstance(entry, Import | Unreadable) and entry.unsure
+    if _last(entry, held) is None and not unsure:
         return entry
     problem = _problem(entry)
-    if problem is None and isinstance(entry, Import):
+    if problem is None and isinstance(entry, Import) and not entry.settled:
         found = judge(entry)
         problem = None if found is None else (found.code, str(found))
     if isinstance(held, Import) and judge(_bare(held)) is not None:
@@ -42,6 +44,8 @@ def running(entry: R | Unreadable, held: R | None, judge: Judge) -> R | Unreadab
         held = None
     last = _last(entry, held)
     if problem is None or last is None:
+        if isinstance(entry, Import | Unreadable):
+            return replace(entry, held=unsure and problem is not None)
         return entry
     code, text = problem
     resource = None if isinstance(entry, Unreadable) else entry
@@ -63,7 +67,9 @@ def _last(entry: R | Unreadable, held: R | None) -> R | None:
 def _bare(resource: R) -> R:
     if isinstance(resource, Export):
         return replace(resource, newer=None)
-    return replace(resource, newer=None, earlier=None)
+    if isinstance(resource, Rule):
+        return replace(resource, newer=None, earlier=None)
+    return replace(resource, newer=None, earlier=None, unsure=False, settled=False, held=False)
 
 
 def _problem(entry: Entry) -> tuple[str, str] | None:

@@ -99,6 +99,7 @@ class Unreadable:
         problem: a sentence.
         path: the field at fault, as ``spec.buffer.maxBytes``; empty if it is no single one.
         earlier: the last accepted generation as its status has it, or None.
+        unsure: as of an Import, and ``held`` likewise.
     """
 
     kind: AnyKind
@@ -112,6 +113,8 @@ class Unreadable:
     problem: str
     path: str = ""
     earlier: Resource | Rule | None = None
+    unsure: bool = field(default=False, compare=False)
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +290,7 @@ class Status:
         refused: pairs that fail for filter or schema alone, at most twenty.
         ring: a sentence about the ring of waiting jobs that one of its routes is part of, or empty.
         runs: the generation that runs where the latest one is refused; else None.
+        held: it is refused, and agents keep the routes that they have of it.
     """
 
     accepted: bool = True
@@ -297,3 +301,4 @@ class Status:
     refused: tuple[RefusedPair, ...] = ()
     ring: str = ""
     runs: int | None = None
+    held: bool = False

@@ -92,9 +92,18 @@ def _name(entry: R | Unreadable) -> tuple[str, str]:
     return entry.key.namespace, entry.name
 
 
+def _standing(entry: R | Unreadable) -> tuple[bool, bool]:
+    """Return what the status of an Import says of its generations, which is no change of it."""
+    if isinstance(entry, Import):
+        return entry.unsure, entry.settled
+    return isinstance(entry, Unreadable) and entry.unsure, False
+
+
 def _alike(one: R | Unreadable, other: R | Unreadable) -> bool:
     """Say whether two entries are the same, whatever their statuses have of an earlier one."""
-    if isinstance(one, Import | Rule) and isinstance(other, Import | Rule):
+    if isinstance(one, Import) and isinstance(other, Import):
+        return replace(one, earlier=None, held=False) == replace(other, earlier=None, held=False)
+    if isinstance(one, Rule) and isinstance(other, Rule):
         return replace(one, earlier=None) == replace(other, earlier=None)
     return one == other
 
@@ -235,7 +244,7 @@ class Shelf(Generic[R]):
         uid = fresh.entry.uid
         held = self._held.get(uid)
         same = held is not None and held.entry == fresh.entry
-        if held is not None and same:
+        if held is not None and same and _standing(held.entry) == _standing(fresh.entry):
             fresh.fed = held.entry if fresh.fed is fresh.entry else fresh.fed
             fresh.entry = held.entry
         self._held[uid] = fresh

@@ -64,6 +64,8 @@ class Shown:
         # All others are accepted, and match nothing.
         self._statuses: dict[tuple[Kind, str], Status] = {}
         self._settled = False
+        # Imports that are held, each with its namespace.
+        self._held: dict[str, str] = {}
         self._rings = Rings(self.waits, self._relays)
 
     def _relays(self, pe: PeKey) -> bool:
@@ -132,7 +134,7 @@ class Shown:
         if not version:
             return None
         wanted = self.rules.wanted(pe[:2])
-        drawn = view_of(pe, self._exports, self._imports, self.registration, wanted)
+        drawn = view_of(pe, self._exports, self._imports, self.registration, wanted, self._held)
         at = 0 if wanted is None else self.rules.point
         return replace(drawn, version=version.hex(), point=self.point, rules_at=at)
 

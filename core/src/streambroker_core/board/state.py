@@ -45,6 +45,7 @@ from streambroker_core.board.shelf import Change, R, Shelf
 from streambroker_core.board.shown import Shown
 from streambroker_core.board.views import (
     ACCEPTED,
+    concerns,
     export_status,
     fault_of,
     import_status,
@@ -215,7 +216,7 @@ class Board(Shown):
         changes: list[Change[Import]] = []
         for uid in sorted(self._doubtful) if self._decides else ():
             held = self._imports.shelf.get(uid)
-            if held is None or (held.newer is None and not self._unfit(uid)):
+            if held is None or (held.newer is None and not held.held and not self._unfit(uid)):
                 continue
             seen = held if held.newer is None else held.newer.resource
             entry = self._running(self._imports.shelf, cast("Import", seen))
@@ -349,6 +350,7 @@ class Board(Shown):
                 self._mark("Import", uid, change)
                 self._note_fault(uid)
                 self._note_doubt(uid)
+                self._note_held(uid)
                 import_ = self._imports.taking_part(uid)
                 if import_ is None:
                     self._matcher.remove_import(uid)
@@ -404,10 +406,22 @@ class Board(Shown):
 
     def _note_doubt(self, uid: str) -> None:
         one = self._imports.shelf.get(uid)
-        if one is not None and (one.earlier or (one.newer and one.newer.resource)):
+        if one is not None and (one.earlier or one.unsure or (one.newer and one.newer.resource)):
             self._doubtful.add(uid)
         else:
             self._doubtful.discard(uid)
+
+    def _note_held(self, uid: str) -> None:
+        """Note whether agents are to keep the routes of an Import, which their views say."""
+        shelf = self._imports.shelf
+        entry = shelf.get(uid) or shelf.unreadable(uid)
+        before = self._held.pop(uid, None)
+        if entry is not None and entry.held:
+            self._held[uid] = entry.key.namespace if isinstance(entry, Import) else entry.namespace
+        if self._settled and before != self._held.get(uid):
+            for namespace in {before, self._held.get(uid)} - {None}:
+                near = (pe for pe in self._versions if concerns(pe, self._exports, str(namespace)))
+                self._dirty.update(near)
 
     def _note_fault(self, uid: str) -> None:
         import_ = self._imports.shelf.get(uid)
@@ -529,7 +543,7 @@ class Board(Shown):
         if pe not in self._versions:
             return []
         wanted = self.rules.wanted(pe[:2])
-        after = view_version(pe, self._exports, self._imports, self._marks, wanted)
+        after = view_version(pe, self._exports, self._imports, self._marks, wanted, self._held)
         if before == after:
             return []
         self._versions[pe] = bytes.fromhex(after)
@@ -552,6 +566,8 @@ class Board(Shown):
             after = unread_status(self.unreadable(kind, uid))
         else:
             after = with_newer(after, self.get(kind, uid))
+        if after is not None and uid in self._held:
+            after = replace(after, held=True)
         before = self._statuses.pop((kind, uid), ACCEPTED)
         if after is None:
             return []

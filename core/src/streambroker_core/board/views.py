@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
@@ -14,6 +14,7 @@ from streambroker_core.matching import (
     Match,
     Outcome,
     Refusal,
+    admits,
     canonical_filter,
     expression_problem,
     filter_problem,
@@ -34,6 +35,8 @@ from streambroker_core.wire.wanted import WantedRules
 
 R = TypeVar("R", Export, Import)
 
+NONE_HELD: Mapping[str, str] = {}
+"""No Import that is held; else, by uid, in which namespace each is."""
 MAX_PEERS = 10
 """How many connected ports a status names."""
 _LONGEST = 800
@@ -46,9 +49,10 @@ def view_of(
     imports: Half[Import],
     registration: Callable[[PeKey], Registration | None],
     rules: WantedRules | None = None,
+    held: Mapping[str, str] = NONE_HELD,
 ) -> View:
     """Return a PE's view, without version, point and capabilities."""
-    bare = _bare(pe, exports, imports, rules)
+    bare = _bare(pe, exports, imports, rules, held)
     return replace(
         bare,
         exports={
@@ -68,9 +72,10 @@ def view_version(
     imports: Half[Import],
     marks: Marks,
     rules: WantedRules | None = None,
+    held: Mapping[str, str] = NONE_HELD,
 ) -> str:
     """Return the version of a PE's view, without going through its routes."""
-    bare = _bare(pe, exports, imports, rules)
+    bare = _bare(pe, exports, imports, rules, held)
     return version_of(
         bare,
         {name: marks.of_exports.get(port.uid, 0) for name, port in bare.exports.items()},
@@ -78,13 +83,25 @@ def view_version(
     )
 
 
+def concerns(pe: PeKey, exports: Half[Export], namespace: str) -> bool:
+    """Say whether a PE may have routes of Imports of a namespace."""
+    return pe.namespace == namespace or any(
+        admits(export, namespace) for export in exports.holders(pe)
+    )
+
+
 def _bare(
-    pe: PeKey, exports: Half[Export], imports: Half[Import], rules: WantedRules | None
+    pe: PeKey,
+    exports: Half[Export],
+    imports: Half[Import],
+    rules: WantedRules | None,
+    held: Mapping[str, str],
 ) -> View:
     """Return a PE's view without routes."""
     return View(
         pe=pe,
         rules=rules,
+        held=tuple(sorted(uid for uid in held if concerns(pe, exports, held[uid]))),
         exports={export.key.port: _export_port(export) for export in exports.holders(pe)},
         imports={
             import_.key.port: _import_port(import_, exports, imports)

@@ -150,6 +150,8 @@ class View:
         rules: of patterns, of the whole job; None while the broker does not know of any, which
             says nothing about those that the job has.
         rules_at: version up to which the broker knows of rules; 0 where it does not tell.
+        held: uids of Imports of which nobody knows what they want: their routes stay, see
+            `keep_held`.
     """
 
     pe: PeKey
@@ -159,6 +161,7 @@ class View:
     imports: Mapping[str, ImportPort] = field(default_factory=dict)
     rules: WantedRules | None = None
     rules_at: int = 0
+    held: tuple[str, ...] = ()
 
     @property
     def namespace(self) -> str:
@@ -263,14 +266,39 @@ def with_capabilities(view: View, sign: Callable[[PortKey, ImportRoute], str | N
     return replace(view, imports=imports)
 
 
+def keep_held(view: View, known: View | None) -> View:
+    """Return a view with the routes of held Imports as a view before it has them.
+
+    Args:
+        view: the new one.
+        known: the one before; None if there was none.
+    """
+    if known is None or not view.held:
+        return view
+    exports, imports = dict(view.exports), dict(view.imports)
+    for name, port in view.exports.items():
+        before = known.exports.get(name)
+        if before is not None and before.uid == port.uid:
+            there = {route.uid for route in port.routes}
+            kept = (r for r in before.routes if r.uid in view.held and r.uid not in there)
+            exports[name] = replace(port, routes=(*port.routes, *kept))
+    for name, before_ in known.imports.items():
+        now = view.imports.get(name)
+        if before_.uid in view.held and (now is None or now.uid == before_.uid):
+            imports[name] = before_
+    return replace(view, exports=exports, imports=imports)
+
+
 def encode(view: View) -> dict[str, Any]:
     """Return the view as JSON-like data, lists sorted by key."""
-    rules: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     if view.rules is not None:
-        rules = {"patterns": write_wanted(view.rules), "patternsAt": view.rules_at}
+        more = {"patterns": write_wanted(view.rules), "patternsAt": view.rules_at}
+    if view.held:
+        more["held"] = list(view.held)
     return {
         "v": VIEW_VERSION,
-        **rules,
+        **more,
         "namespace": view.pe.namespace,
         "job": view.pe.job,
         "pe": view.pe.pe,
@@ -376,6 +404,7 @@ def decode(body: object) -> View:
         imports=_ports(fields.child("imports"), _read_import),
         rules=read_wanted(fields, "patterns", _ROUTES),
         rules_at=fields.integer("patternsAt", 0, high=_LARGEST),
+        held=_texts(fields, "held"),
     )
     return view if view.version else seal(view)
 

@@ -328,7 +328,13 @@ class ClusterBroker:
             written=self.desk.told,
         )
         sources = StatusSources(self.desk.statuses, self.desk.rule_statuses)
-        self.writer = StatusWriter(self._api, sources, leads=self._leads, pace=pace)
+        self.writer = StatusWriter(
+            self._api,
+            sources,
+            leads=self._leads,
+            remembers=self.desk.statuses.remembers,
+            pace=pace,
+        )
         endings = ShownEndings(self.desk.statuses, self._leads, self._relay)
         self.runtime = Runtime(self.store, self._sender, board, self.desk, self._leads, endings)
         self.runtime.rules.shown = self.desk.rule_statuses.shows

@@ -9,8 +9,8 @@ what had gone before. If it does, somebody served an old list, or the store was 
 `Following.contradicts` says so, and only a second such list may be taken for a restore.
 Lists take turns: none is asked for before the last one was taken in or given up.
 Rule 4: what matters of a resource are uid, generation, deletion and spec, and the generation
-that its status accepted last while that is an earlier one. An event that changes none of them
-moves the board's point and is not even parsed.
+that its status accepted last while that is an earlier one, or has a filter, or may be missing. An
+event that changes none of them moves the board's point and is not even parsed.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def sighting_of(body: Mapping[str, Any]) -> Sighting:
     """
     mark, metadata = mark_of(body), body["metadata"]
     generation, earlier = metadata.get("generation"), earlier_of(body)
-    matters = (generation, metadata.get("deletionTimestamp"), body.get("spec"), earlier)
+    deletion, spec = metadata.get("deletionTimestamp"), body.get("spec")
+    matters = (generation, deletion, spec, earlier, unsure_of(body), settled_of(body))
     text = json.dumps(matters, sort_keys=True, separators=(",", ":"))
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_PRINT_BYTES)
     return Sighting(mark=mark, print=digest.digest(), body=body)
@@ -153,6 +154,35 @@ def earlier_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return accepted if older else None
 
 
+def unsure_of(body: Mapping[str, Any]) -> bool:
+    """Say whether a generation before this one may have been accepted that no status has.
+
+    A status that says that nothing is accepted, and nothing held, is believed.
+    """
+    status, generation = body.get("status"), body["metadata"].get("generation")
+    if not isinstance(generation, int) or generation < 2:
+        return False
+    if not isinstance(status, Mapping):
+        return True
+    found = status.get("conditions")
+    told = {
+        str(one.get("type")): one.get("status")
+        for one in (found if isinstance(found, list) else ())
+        if isinstance(one, Mapping)
+    }
+    believed = told.get("Accepted") == "False" and told.get("Held") != "True"
+    return not believed and not isinstance(status.get("accepted"), Mapping)
+
+
+def settled_of(body: Mapping[str, Any]) -> bool:
+    """Say whether a status has accepted a filter that is judged by what Exports there are."""
+    spec, status = body.get("spec"), body.get("status")
+    if not isinstance(spec, Mapping) or not spec.get("filter") or not isinstance(status, Mapping):
+        return False
+    accepted, generation = status.get("accepted"), body["metadata"].get("generation")
+    return isinstance(accepted, Mapping) and accepted.get("generation") == generation
+
+
 def read(kind: AnyKind, sighting: Sighting) -> Entry:
     """Return the resource that an object is, or why it cannot be read.
 
@@ -161,6 +191,10 @@ def read(kind: AnyKind, sighting: Sighting) -> Entry:
     body = sighting.body
     entry = _read(kind, sighting, body.get("spec"), body["metadata"].get("generation"))
     accepted = earlier_of(body)
+    if isinstance(entry, Import):
+        entry = replace(entry, unsure=unsure_of(body), settled=settled_of(body))
+    elif isinstance(entry, Unreadable) and kind == "Import":
+        entry = replace(entry, unsure=unsure_of(body))
     if accepted is None or isinstance(entry, Export):
         return entry
     earlier = _read(kind, sighting, accepted["spec"], accepted["generation"])

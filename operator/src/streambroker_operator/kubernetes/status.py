@@ -35,7 +35,10 @@ Truth: TypeAlias = Literal["True", "False", "Unknown"]
 Since: TypeAlias = tuple[str, str, str]
 """Type and status of a condition, and since when it has that."""
 
-_TYPES = ("Accepted", "Matched", "Programmed", "Ready", "Steered", "Ended", "InRing", "Damaged")
+_TYPES = (
+    *("Accepted", "Matched", "Programmed", "Ready", "Held", "Steered", "Ended", "InRing"),
+    "Damaged",
+)
 _TRUTHS: Mapping[str, Truth] = {"True": "True", "False": "False"}
 _VALID = ("PortTaken", "StreamIdTaken")
 """Reasons for which a resource is not accepted although its spec is valid."""
@@ -114,6 +117,13 @@ _ENDED = Condition(
     reason="Finished",
     message="Its program has said that nothing will follow, and nothing has.",
 )
+_HELD = Condition(
+    type="Held",
+    status="True",
+    reason="EarlierUnknown",
+    message="It is not known which generation was accepted before: agents keep the routes that they"
+    " have.",
+)
 
 
 def facts_of(
@@ -155,6 +165,8 @@ def facts_of(
     elif programmed is None:
         programmed = _kept(shown, routes)
     found = [accepted, matched, programmed, ready((accepted, matched, programmed))]
+    if status.held:
+        found.append(_HELD)
     if steered:
         found.append(_true("Steered", "Steered", steered))
     if runs and (shown.ended if ended is None else ended):
@@ -176,20 +188,22 @@ def facts_of(
     )
 
 
-def unreadable(generation: int, reason: str, message: str) -> Facts:
+def unreadable(generation: int, reason: str, message: str, *, held: bool = False) -> Facts:
     """Return what there is to tell of a resource that cannot be read.
 
     Args:
         generation: of the resource.
         reason: the word of the problem, such as ``PropertyInvalid``.
         message: a sentence that says where the fault is.
+        held: agents keep the routes that they have of it.
     """
     refused = Status(accepted=False, reason=reason, message=message)
     accepted = _accepted(refused)
     matched = Condition(type="Matched", status="False", reason="NotAccepted")
     programmed = Condition(type="Programmed", status="False", reason="NotAccepted")
     found = (accepted, matched, programmed)
-    return Facts(generation=generation, conditions=(*found, ready(found)))
+    more = (_HELD,) if held else ()
+    return Facts(generation=generation, conditions=(*found, ready(found), *more))
 
 
 def written(facts: Facts, shown: Shown, now: float) -> dict[str, Any] | None:

@@ -90,6 +90,7 @@ class StatusWriter:
         api: makes the calls.
         source: what is to be written.
         leads: whether this process may write.
+        remembers: whether it may write a certain one in any case, for it knows what no other does.
         pace: how fast it may write; shared with others who write statuses.
         settle_s: how long a change may settle.
     """
@@ -100,12 +101,14 @@ class StatusWriter:
         source: StatusSource,
         *,
         leads: Callable[[], bool],
+        remembers: Callable[[Name], bool] = lambda _: False,
         pace: StatusPace | None = None,
         settle_s: float = 1.0,
     ) -> None:
         self._api = api
         self._source = source
         self._leads = leads
+        self._remembers = remembers
         self._queue: StatusQueue[Name] = StatusQueue(settle_s)
         self._pace = StatusPace() if pace is None else pace
         self._wake = asyncio.Event()
@@ -127,16 +130,19 @@ class StatusWriter:
         return not self._queue and not self._tasks
 
     def offer(self, name: Name, *, urgent: bool = False, live: bool = False) -> None:
-        """Ask for a look at a status; nothing happens while this process does not lead.
+        """Ask for a look at a status; nothing happens while this process may not write it.
 
         Args:
             name: of the resource.
             urgent: it is refused, which its user should see first.
             live: its job runs, so it goes before those that are merely there.
         """
-        if self._leads():
+        if self._may(name):
             self._queue.offer(name, self._now(), rank=URGENT if urgent else LIVE if live else REST)
             self._wake.set()
+
+    def _may(self, name: Name) -> bool:
+        return self._leads() or self._remembers(name)
 
     def drop_all(self) -> None:
         """Forget all that waits: this process no longer leads."""
@@ -206,7 +212,7 @@ class StatusWriter:
 
     def _drawn(self, name: Name) -> StatusWrite | None:
         try:
-            write = self._source.draw(name) if self._leads() else None
+            write = self._source.draw(name) if self._may(name) else None
         except Exception:
             _log.exception("the status of %s %s cannot be made", *name)
             write = None

@@ -253,7 +253,9 @@ class Statuses:
         resource, unread = self._board.get(*name), self._board.unreadable(*name)
         shown = self._shown.get(name, NOTHING_SHOWN)
         if unread is not None:
-            facts: Facts | None = unreadable(unread.generation, unread.code, unread.problem)
+            facts: Facts | None = unreadable(
+                unread.generation, unread.code, unread.problem, held=unread.held
+            )
             namespace, title = unread.namespace, unread.name
         elif resource is not None:
             facts = self._facts(name, resource, shown)
@@ -346,6 +348,17 @@ class Statuses:
         """Return whether the job of a resource has registered an agent for its PE."""
         resource = self._board.get(*name)
         return resource is not None and self._registered(resource.key.owner)
+
+    def remembers(self, name: Name) -> bool:
+        """Return whether a later generation runs than the status has, and the latest is refused.
+
+        Another replica may lead that has not seen that one: it has to be in the status.
+        """
+        if name[0] == RULE:
+            return False
+        resource = self._board.get(*name)
+        shown = self._shown.get(name, NOTHING_SHOWN)
+        return bool(resource and resource.newer and resource.generation > shown.accepted)
 
     def _urgent(self, name: Name) -> bool:
         status = self._board.status(*name)

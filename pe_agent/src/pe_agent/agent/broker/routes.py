@@ -62,9 +62,10 @@ class RouteTable:
     def apply(self, view: View) -> None:
         """Take a view: on disk first, then to the listeners.
 
-        One that says nothing of rules leaves those that there are.
+        One that says nothing of rules leaves those that there are. Routes of held Imports stay.
         """
         with self._lock:
+            view = wire.keep_held(view, self.view)
             if view.rules is None and self.view is not None:
                 view = replace(view, rules=self.view.rules, rules_at=self.view.rules_at)
             if self.view is not None and _equal(view, self.view):
