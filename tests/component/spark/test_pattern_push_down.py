@@ -109,7 +109,7 @@ def test_what_is_pushed_down_is_told_and_what_cannot_be_is_refused(
 
     assert relevance() == "push_down was not asked for"
     assert "copied" in relevance(push_down=True, selectors=["n"])
-    assert "windows end" in relevance(push_down=True, event_time=None, watermark=None)
+    assert "end windows" in relevance(push_down=True, event_time=None, watermark=None)
     frame = jobs.spark.readStream.schema(DDL).parquet(str(tmp_path))
     discoverer = Given([])
     with pytest.raises(AlignedError, match="the stream of one import"):
