@@ -1,12 +1,12 @@
 """Kill a broker's writes between any two steps, and look at what is on the disk then.
 
-``python -m support.store_kills DIRECTORY steps|torn`` takes a list of commands. Each is done on a
-copy of the file that the ones before left, in a child that kills itself at its n-th step, for
-every n until the command completes. Steps are the system calls of SQLite's file layer, replaced by
-its own `xSetSystemCall`, and all calls in the broker's modules, which lie between store, board and
-hint. Where the SQLite library cannot be reached, SQLite's own instructions are the
-steps. With ``torn`` the child is killed by the system when the log of writes would grow beyond n
-bytes, so that the last write is half done.
+``python -m support.store_kills DIRECTORY steps|torn [EVERY]`` takes a list of commands. Each is
+done on a copy of the file that the ones before left, in a child that kills itself at its n-th step,
+for every n, or the first of EVERY, until the command completes. Steps are the system calls of
+SQLite's file layer, replaced by its own `xSetSystemCall`, and all calls in the broker's modules,
+which lie between store, board and hint. Where the SQLite library cannot be reached, SQLite's own
+instructions are the steps. With ``torn`` the child is killed by the system when the log of writes
+would grow beyond n bytes, so that the last write is half done.
 """
 
 from __future__ import annotations
@@ -356,14 +356,14 @@ class Sweep:
     place: Path
     kills: dict[str, int] = field(default_factory=dict)
 
-    def run(self, *, torn: bool) -> None:
-        """Kill every command at every step."""
+    def run(self, *, torn: bool, every: int) -> None:
+        """Kill every command at every step, or at the first of so many."""
         for number, name, base in self._bases():
             before = dump(self._copy(base, "look")) if number else None
             done = self._copy(base, "done")
             assert life(done, number, Fuse(left=0))[0]
             after = dump(self._copy(done, "look"))
-            steps = self._sizes(base, done) if torn else iter(range(1, 100_000))
+            steps = self._sizes(base, done) if torn else iter(range(1, 100_000, every))
             self.kills[name] = self._kill(base, number, steps, before, after, torn=torn)
 
     def _kill(
@@ -420,7 +420,7 @@ def _size(path: Path) -> int:
 def main() -> None:
     """Sweep; print how many deaths there were by command, as JSON."""
     sweep = Sweep(Path(sys.argv[1]))
-    sweep.run(torn=sys.argv[2] == "torn")
+    sweep.run(torn=sys.argv[2] == "torn", every=int((sys.argv[3:] or ["1"])[0]))
     sys.stdout.write(json.dumps(sweep.kills) + "\n")
 
 

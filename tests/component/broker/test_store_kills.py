@@ -35,15 +35,23 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
-def swept(place: Path, how: str) -> dict[str, int]:
-    command = [sys.executable, "-m", "support.store_kills", str(place), how]
+def swept(place: Path, *how: str) -> dict[str, int]:
+    command = [sys.executable, "-m", "support.store_kills", str(place), *how]
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, int] = json.loads(done.stdout)
     return found
 
 
-@pytest.mark.timeout(600)
+def test_a_kill_between_some_steps_leaves_all_of_a_write_or_nothing(memory: Path) -> None:
+    kills = swept(memory, "steps", "9")
+
+    assert min(kills.values()) >= 1
+    assert kills["change a set at once, by name"] >= 6
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_a_kill_between_any_two_steps_leaves_all_of_a_write_or_nothing(memory: Path) -> None:
     kills = swept(memory, "steps")
 
