@@ -228,25 +228,32 @@ async def test_each_right_is_enough_with_the_others_and_needed(
 
 @pytest.mark.parametrize("missing", [None, *FOLLOWING, *FOLLOWING_RULES], ids=str)
 async def test_each_right_to_follow_is_needed(
-    api: ApiServer, namespace: str, missing: Right | None
+    api: ApiServer, namespace: str, missing: Right | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     rights = (*FOLLOWING, *FOLLOWING_RULES)
     grant(api, "follower", "worker", *(right for right in rights if right != missing))
     access = Access(server=api.url, token=api.tokens["worker"], ca_file=str(api.ca))
     feeder = ReflectorFeeder(ApiClient(access, CALM), [namespace])
     told: list[Event] = []
+
+    def seen() -> set[type]:
+        return set(map(type, told))
+
     running = asyncio.ensure_future(feeder.run(told.append))
     async with calls_of(api) as admin:
         try:
             await true(lambda: feeder.health().synced or bool(feeder.health().last_error), 20.0)
             documents = [manifest(kind, "feed", job="feed", **SPECS[kind]) for kind in KINDS]
             await create(admin, namespace, documents)
-            ports = await true(lambda: {ExportApplied, ImportApplied} <= set(map(type, told)), 2.0)
-            rules = await true(lambda: RuleApplied in set(map(type, told)), 2.0)
+            if missing is None or missing in FOLLOWING_RULES:
+                assert await true(lambda: {ExportApplied, ImportApplied} <= seen(), 20.0)
+            if missing is None or missing[1] in ("exports", "imports"):
+                assert await true(lambda: RuleApplied in seen(), 20.0)
+            if missing is not None:
+                assert await true(lambda: "403" in caplog.text, 20.0)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    assert ports is (missing is None or missing in FOLLOWING_RULES)
-    assert rules is (missing is None or missing[1] in ("exports", "imports"))
+    assert ("403" in caplog.text) is (missing is not None)
     assert await true(lambda: not open_to(api.port), 10.0)
