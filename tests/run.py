@@ -1,4 +1,4 @@
-"""Run all checks and tests in four lanes, with pytest's own arguments.
+"""Run all checks and tests in three lanes, with pytest's own arguments.
 
 Tests on an API server and tests with Spark mostly wait, for a server to start, a Lease or a batch.
 Two groups with Spark never run at the same time. A group's output is shown when it has ended.
@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-LANES = 4
+LANES = 3
 SPARK = ["tests/component/spark", "tests/e2e"]
 CLUSTER = ["tests/component/kubernetes"]
 AGENT = ["tests/component/agent"]
@@ -41,8 +41,8 @@ def groups(arguments: list[str]) -> list[Group]:
         Group(name="unit and contract tests", commands=[pytest(UNIT)]),
         Group(name="Spark", commands=[[*make, "spark-classes"], pytest(SPARK)]),
         Group(name="API server", commands=[pytest(CLUSTER)]),
-        Group(name="agents", commands=[pytest(AGENT)]),
         Group(name="format, lint, types, layers", commands=[[*make, "check"]]),
+        Group(name="agents", commands=[pytest(AGENT)]),
         Group(name="other components", commands=[pytest(COMPONENTS)]),
     ]
 
