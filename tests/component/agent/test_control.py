@@ -43,8 +43,8 @@ class Window:
             for bucket, one in by_bucket(batch):
                 got = unpack(one)
                 if got.rows is None:
-                    told = [(MOMENTS[c.delivery], at, c.payload) for at, c in got.control]
-                    self.control.setdefault(bucket, []).extend(told)
+                    placed = [(MOMENTS[c.delivery], at, c.payload) for at, c in got.control]
+                    self.control.setdefault(bucket, []).extend(placed)
                 else:
                     seq, n = got.rows.column("_seq").to_pylist(), got.rows.column("n").to_pylist()
                     self.rows.setdefault(bucket, []).extend(zip(seq, n, strict=True))

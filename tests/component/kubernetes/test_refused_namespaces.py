@@ -118,8 +118,8 @@ def test_one_namespace_that_is_refused_stays_as_it_was_and_the_others_are_follow
         until(lambda: not made <= followed.entries().keys(), 20.0, "its deletion is noticed")
         assert steady | goes <= followed.entries().keys()
         assert followed.health().synced
-        told = [one for one in caplog.messages if reports.name in one and "stay as" in one]
-        assert len(told) == len(OBJECTS)
+        lines = [one for one in caplog.messages if reports.name in one and "stay as" in one]
+        assert len(lines) == len(OBJECTS)
 
         followed.steady = steady
         reports.objects.delete("Export", "goes")

@@ -234,12 +234,12 @@ async def test_each_right_to_follow_is_needed(
     grant(api, "follower", "worker", *(right for right in rights if right != missing))
     access = Access(server=api.url, token=api.tokens["worker"], ca_file=str(api.ca))
     feeder = ReflectorFeeder(ApiClient(access, CALM), [namespace])
-    told: list[Event] = []
+    events: list[Event] = []
 
     def seen() -> set[type]:
-        return set(map(type, told))
+        return set(map(type, events))
 
-    running = asyncio.ensure_future(feeder.run(told.append))
+    running = asyncio.ensure_future(feeder.run(events.append))
     async with calls_of(api) as admin:
         try:
             await true(lambda: feeder.health().synced or bool(feeder.health().last_error), 20.0)

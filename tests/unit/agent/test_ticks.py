@@ -34,8 +34,8 @@ def test_a_tick_comes_with_the_time_and_once_where_all_is_read_that_is_there() -
     assert end["tick"] > start["tick"]
     (part,) = reader.partitions(start, end)
     (batch,) = reader.read(part)
-    told = json.loads(batch.column(0)[0].as_py())
-    assert (told["type"], told["payload"]) == ("SideTick", {"number": end["tick"]})
+    sent = json.loads(batch.column(0)[0].as_py())
+    assert (sent["type"], sent["payload"]) == ("SideTick", {"number": end["tick"]})
     later = {"tick": end["tick"] + 5}
     assert reader.latestOffset(later, None) == later
     assert reader.partitions(end, end) == []

@@ -81,7 +81,7 @@ def test_an_expression_with_an_error_is_refused_with_the_sentence_of_rest_and_it
 
 
 @pytest.mark.parametrize(
-    ("kind", "spec", "told"),
+    ("kind", "spec", "sentence"),
     [
         ("Import", {**IMPORT, "subscription": 7}, "spec.subscription has to be a text"),
         ("Import", {**IMPORT, "schema": [{"name": "a", "type": "nosuch"}]}, "nosuch"),
@@ -90,9 +90,9 @@ def test_an_expression_with_an_error_is_refused_with_the_sentence_of_rest_and_it
     ],
 )
 def test_a_spec_that_cannot_be_read_is_refused_with_its_field(
-    kind: str, spec: Object, told: str
+    kind: str, spec: Object, sentence: str
 ) -> None:
-    assert told in message(answer(asked(body(kind, spec))))
+    assert sentence in message(answer(asked(body(kind, spec))))
 
 
 def test_a_rule_is_refused_with_the_place_in_its_condition() -> None:

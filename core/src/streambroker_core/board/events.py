@@ -99,7 +99,8 @@ class Unreadable:
         problem: a sentence.
         path: the field at fault, as ``spec.buffer.maxBytes``; empty if it is no single one.
         earlier: the last accepted generation as its status has it, or None.
-        unsure: as of an Import, and ``held`` likewise.
+        unsure: as of an `Import`.
+        held: as of an `Import`.
     """
 
     kind: AnyKind

@@ -85,11 +85,16 @@ def _judged(wanted: Object, board: Board) -> dict[str, Any]:
 
 
 def _refused(error: StreambrokerError, spec: object) -> dict[str, Any]:
-    status = {"status": "Failure", "code": 422, "reason": "Invalid", "message": _told(error, spec)}
+    status = {
+        "status": "Failure",
+        "code": 422,
+        "reason": "Invalid",
+        "message": _message(error, spec),
+    }
     return {"allowed": False, "status": status}
 
 
-def _told(error: StreambrokerError, spec: object) -> str:
+def _message(error: StreambrokerError, spec: object) -> str:
     """Return an error's sentence; of an expression, the line and a caret at the fault as well."""
     path = str(_FIELDS.get(error.code) or getattr(error, "path", ""))
     lines = pointed(_at(spec, path), getattr(error, "position", None))

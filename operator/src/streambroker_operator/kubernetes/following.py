@@ -39,6 +39,7 @@ from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import RULE, AnyKind, Export, Import, PortKey, Resource, Rule
 from streambroker_core.wire.manifest import API_VERSION, read_manifest, size_problem
 from streambroker_core.wire.rules import read_rule_manifest
+from streambroker_operator.kubernetes.status import read_conditions
 
 Entry: TypeAlias = "Export | Import | Rule | Unreadable"
 
@@ -164,13 +165,9 @@ def unsure_of(body: Mapping[str, Any]) -> bool:
         return False
     if not isinstance(status, Mapping):
         return True
-    found = status.get("conditions")
-    told = {
-        str(one.get("type")): one.get("status")
-        for one in (found if isinstance(found, list) else ())
-        if isinstance(one, Mapping)
-    }
-    believed = told.get("Accepted") == "False" and told.get("Held") != "True"
+    conditions, _ = read_conditions(status, ("Accepted", "Held"))
+    states = {condition.type: condition.status for condition in conditions}
+    believed = states.get("Accepted") == "False" and states.get("Held") != "True"
     return not believed and not isinstance(status.get("accepted"), Mapping)
 
 
@@ -237,7 +234,7 @@ def parsed(
     # A newer release may have defined fields that are not known here, with defaults in every
     # object: who refused those would take all routes down.
     if kind == RULE:
-        # What is wrong with a rule is told to its job, too.
+        # What is wrong with a rule is reported to its job, too.
         return read_rule_manifest(document, loose=True)
     entry = read_manifest(document, loose=True)
     problem = size_problem(entry)

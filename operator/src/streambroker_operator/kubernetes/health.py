@@ -63,9 +63,9 @@ def live(state: State) -> Probe:
 
 def ready(state: State) -> Probe:
     """Say whether requests should be sent here."""
-    told = [f"[+]lease {'held' if state.leads else 'not held'}"]
-    told.append(f"[+]feed {'lost ' + state.reason if state.stale else 'well'}".rstrip())
-    told += [
+    lines = [f"[+]lease {'held' if state.leads else 'not held'}"]
+    lines.append(f"[+]feed {'lost ' + state.reason if state.stale else 'well'}".rstrip())
+    lines += [
         f"[+]namespace {namespace} of {OBJECTS[kind]} not followed: {why}"
         for (kind, namespace), why in sorted(state.refused.items())
     ]
@@ -74,7 +74,7 @@ def ready(state: State) -> Probe:
             ("synced", state.synced, "resources have not been read yet"),
             ("running", not state.closing, "it is stopping"),
         ],
-        told,
+        lines,
     )
 
 

@@ -1,4 +1,4 @@
-"""Serve the admission webhook, with a certificate that the API server is told to trust.
+"""Serve the admission webhook, with a certificate that the API server trusts by the configuration.
 
 Rule 1: certificate and key are in a Secret, so that all replicas serve the same ones. The replica
 that finds them missing, or soon to end, writes new ones; the authority before stays trusted.

@@ -171,23 +171,36 @@ def control_stream(spark: SparkSession, path: str | Path) -> Stream:
         AlignedError: it is no file of control tuples.
     """
     read_head(Path(path))
-    register(spark, ControlFileSource)
+    return control_rows(spark, ControlFileSource, path=str(path))
+
+
+def control_rows(spark: SparkSession, source: type[DataSource], **options: Any) -> Stream:
+    """Return the control tuples of a source as a stream, to be put beside others by ``union``."""
+    register(spark, source)
     with active(spark):
-        frame = spark.readStream.format(FORMAT).option("path", str(path)).load()
+        frame = spark.readStream.format(source.name()).options(**options).load()
     return Stream(spark=spark, beside=(Beside(frame=frame),))
 
 
-class ControlFileSource(DataSource):
-    """``format("streambroker-control-file")``."""
+class ControlSource(DataSource):
+    """A source of control tuples alone; the class of each says its format and reader."""
+
+    FORMAT = ""
 
     @classmethod
     def name(cls) -> str:
         """Return the name of the format."""
-        return FORMAT
+        return cls.FORMAT
 
     def schema(self) -> str:
         """Return its one column."""
         return f"{CONTROL} binary"
+
+
+class ControlFileSource(ControlSource):
+    """``format("streambroker-control-file")``."""
+
+    FORMAT = FORMAT
 
     def streamReader(self, schema: Any) -> ControlFileReader:  # noqa: N802 - Spark's name
         """Return the reader."""

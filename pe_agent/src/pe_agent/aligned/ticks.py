@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+from pe_agent.aligned.control_file import ControlSource, control_rows
 from pe_agent.aligned.forms import CONTROL, control_text
-from pe_agent.aligned.streams import Beside, Stream
+from pe_agent.aligned.streams import Stream
 from pe_agent.files import replace_file
-from pe_agent.sessions import register
 from streambroker_core.control.payloads import encode
 from streambroker_core.control.tuples import Delivery, SideTick, logged
 
@@ -89,23 +89,14 @@ def tick_stream(spark: SparkSession, plan: TickPlan | TickFile) -> Stream:
         spark: the session.
         plan: which ticks there are; a file if that changes while the query runs.
     """
-    register(spark, TickSource)
-    given = {"path": str(plan.path)} if isinstance(plan, TickFile) else asdict(plan)
-    frame = spark.readStream.format(FORMAT).options(**given).load()
-    return Stream(spark=spark, beside=(Beside(frame=frame),))
+    options = {"path": str(plan.path)} if isinstance(plan, TickFile) else asdict(plan)
+    return control_rows(spark, TickSource, **options)
 
 
-class TickSource(DataSource):
+class TickSource(ControlSource):
     """``format("streambroker-side-ticks")``."""
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the name of the format."""
-        return FORMAT
-
-    def schema(self) -> str:
-        """Return its one column."""
-        return f"{CONTROL} binary"
+    FORMAT = FORMAT
 
     def streamReader(self, schema: Any) -> TickReader:  # noqa: N802 - Spark's name
         """Return the reader."""

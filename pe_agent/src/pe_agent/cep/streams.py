@@ -165,8 +165,8 @@ def pattern_processors(
 
         def send(one: RuleSet) -> None:
             _pace(ticks, one)
-            told = relevance and relevance(one)
-            sending.send(sent_of(one, copied, told, ticks=ticks is not None))
+            needed = relevance and relevance(one)
+            sending.send(sent_of(one, copied, needed, ticks=ticks is not None))
 
         processors, pe = Processors(send, before, context, relevance, ticks), made.stream.pe
         operator = made.operator(name, buckets, copied, processors)

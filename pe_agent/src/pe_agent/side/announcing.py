@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
-from pe_agent.aligned.control_file import ControlFileReader, ControlFileSource
-from pe_agent.aligned.streams import Beside, Stream
-from pe_agent.sessions import register
+from pe_agent.aligned.control_file import ControlFileReader, ControlFileSource, control_rows
+from pe_agent.aligned.streams import Stream
 from pe_agent.side.versions import Place, write_whole
 from streambroker_core.control import envelope
 from streambroker_core.control.tuples import Delivery
@@ -36,9 +35,7 @@ _SEEN_EVERY = 60.0
 
 def version_stream(spark: SparkSession, folder: Path) -> Stream:
     """Return the announcements in a folder of tables, to be put beside a stream by ``union``."""
-    register(spark, VersionsSource)
-    frame = spark.readStream.format(FORMAT).option("path", str(folder / CONTROL_FILE)).load()
-    return Stream(spark=spark, beside=(Beside(frame=frame),))
+    return control_rows(spark, VersionsSource, path=str(folder / CONTROL_FILE))
 
 
 def places(folder: Path, grace: float, now: float) -> list[Place]:
@@ -73,10 +70,7 @@ def _place_in(path: Path) -> Place:
 class VersionsSource(ControlFileSource):
     """``format("streambroker-side-versions")``."""
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the name of the format."""
-        return FORMAT
+    FORMAT = FORMAT
 
     def streamReader(self, schema: Any) -> VersionsReader:  # noqa: N802 - Spark's name
         """Return the reader."""
