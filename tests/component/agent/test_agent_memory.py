@@ -1,4 +1,4 @@
-"""What a caller without certificate, or without token, can make an agent hold in memory."""
+"""What an agent holds in memory, and what callers without certificate or token can add."""
 
 from __future__ import annotations
 
@@ -88,6 +88,14 @@ def refused(caller: flight.FlightClient, action: str) -> str:
         list(caller.do_action(large, flight.FlightCallOptions(timeout=60)))
     caller.close()
     return str(raised.value)
+
+
+def test_an_agent_does_without_pandas(plain: AgentProcess) -> None:
+    assert plain.process is not None
+    maps = Path(f"/proc/{plain.process.pid}/maps").read_text()
+
+    assert "/pyarrow/" in maps
+    assert "/pandas/" not in maps
 
 
 @pytest.mark.parametrize("shows", ["nothing", "another CA's"])
