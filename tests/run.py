@@ -1,7 +1,7 @@
 """Run all checks and tests in three lanes, with pytest's own arguments.
 
-Tests on an API server and tests with Spark mostly wait, for a server to start, a Lease or a batch.
-Two groups with Spark never run at the same time. A group's output is shown when it has ended.
+Two cores are busy with three lanes. The longest groups begin first, so that all lanes end together.
+A group's output is shown when it has ended.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 
 LANES = 3
 SPARK = ["tests/component/spark", "tests/e2e"]
+OPERATORS = ("aligned", "pattern")
+"""Tests with Spark that are a group of their own: their files' names begin so behind ``test_``."""
 CLUSTER = ["tests/component/kubernetes"]
 AGENT = ["tests/component/agent"]
 COMPONENTS = ["tests/component", *(f"--ignore={path}" for path in SPARK + CLUSTER + AGENT)]
@@ -37,9 +40,14 @@ def groups(arguments: list[str]) -> list[Group]:
     def pytest(paths: list[str]) -> list[str]:
         return [sys.executable, "-m", "pytest", *paths, *arguments]
 
+    operators = [
+        str(path) for one in OPERATORS for path in sorted(Path(SPARK[0]).glob(f"test_{one}_*.py"))
+    ]
+    other = [*SPARK, *(f"--ignore-glob=*/test_{one}_*.py" for one in OPERATORS)]
     return [
         Group(name="unit and contract tests", commands=[pytest(UNIT)]),
-        Group(name="Spark", commands=[[*make, "spark-classes"], pytest(SPARK)]),
+        Group(name="Spark", commands=[pytest(other)]),
+        Group(name="Spark, operators", commands=[[*make, "spark-classes"], pytest(operators)]),
         Group(name="API server", commands=[pytest(CLUSTER)]),
         Group(name="format, lint, types, layers", commands=[[*make, "check"]]),
         Group(name="agents", commands=[pytest(AGENT)]),

@@ -99,6 +99,14 @@ def shown(known: Known[Any]) -> tuple[Any, int, bool]:
     return known.value, known.code, known.stale
 
 
+def followed(own: World) -> dict[str, str]:
+    """Declare a port for each setter; return their names once the agent follows them."""
+    return {
+        name: own.followed(setter.kind, own.declare(setter.kind, **setter.spec))
+        for name, setter in SETTERS.items()
+    }
+
+
 # ---- setters: 0, 1, 2 --------------------------------------------------------------------------
 
 
@@ -239,35 +247,37 @@ def test_the_functions_are_methods_of_the_pe_too(world: World) -> None:
 # ---- setters: 3 --------------------------------------------------------------------------------
 
 
-@every_setter
-def test_3_the_broker_is_away_and_the_last_known_value_is_stale(own: World, setter: Setter) -> None:
-    port = own.followed(setter.kind, own.declare(setter.kind, **setter.spec))
-    assert setter.call(own.pe, port, setter.good[0]) == 0
+def test_3_the_broker_is_away_and_the_last_known_value_is_stale(own: World) -> None:
+    ports = followed(own)
+    for name, setter in SETTERS.items():
+        assert setter.call(own.pe, ports[name], setter.good[0]) == 0
     own.broker.kill()
-    begun = time.monotonic()
-    outcome = setter.call(own.pe, port, setter.other)
+    for name, setter in SETTERS.items():
+        begun = time.monotonic()
+        outcome = setter.call(own.pe, ports[name], setter.other)
 
-    assert (outcome, outcome.accepted, outcome.reason) == (3, False, "BrokerUnavailable")
-    assert shown(setter.get(own.pe, port)) == (setter.good[1], 3, True)
-    assert time.monotonic() - begun < SOON
+        assert (outcome, outcome.accepted, outcome.reason) == (3, False, "BrokerUnavailable"), name
+        assert shown(setter.get(own.pe, ports[name])) == (setter.good[1], 3, True), name
+        assert time.monotonic() - begun < SOON
 
     own.broker = own.broker.restart()
-    assert shown(setter.get(own.pe, port)) == (setter.good[1], 0, False)
-    assert own.generation(f"{setter.kind}/{port}") == 2
+    for name, setter in SETTERS.items():
+        assert shown(setter.get(own.pe, ports[name])) == (setter.good[1], 0, False), name
+        assert own.generation(f"{setter.kind}/{ports[name]}") == 2
 
 
-@every_setter
-def test_3_neither_broker_nor_agent_answers_and_the_job_goes_on(own: World, setter: Setter) -> None:
-    port = own.followed(setter.kind, own.declare(setter.kind, **setter.spec))
-    first = setter.get(own.pe, port)
+def test_3_neither_broker_nor_agent_answers_and_the_job_goes_on(own: World) -> None:
+    ports = followed(own)
+    first = {name: setter.get(own.pe, ports[name]) for name, setter in SETTERS.items()}
     own.broker.kill()
     own.process.stop(end_agent=True)
 
-    assert setter.call(own.pe, port, setter.good[0]) == 3
-    assert shown(setter.get(own.pe, port)) == (first.value, 3, True)
-    unknown = setter.get(own.pe, "never-heard-of")
-    assert shown(unknown) == (None, 3, True)
-    assert unknown.message
+    for name, setter in SETTERS.items():
+        assert setter.call(own.pe, ports[name], setter.good[0]) == 3, name
+        assert shown(setter.get(own.pe, ports[name])) == (first[name].value, 3, True), name
+        unknown = setter.get(own.pe, "never-heard-of")
+        assert shown(unknown) == (None, 3, True)
+        assert unknown.message
 
 
 @every_setter
@@ -466,27 +476,27 @@ def test_programmed_is_when_the_agent_follows(world: World, setter: Setter) -> N
     assert known["generation"] == outcome.generation == 2
 
 
-@every_setter
 def test_3_an_agent_that_answers_what_nobody_understands_does_not_raise_into_the_job(
-    own: World, setter: Setter, monkeypatch: pytest.MonkeyPatch
+    own: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = own.followed(setter.kind, own.declare(setter.kind, **setter.spec))
+    ports = followed(own)
 
     def of_another_release(_: Change) -> bool:
         raise KeyError("readers")
 
     monkeypatch.setattr(Change, "programmed", of_another_release)
-    outcome = setter.call(own.pe, port, setter.good[0], wait="programmed", timeout=1.0)
+    for name, setter in SETTERS.items():
+        outcome = setter.call(own.pe, ports[name], setter.good[0], wait="programmed", timeout=1.0)
 
-    assert (outcome, outcome.accepted, outcome.reason) == (3, True, "NotApplied")
+        assert (outcome, outcome.accepted, outcome.reason) == (3, True, "NotApplied"), name
 
 
-@every_setter
-def test_3_accepted_but_not_programmed_in_time(own: World, setter: Setter) -> None:
-    port = own.followed(setter.kind, own.declare(setter.kind, **setter.spec))
+def test_3_accepted_but_not_programmed_in_time(own: World) -> None:
+    ports = followed(own)
     own.process.stop(end_agent=True)
-    outcome = setter.call(own.pe, port, setter.good[0], wait="programmed", timeout=1.0)
+    for name, setter in SETTERS.items():
+        outcome = setter.call(own.pe, ports[name], setter.good[0], wait="programmed", timeout=1.0)
 
-    assert (outcome, outcome.accepted, outcome.generation) == (3, True, 2)
-    assert outcome.reason == "NotApplied"
-    assert own.generation(f"{setter.kind}/{port}") == 2
+        assert (outcome, outcome.accepted, outcome.generation) == (3, True, 2), name
+        assert outcome.reason == "NotApplied"
+        assert own.generation(f"{setter.kind}/{ports[name]}") == 2

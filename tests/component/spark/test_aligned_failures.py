@@ -30,6 +30,7 @@ from support.aligned_spark import (
 from support.waiting import until
 
 SCRIPT = renumbered(turns("D1 D2 D3 D4", "D5 D6 D7 D8", "D9"))
+LONG = pytest.mark.long
 
 
 def multiplied(source: Stream, operator: Callable[[], Operator], **more: Any) -> OperatorStream:
@@ -53,18 +54,35 @@ def refused(stream: Stream, checkpoint: Path) -> str:
     return str(failure(stream, checkpoint))
 
 
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("payload", "Handle.file holds a builtins.object, which cannot be written"),
+        pytest.param("thread", "operator Multiply emits from another thread", marks=LONG),
+        pytest.param(
+            "limit",
+            "emits more control tuples in window 1 than one bucket may: 5 tuples",
+            marks=LONG,
+        ),
+    ],
+)
 def test_a_window_that_fails_says_why_and_leaves_no_trace(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, tmp_path: Path, way: str, why: str
 ) -> None:
     source, checkpoint = scripted(spark, tmp_path, SCRIPT).key_by("k"), tmp_path / "ck"
-    ways = {
-        "payload": "Handle.file holds a builtins.object, which cannot be written",
-        "thread": "operator Multiply emits from another thread",
-        "limit": "emits more control tuples in window 1 than one bucket may: 5 tuples",
+    failing = multiplied(source, partial(Failing, way), limits=Limits(tuples=5))
+    assert why in refused(failing, checkpoint)
+    rows = collected(multiplied(source, Multiply).to_df(), checkpoint)
+    assert {window: sorted(v for _, v, _ in found) for window, found in rows.items()} == {
+        1: [5, 6, 7, 8],
+        2: [9],
     }
-    for way, why in ways.items():
-        failing = multiplied(source, partial(Failing, way), limits=Limits(tuples=5))
-        assert why in refused(failing, checkpoint), way
+
+
+def test_the_cause_of_a_window_that_failed_comes_first(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = scripted(spark, tmp_path, SCRIPT).key_by("k")
     failing = multiplied(source, partial(Failing, "payload"))
     error, began = failure(failing, tmp_path / "ck-cause"), "ControlInvalid: Handle.file holds a"
     found = pe_agent.cause(error)
@@ -86,11 +104,6 @@ def test_a_window_that_fails_says_why_and_leaves_no_trace(
     assert str(query.exception()).startswith(first)
     told = f"failed: {began}"
     until(lambda: any(told in one for one in caplog.messages), 30.0, "the cause is logged")
-    rows = collected(multiplied(source, Multiply).to_df(), checkpoint)
-    assert {window: sorted(v for _, v, _ in found) for window, found in rows.items()} == {
-        1: [5, 6, 7, 8],
-        2: [9],
-    }
 
 
 def test_control_that_a_receiver_does_not_know_or_that_was_changed_is_refused(
@@ -146,6 +159,7 @@ def test_a_query_goes_on_with_other_tasks_and_the_partitions_of_its_checkpoint(
     assert seen(tmp_path / "seen", query) == simulate(graph, script)
 
 
+@pytest.mark.long
 def test_ten_thousand_tuples_in_a_window_work_and_more_are_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -165,7 +165,7 @@ def test_control_of_an_import_passes_whatever_comes_before_the_operator(
     assert sum(len(ids) for ids in windows.applied.values()) == 2
 
 
-@pytest.mark.parametrize("idle", ["a", "b"])
+@pytest.mark.parametrize("idle", ["a", pytest.param("b", marks=pytest.mark.long)])
 def test_of_two_imports_one_brings_the_control_log_also_when_it_or_the_other_is_idle(
     jobs: Session, idle: str
 ) -> None:

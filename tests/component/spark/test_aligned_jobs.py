@@ -61,9 +61,8 @@ def seen_by(
 @pytest.mark.parametrize(
     "how",
     [
-        "operator",
         "mapped",
-        *(pytest.param(how, marks=pytest.mark.long) for how in ("rows", "beside")),
+        *(pytest.param(how, marks=pytest.mark.long) for how in ("operator", "rows", "beside")),
     ],
 )
 def test_windows_of_one_job_are_windows_of_another(jobs: Session, how: str) -> None:

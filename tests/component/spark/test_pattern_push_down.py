@@ -24,6 +24,7 @@ def delivered(exporter: PE, reader_of: Rules) -> int:
     return int(one["delivered"])
 
 
+@pytest.mark.long
 def test_rules_see_their_rows_from_their_window_on_and_time_passes_by_all(jobs: Session) -> None:
     exporter = jobs.pe("feed")
     letters = Letters(jobs, exporter)
