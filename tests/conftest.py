@@ -27,10 +27,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One local Spark session for all tests that run queries in this process."""
+    from pyspark import SparkContext
+
     from pe_agent.local import SMALL, session
     from support.cut_points import search_path
 
-    # Spark's workers import operators and sources from here.
+    # Spark's workers import operators and sources from here: the JVM has to know when it starts.
+    assert SparkContext._gateway is None, "a JVM runs already; use this fixture"
     before = os.environ.get("PYTHONPATH")
     here = search_path(held=False)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *([before] if before else [])])
