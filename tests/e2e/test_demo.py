@@ -173,6 +173,7 @@ def test_ctrl_c_ends_the_demonstration_with_all_its_processes(tmp_path: Path) ->
     assert not list(tmp_path.glob("streambroker-demo-*")), "its directory is left"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(480)
 def test_the_first_example_prints_what_its_filter_lets_through_and_takes_another_one(
     tmp_path: Path,

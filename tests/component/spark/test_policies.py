@@ -125,6 +125,7 @@ def test_a_query_whose_tasks_wait_for_room_stops_within_a_second(
     assert exporter_status(waiting.exporter, "out")["waiting_for"] == ["default/alerts/0/in"]
 
 
+@pytest.mark.long
 def test_a_change_to_drop_frees_a_waiting_exporter(waiting: Waiting) -> None:
     waiting.exporter.exports["out"].set_congestion_policy("drop").wait_applied(10)
 

@@ -148,7 +148,13 @@ def test_source_and_columns_say_whence_a_row_came(jobs: Session, feed: Feed) -> 
     assert sorted(seen) == [(line, "feed", "out", line // 50) for line in range(100)]
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["exporter", "importer"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        pytest.param(0, id="exporter"),
+        pytest.param(1, id="importer", marks=pytest.mark.long),
+    ],
+)
 def test_an_agent_that_is_killed_comes_back_and_nothing_is_lost(
     jobs: Session, feed: Feed, which: int
 ) -> None:
