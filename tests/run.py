@@ -1,7 +1,7 @@
 """Run all checks and tests in three lanes, with pytest's own arguments.
 
-Two cores are busy with three lanes. The longest groups begin first, so that all lanes end together.
-A group's output is shown when it has ended.
+Three lanes keep two cores busy; long groups start first. The output of a group is shown when it
+has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 LANES = 3
 SPARK = ["tests/component/spark", "tests/e2e"]
 OPERATORS = ("aligned", "pattern")
-"""Tests with Spark that are a group of their own: their files' names begin so behind ``test_``."""
+"""Files of `SPARK` whose names start with ``test_`` and one of these are a group of their own."""
 CLUSTER = ["tests/component/kubernetes"]
 AGENT = ["tests/component/agent"]
 COMPONENTS = ["tests/component", *(f"--ignore={path}" for path in SPARK + CLUSTER + AGENT)]

@@ -16,27 +16,37 @@ _PAUSE_SECONDS = 0.005
 
 
 def until(
-    condition: Callable[[], T | None], seconds: float, what: str, *, pause_s: float = _PAUSE_SECONDS
+    condition: Callable[[], T | None],
+    seconds: float,
+    what: str,
+    *,
+    pause_s: float = _PAUSE_SECONDS,
+    progress: Callable[[], object] = lambda: None,
 ) -> T:
     """Return the first true value of ``condition``.
 
     Args:
-        condition: asked again and again.
-        seconds: how long at most.
+        condition: called until it is true.
+        seconds: how long at most without progress.
         what: the fact waited for, for the message.
-        pause_s: seconds between two questions; more where asking is dear.
+        pause_s: seconds between two calls.
+        progress: what has been reached; when the time is over and this has changed, the time
+            starts again.
 
     Raises:
         AssertionError: it did not come true in time; the message has the last value.
     """
-    deadline = time.monotonic() + seconds
+    deadline, reached = time.monotonic() + seconds, progress()
     pause = threading.Event()
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() >= deadline:
-            raise AssertionError(f"not within {seconds} s: {what}; last answer: {value!r}")
+            before, reached = reached, progress()
+            if before == reached:
+                raise AssertionError(f"not within {seconds} s: {what}; last answer: {value!r}")
+            deadline = time.monotonic() + seconds
         pause.wait(pause_s)
 
 

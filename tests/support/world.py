@@ -122,9 +122,15 @@ class World:
     def await_files(self, feed: Feed, seconds: float = SECONDS) -> None:
         """Wait until the importer has committed every released file of a feed.
 
-        With infinite ``seconds`` that is for as long as both jobs live.
+        Args:
+            feed: the feed.
+            seconds: how long at most without another batch on either side; if infinite, for as
+                long as both jobs live.
         """
         port = feed.folder.name
+
+        def batches() -> tuple[int, int]:
+            return committed(self.folder / f"ck-{port}"), committed(self.checkpoint)
 
         def through() -> bool:
             if self.reviving:
@@ -145,7 +151,8 @@ class World:
                 n == len(taken) and s in streams and streams[s].next == n for s, n in heads.items()
             )
 
-        until(through, seconds, f"{feed.files} files of {port} read by the importer")
+        what = f"{feed.files} files of {port} read by the importer"
+        until(through, seconds, what, progress=batches)
 
     def revive(self) -> None:
         """Start a driver again that has ended because its agent was killed under a task."""

@@ -118,7 +118,7 @@ def spec_of(resource: Resource | Rule) -> dict[str, Any]:
 def test_an_invalid_sample_is_refused_for_the_reason_it_names(
     request: pytest.FixtureRequest, api: ApiServer, sample: Sample
 ) -> None:
-    # Where nothing is stored, the namespace of others does.
+    # A namespace is made only for a sample that is stored: each has the same name.
     stored = sample.only_by_broker or len(sample.texts) > 1
     door = request.getfixturevalue("door") if stored else Door(api, "default")
     answer = door.put_up(sample)

@@ -130,7 +130,7 @@ def test_when_the_one_that_leads_is_killed_the_request_is_repeated_and_makes_one
 
 
 GRANTS = {
-    # What somebody may patch: whether that lets send to importers, and to operators.
+    # The resource that a caller may patch: whether it may send to importers, and to operators.
     "exports/control": (True, False),
     "exports": (True, False),
     "imports/control": (False, True),

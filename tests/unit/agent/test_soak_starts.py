@@ -1,7 +1,8 @@
-"""A soak on a slow machine: starts have no limit, and a process that ends is not waited for."""
+"""A soak on a slow machine: starts have no limit, and its end none while rows are still read."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import soak
 from support import agents, jobs
 from support.jobs import Child
-from support.waiting import first_line
+from support.waiting import first_line, until
 
 
 @pytest.mark.parametrize(("text", "line"), [("print('ready')", "ready\n"), ("", "")])
@@ -31,6 +32,17 @@ def test_a_job_that_ends_before_it_is_ready_is_not_waited_for(
     child = Child([sys.executable, "-c", "print('no')"], tmp_path / "out", "ready")
     with pytest.raises(AssertionError, match=r"ended with 0: no"):
         child.await_ready()
+
+
+def test_a_wait_goes_on_while_there_is_progress_and_ends_without() -> None:
+    left, calls = [1, 2, 3], itertools.count()
+
+    def reached() -> int:
+        return left.pop() if left else 0
+
+    with pytest.raises(AssertionError, match=r"not within 0\.0 s: all"):
+        until(lambda: next(calls) < 0, 0.0, "all", pause_s=0.0, progress=reached)
+    assert (left, next(calls)) == ([], 4)
 
 
 def test_a_soak_sets_no_limit_to_starts(monkeypatch: pytest.MonkeyPatch) -> None:

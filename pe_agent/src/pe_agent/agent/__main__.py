@@ -5,7 +5,7 @@ from importlib.abc import MetaPathFinder
 
 
 class WithoutPandas(MetaPathFinder):
-    """Hides pandas, which PyArrow imports for its first array: 0.3 s and 50 MB of no use here."""
+    """Hides pandas, which PyArrow imports for its first array: 0.3 s and 36 MB of no use here."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Refuse pandas; leave all else to the next finder."""
