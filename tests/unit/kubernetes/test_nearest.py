@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from streambroker_core.board import ExportApplied, ImportApplied
 from streambroker_core.explain import survey
 from streambroker_core.model import Export, Resource, kind_of
@@ -134,3 +136,37 @@ def test_a_turn_ends_when_its_time_is_used_up(monkeypatch: Any) -> None:
 
     assert [len(turn) for turn in turns] == [1, 1, 1, 1, 1]
     assert {name for turn in turns for name in turn} == {("Import", w.uid) for w in wishes}
+
+
+def rests(monkeypatch: Any, took: list[float], busy: list[bool]) -> list[float]:
+    """Return how long the thread rests before each turn, in seconds.
+
+    Args:
+        monkeypatch: replaces sleep and work.
+        took: how long each computation takes.
+        busy: for each turn, whether many statuses wait.
+    """
+    bench, rested = Bench(), []
+
+    async def sleep(seconds: float) -> None:
+        rested.append(seconds)
+        if not busy:
+            raise asyncio.CancelledError
+
+    async def work() -> None:
+        bench.now += took.pop(0)
+
+    monkeypatch.setattr("streambroker_operator.kubernetes.nearest.asyncio.sleep", sleep)
+    monkeypatch.setattr(bench.nearest, "work", work)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bench.nearest.run(lambda: True, lambda: busy.pop(0)))
+    assert not took
+    return rested
+
+
+def test_the_thread_rests_three_times_as_long_as_it_computed(monkeypatch: Any) -> None:
+    assert rests(monkeypatch, [2.0, 0.1], [False, False]) == pytest.approx([1.0, 6.0, 1.0])
+
+
+def test_nothing_is_computed_while_many_statuses_wait(monkeypatch: Any) -> None:
+    assert rests(monkeypatch, [5.0], [True, True, False]) == [1.0, 1.0, 1.0, 15.0]

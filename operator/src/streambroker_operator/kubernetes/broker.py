@@ -68,6 +68,8 @@ MOST_PROBES = 64
 """Connections that the port of probes and metrics may have."""
 MOST_REVIEWS = 256
 """Connections that the port of the webhook may have."""
+MANY_STATUSES = 100
+"""So many statuses that wait go before messages about the nearest port."""
 UNHINTED_S = 5.0
 """An agent that takes longer to run a change has come by its poll: the hint was lost."""
 
@@ -205,7 +207,7 @@ class ClusterBroker:
             self._events.run(),
             self._relay.run(),
             self._announcing(),
-            self._nearest.run(self._leads),
+            self._nearest.run(self._leads, lambda: self.writer.waiting > MANY_STATUSES),
             self._forgetting(),
             self._beating(),
         ]

@@ -1,7 +1,8 @@
 """The sentence about a resource that matches nothing: which port of the other kind is nearest.
 
 An explanation compares a resource with all of the other kind. So sentences are computed in a
-thread, for a few milliseconds a second, and again only after the board has changed.
+thread, for a quarter of the time at most, and again only after the board has changed. While many
+statuses wait, none is computed: one explanation takes as long as dozens of statuses.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from streambroker_operator.kubernetes.status_writer import Name
 TICK_S = 1.0
 """How often the thread may run, in seconds."""
 WORK_S = 0.05
-"""How long it may compute each time, in seconds."""
+"""How long it may compute each time, in seconds; at least one sentence."""
+REST = 3.0
+"""How many times as long as it has computed the thread rests."""
 FIRST_PACE_S = 15.0
 """How old a sentence becomes before it is computed again, in seconds."""
 LONGEST_PACE_S = 960.0
@@ -79,12 +82,20 @@ class Nearest:
         self._new[name] = None
         return None
 
-    async def run(self, leads: Callable[[], bool]) -> None:
-        """Compute sentences until cancelled, while this process writes statuses."""
+    async def run(self, leads: Callable[[], bool], busy: Callable[[], bool]) -> None:
+        """Compute sentences until cancelled.
+
+        Args:
+            leads: whether this process writes statuses; without it nothing is computed.
+            busy: whether many statuses wait, which go first.
+        """
+        took = 0.0
         while True:
-            await asyncio.sleep(TICK_S)
-            if leads():
+            await asyncio.sleep(max(TICK_S, REST * took))
+            began = self._clock()
+            if leads() and not busy():
                 await self.work()
+            took = self._clock() - began
 
     async def work(self) -> None:
         """Compute what is due, in a thread and for `WORK_S` at most; the rest waits."""
