@@ -27,17 +27,15 @@ from streambroker_core.expression import check_filter, parse
 from streambroker_core.matching import Reason
 from streambroker_core.schema import parse_ddl
 from streambroker_operator.cli import commands
+from support import scans
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("core/src", "operator/src", "pe_agent/src")
 EXAMPLES = (
     "README.md",
     *(f"{d}/README.md" for d in ("core", "operator", "pe_agent", "examples/02-control-plane")),
     "docs/*.md",
 )
 SPARK_OPTIONS = {"path", "checkpointlocation", "queryname"}
-NO_CODES = {"Failed", "Usage"}
-"""The root's own word, and a wrong command line, which says all there is to say."""
 
 _FENCE = re.compile(r"^```(\S+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
@@ -288,40 +286,6 @@ def test_every_link_leads_somewhere() -> None:
 # ---- complete lists --------------------------------------------------------------------------
 
 
-def sources() -> Iterator[tuple[Path, ast.Module]]:
-    for folder in SOURCES:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path, ast.parse(path.read_text())
-
-
-def codes() -> set[str]:
-    """Return every error code of the sources."""
-    found: set[str] = set()
-    for _, module in sources():
-        for node in ast.walk(module):
-            found |= set(_codes_of(node))
-    return found - NO_CODES
-
-
-def _codes_of(node: ast.AST) -> Iterator[str]:
-    """Yield the X of ``code = "X"`` and of errors that are given it, as ``TakenError("X", …)``."""
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        names = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if any(isinstance(name, ast.Name) and name.id == "code" for name in names):
-            yield from _literals(node.value)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        place = {"RequestError": 1, "AgentRefusedError": 0, "TakenError": 0}.get(node.func.id)
-        if place is not None and len(node.args) > place:
-            yield from _literals(node.args[place])
-
-
-def _literals(node: ast.expr | None) -> Iterator[str]:
-    """Yield the words that an expression may be."""
-    for part in ast.walk(node) if node is not None else ():
-        if isinstance(part, ast.Constant) and isinstance(part.value, str):
-            yield from re.findall(r"^[A-Z][A-Za-z]+$", part.value)
-
-
 PROGRAM, ERRORS = ((ROOT / f"docs/{name}.md").read_text() for name in ("program", "errors"))
 
 
@@ -333,7 +297,7 @@ def documented(page: str, heading: str) -> list[str]:
 
 def test_every_error_code_is_documented_once_and_no_other() -> None:
     told = documented(ERRORS, "Error codes")
-    assert set(told) == codes()
+    assert set(told) == scans.codes()
     assert told == sorted(set(told), key=str.lower)
 
 
@@ -351,8 +315,7 @@ def test_every_option_of_the_data_source_is_documented() -> None:
 def test_every_environment_variable_is_documented() -> None:
     used = {
         node.value
-        for _, module in sources()
-        for node in ast.walk(module)
+        for _, node in scans.nodes()
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and re.fullmatch(r"STREAMBROKER_[A-Z_]+", node.value)
